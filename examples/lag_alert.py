@@ -16,10 +16,10 @@ groups = sys.argv[3:] or None
 
 def complaint(group: GroupLag) -> str:
     """Return the faults of a group; empty: it has none."""
-    late = [part for part in group.read if (part.time_lag_ms or 0) > limit_ms]
+    late = [part for part in group.known_partitions if (part.time_lag_ms or 0) > limit_ms]
     if not late and group.status <= LagStatus.WARN:
         return ""
-    worst = max(late or group.read, key=lambda part: part.time_lag_ms or 0)
+    worst = max(late or group.known_partitions, key=lambda part: part.time_lag_ms or 0)
     waited = (worst.time_lag_ms or 0) / 1000
     return (
         f"{group.description.group_id} is {group.status.name}: {group.sum_lag} records are unread; the oldest, of "

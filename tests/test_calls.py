@@ -29,7 +29,7 @@ from kohort import (
     Records,
     TopicPartition,
 )
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 NOWHERE = "127.0.0.1:1"
 TP = TopicPartition("t", 0)
@@ -368,7 +368,7 @@ def test_a_secret_is_not_repeated(clients: dict[str, Any]) -> None:
 
 
 def test_signatures_stay_what_they_were() -> None:
-    @checked
+    @checks_arguments
     class Some:
         def call(self, names: list[str], *, timeout_ms: float | None = None) -> Mapping[str, int]:
             """Return each name with 0."""

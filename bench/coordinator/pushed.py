@@ -25,12 +25,15 @@ from kohort.wire.push import (
     RegisterConsumerRequest,
     decode_coordinator_request,
     encode_ping_response,
-    framed,
+    with_length_prefix,
 )
 
 _PING = PushType.PING.to_bytes(2, "big")
 _NO_RETRY = bytes(2)
-_DONE, _REFUSED = framed(ErrorResponse(0).encode_frame()), framed(ErrorResponse(-1).encode_frame())
+_DONE, _REFUSED = (
+    with_length_prefix(ErrorResponse(0).encode_frame()),
+    with_length_prefix(ErrorResponse(-1).encode_frame()),
+)
 """RestartFetcher, the answer to Stop and to Start; the latter is the text's IllegalStateException."""
 
 
@@ -75,7 +78,7 @@ class PushMember(Member):
         server = self.plan.servers[self._consulted % len(self.plan.servers)]
         link = await Link.open(*server, self.name)
         found = ClusterMetadataResponse.decode(
-            await link.repeat(framed(ClusterMetadataRequest(self.group).encode_frame()))
+            await link.repeat(with_length_prefix(ClusterMetadataRequest(self.group).encode_frame()))
         )
         link.abort()
         if found.error_code != ErrorCode.NONE:
@@ -86,7 +89,7 @@ class PushMember(Member):
     async def _live(self, link: Link) -> None:
         self.epoch = 0  # the protocol has none
         self._said = time.monotonic()
-        self._positions = framed(encode_ping_response([]))
+        self._positions = with_length_prefix(encode_ping_response([]))
         request = RegisterConsumerRequest(
             group_id=self.group,
             consumer_id=self.name,
@@ -95,7 +98,7 @@ class PushMember(Member):
             auto_offset_reset="smallest",
             session_timeout_ms=self.plan.session_ms,
         )
-        code = ErrorCode(ErrorResponse.decode(await link.repeat(framed(request.encode_frame()))).error_code)
+        code = ErrorCode(ErrorResponse.decode(await link.repeat(with_length_prefix(request.encode_frame()))).error_code)
         if code is not ErrorCode.NONE:
             self.note(code.name)
             link.abort()
@@ -120,7 +123,7 @@ class PushMember(Member):
         if self._working and partitions != self.owned:
             self.note("another map without a Stop")
             return _REFUSED
-        self._positions = framed(encode_ping_response(asked.partitions))
+        self._positions = with_length_prefix(encode_ping_response(asked.partitions))
         self._start_work(partitions)
         if self.plan.leased and self._ending is None:
             self._look_at_lease()

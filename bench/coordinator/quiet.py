@@ -16,7 +16,7 @@ from bench.coordinator.wire import Link
 from bench.harness import RunFailed, Sample
 from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
-from kohort.wire.push import ClusterMetadataRequest, ClusterMetadataResponse, framed
+from kohort.wire.push import ClusterMetadataRequest, ClusterMetadataResponse, with_length_prefix
 
 _SETTLE_S = 4.0
 
@@ -114,7 +114,7 @@ class Quiet:
 
 async def has(place: Coordinator, group: str) -> bool:
     """Whether a group is this coordinator's: the push protocol's question is answered for groups of any protocol."""
-    asked = framed(ClusterMetadataRequest(group).encode_frame())
+    asked = with_length_prefix(ClusterMetadataRequest(group).encode_frame())
     while True:
         link = await Link.open(*load.host_and_port(place.servers), "bench")
         found = ClusterMetadataResponse.decode(await link.repeat(asked))

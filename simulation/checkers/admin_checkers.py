@@ -21,15 +21,15 @@ from kohort.groups.effects import (
     GroupType,
     ListedGroup,
     ListGroupsReply,
-    NamedPartitions,
     OffsetDeleteReply,
+    PartitionsOfTopic,
 )
 from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
-from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, Pairs, PushJournal, Slot, pairs
+from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, PushJournal, Slot, TopicIdPartitions, pairs
 from simulation.checkers.property import QUIET, Checker, Holder, Waiting
 from simulation.harness.world import World
 
@@ -339,7 +339,7 @@ class DescriptionChecker(AdminChecker):
             0 if member.classic_protocols is not None else 1,
         )
 
-    def _existing(self, found: Pairs) -> Pairs:
+    def _existing(self, found: TopicIdPartitions) -> TopicIdPartitions:
         """Return the partitions whose topic the coordinator knows."""
         assert self._machine is not None
         ids = {topic.id for topic in self._machine.context.image.topics.values()}
@@ -358,6 +358,6 @@ def shown_member(member: DescribedConsumer) -> tuple[Any, ...]:
     )
 
 
-def flat(entries: tuple[NamedPartitions, ...]) -> Pairs:
+def flat(entries: tuple[PartitionsOfTopic, ...]) -> TopicIdPartitions:
     """Return partitions as a set."""
     return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)

@@ -11,8 +11,8 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.pairs import Pairs, unpack
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
+from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
 from simulation.checkers.property import QUIET, Checker, Holder, Waiting
 from simulation.harness.world import World
 
@@ -31,7 +31,7 @@ class Away:
         left_ms: when it left, or the coordinator that knows it began.
     """
 
-    share: Pairs
+    share: TopicIdPartitions
     left_ms: int
 
 
@@ -42,7 +42,7 @@ class AwayChecker(Checker):
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._shares: dict[Key, Pairs] = {}
+        self._shares: dict[Key, TopicIdPartitions] = {}
         self._instances: dict[Key, str | None] = {}
         self._heard_ms: dict[Key, int] = {}
         self._away: dict[Key, Away] = {}

@@ -14,10 +14,10 @@ from kohort.groups.context import Context
 from kohort.groups.effects import GroupState
 from kohort.groups.events import NO_CONNECTION, PushRequestKind
 from kohort.groups.group import Group
-from kohort.groups.pairs import Pair
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember
 from kohort.groups.records import ReconciliationState
+from kohort.groups.topic_id_partitions import TopicIdPartition
 
 
 class BrokenInvariantError(Exception):
@@ -162,7 +162,7 @@ def broken_consumer(consumer: ConsumerGroup) -> Iterator[str]:
         else:
             yield from broken_waits(consumer, member_id, presence)
             yield from broken_moves(consumer, member_id, presence)
-    holders: dict[Pair, str] = {}
+    holders: dict[TopicIdPartition, str] = {}
     for member_id, current in consumer.current.items():
         if current.member_epoch > consumer.epoch:
             yield f"{member_id} is at epoch {current.member_epoch}, beyond {consumer.epoch}"
@@ -217,7 +217,7 @@ def broken_push(push: PushGroup) -> Iterator[str]:
     for what, names in (("owns", push.owned.keys()), ("is to be started", push.moving.keys())):
         if not names <= push.members.keys():
             yield f"a stranger {what}"
-    holders: dict[Pair, str] = {}
+    holders: dict[TopicIdPartition, str] = {}
     for member_id, pairs in push.owned.items():
         for pair in pairs:
             if pair in holders:

@@ -29,11 +29,11 @@ from kohort.groups.records import (
 )
 from kohort.ids import TopicId
 
-Pairs = frozenset[tuple[TopicId, int]]
+TopicIdPartitions = frozenset[tuple[TopicId, int]]
 Slot = tuple[str, int]
 
 
-def pairs(entries: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
+def pairs(entries: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
     """Partitions as a set."""
     return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)
 
@@ -46,7 +46,7 @@ class ConsumerJournal:
     metadata_hash: int = 0
     target_epoch: int = 0
     members: dict[str, MemberSaved] = field(default_factory=dict)
-    targets: dict[str, Pairs] = field(default_factory=dict)
+    targets: dict[str, TopicIdPartitions] = field(default_factory=dict)
     current: dict[str, MemberAssigned] = field(default_factory=dict)
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class PushJournal:
     """A push group as its records tell it."""
 
     members: dict[str, PushMemberSaved] = field(default_factory=dict)
-    owned: dict[str, Pairs] = field(default_factory=dict)
+    owned: dict[str, TopicIdPartitions] = field(default_factory=dict)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
 from kohort.ids import NO_POSITION
-from simulation.checkers.journal_model import Pairs
+from simulation.checkers.journal_model import TopicIdPartitions
 from simulation.checkers.property import Checker, Holder, Waiting
 from simulation.harness.world import World
 
@@ -87,7 +87,7 @@ class ChangeChecker(Checker):
                 self.fail(f"{group_id} is at rest, and nobody owns {sorted(map(str, missing))}")
 
 
-def read_by(member: PushMemberSaved, topics: Any) -> Pairs:
+def read_by(member: PushMemberSaved, topics: Any) -> TopicIdPartitions:
     """The partitions there are of what a consumer reads."""
     return frozenset((topic.id, number) for topic in topics_of(member, topics) for number in range(topic.partitions))
 

@@ -23,8 +23,8 @@ from kohort.wire.push import (
     TopicCount,
     decode_coordinator_request,
     encode_ping_response,
-    framed,
     partition_of,
+    with_length_prefix,
     write_topic_count,
 )
 from simulation.checkers.group_checkers import Checkers
@@ -110,7 +110,7 @@ class LiteralPushMember(Process):
         self._send(connection, request.encode_frame())
 
     def _send(self, connection: Connection, body: bytes) -> None:
-        frame = framed(body)
+        frame = with_length_prefix(body)
 
         def respond(answer: memoryview) -> None:
             connection.send_down(lambda: self._awake(partial(self._arrived, connection, bytes(answer))))

@@ -10,7 +10,7 @@ from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.rebalance import ClassicRebalance
-from kohort.groups.consumer.group import ConsumerGroup, named
+from kohort.groups.consumer.group import ConsumerGroup, partitions_by_name
 from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
@@ -128,7 +128,10 @@ class HidesWhatIsGivenUp(Swapped):
             kept = {
                 member.member_id: consumer.current_assignment(member.member_id).assigned for member in described.members
             }
-            members = [replace(member, assignment=named(kept[member.member_id], names)) for member in described.members]
+            members = [
+                replace(member, assignment=partitions_by_name(kept[member.member_id], names))
+                for member in described.members
+            ]
             return replace(described, members=tuple(members))
 
         return describe

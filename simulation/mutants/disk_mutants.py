@@ -164,7 +164,7 @@ class ServesUnflushed(DiskMutant):
 class KeepsHoles(DiskMutant):
     """Recovery takes a gap after the last fsync for damage."""
 
-    where, name = recovery, "end_at_hole"
+    where, name = recovery, "truncate_at_hole"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

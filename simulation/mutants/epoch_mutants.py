@@ -26,9 +26,9 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import conversion
 from kohort.groups.migration.conversion import Converted
-from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from simulation.checkers.epoch_checker import StaleEpochChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -157,8 +157,10 @@ class IgnoresClaims(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without claims."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real([member._replace(claimed=frozenset()) for member in members])
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+            shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
+                [member._replace(claimed=frozenset()) for member in members]
+            )
             return shares
 
         return share_out
@@ -219,8 +221,8 @@ class ForgetsAssignments(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without assignments."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real(
+        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+            shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(assigned=frozenset()) for member in members]
             )
             return shares

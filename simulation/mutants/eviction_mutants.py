@@ -19,8 +19,8 @@ from kohort.groups.events import (
     JoinGroup,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.pairs import Pairs
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from simulation.checkers.eviction_checker import EvictionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.soft_state_checker import SoftStateChecker
@@ -36,7 +36,9 @@ class NeverStopsRevocations(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def reconcile(group: ConsumerGroup, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+        def reconcile(
+            group: ConsumerGroup, step: Step, member_id: str, owned: TopicIdPartitions | None
+        ) -> CurrentAssignment:
             due_ms = group.presence(member_id).revocation.due_ms
             after: CurrentAssignment = real(group, step, member_id, owned)
             timer = group.presence(member_id).revocation

@@ -13,13 +13,13 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Cause, Effects, Now, Push, RebalanceReason, StartConsumer
 from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
-from kohort.groups.pairs import Pairs
 from kohort.groups.push.group import PushGroup, PushRegistry
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.push.rebalance import PushRebalance
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers.group_checkers import OwnershipChecker
 from simulation.checkers.property import Checker
@@ -92,16 +92,16 @@ class FreesAtDisconnects(Swapped):
 class HalvesSessions(Swapped):
     """A coordinator that ends sessions at half their length."""
 
-    module, name = PushRequests, "session_bound_ms"
+    module, name = PushRequests, "eviction_timeout_ms"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Half of it."""
 
-        def session_bound_ms(push: PushGroup, step: Step, saved: PushMemberSaved) -> int:
+        def eviction_timeout_ms(push: PushGroup, step: Step, saved: PushMemberSaved) -> int:
             return saved.session_timeout_ms // 2
 
-        return session_bound_ms
+        return eviction_timeout_ms
 
 
 class CallsRepeatsFirst(Swapped):
@@ -128,7 +128,7 @@ class ForgetsStopsThatAreOut(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Only of who has answered it is known that it stands still."""
 
-        def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
+        def must_move(push: PushGroup, member_id: str, want: TopicIdPartitions) -> bool:
             return want != push.owned_by(member_id) or push.present[member_id].stopped
 
         return must_move

@@ -17,7 +17,7 @@ from kohort.coordinator.shard import Appends
 from kohort.errors import FencedError, KafkaError
 from kohort.groups import failure_detector
 from kohort.groups.effects import PingConsumer, StartConsumer, StopConsumer
-from kohort.journal.sealing import packed
+from kohort.journal.sealing import encode_unbounded_batch
 from kohort.wire.data import ListOffsetsRequest
 from simulation.checkers.group_checkers import OwnershipChecker
 from simulation.checkers.offset_checkers import DurabilityChecker
@@ -106,11 +106,11 @@ class WritesHalves(DiskMutant):
         def halved(records: Any) -> tuple[bytes, int]:
             half = len(records) // 2
             if not half:
-                return packed(records)
-            payload, count = packed(records[:half])
+                return encode_unbounded_batch(records)
+            payload, count = encode_unbounded_batch(records[:half])
             payload = bytes(bytearray(payload))
             rest.clear()
-            rest[id(payload)] = packed(records[half:])
+            rest[id(payload)] = encode_unbounded_batch(records[half:])
             return payload, count
 
         async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> JournalAppend:

@@ -72,7 +72,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: fullmatch(name) is not None
 
 
-def matching(pattern: str, names: Iterable[str]) -> list[str]:
+def matching_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that a pattern matches. Runs in a thread, because many names take long.
 
     Raises:

@@ -24,7 +24,7 @@ from kohort.assignors import (
     client_assignor,
     server_assignor,
 )
-from kohort.assignors.claims import believed
+from kohort.assignors.claims import believed_claims
 from kohort.assignors.sticky import decode_previous, encode_previous
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.ids import TopicPartition
@@ -66,7 +66,7 @@ def _partitions(group: Group) -> list[TopicPartition]:
 
 def _worth(group: Group, result: Assignment) -> tuple[int, int]:
     """Unevenness, then how many moved: both to be small."""
-    owners = believed(*group)
+    owners = believed_claims(*group)
     kept = sum(len(set(result[member]) & set(owners[member])) for member in result)
     return sum(len(partitions) ** 2 for partitions in result.values()), -kept
 
@@ -156,7 +156,7 @@ def test_scenario_5_a_claim_of_a_higher_generation_is_believed_and_equal_ones_ca
     one = MemberSubscription(("a",), owned=(TopicPartition("a", 0), TopicPartition("a", 1)), generation=3)
     two = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=4)
     assert Uniform().assign({"x": one, "y": two}, topics) == {"x": [("a", 1)], "y": [("a", 0)]}
-    assert believed({"x": one, "y": replace(two, generation=3)}, topics) == {"x": [("a", 1)], "y": []}
+    assert believed_claims({"x": one, "y": replace(two, generation=3)}, topics) == {"x": [("a", 1)], "y": []}
 
 
 def test_new_partitions_go_beside_their_replicas() -> None:

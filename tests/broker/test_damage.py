@@ -259,7 +259,7 @@ def test_a_partition_that_can_not_be_opened_does_not_keep_the_others_from_being_
         with Admin(broker.bootstrap_servers) as admin:
             admin.delete_topics(["t"]).all()
     logged = capfd.readouterr().err
-    assert "t-0 is not served, the other partitions are" in logged
+    assert "[partition t-0] not served, the other partitions are" in logged
     assert "recovery-point-offset-checkpoint can't be read" in logged
     assert "Traceback" not in logged
 

@@ -105,7 +105,7 @@ def test_all_other_records_are_served_and_the_damage_is_logged_once(
             logged = [
                 line
                 for line in said.splitlines()
-                if f"kohort.log: damaged records: t-0/{path.name} is damaged at byte" in line
+                if f"kohort.log: damaged records, reads of them fail: t-0/{path.name} is damaged at byte" in line
             ]
             assert len(logged) == 1, said
 
@@ -142,7 +142,7 @@ def test_compaction_leaves_a_damaged_file_alone_and_says_so_once(
     def refused() -> bool:
         nonlocal said
         said += capfd.readouterr().err
-        return "is not compacted until it is repaired" in said
+        return "not compacted until it is repaired" in said
 
     capfd.readouterr()
     with Broker(tmp_path, SETTINGS) as broker:
@@ -151,7 +151,7 @@ def test_compaction_leaves_a_damaged_file_alone_and_says_so_once(
         assert {offset for _, _, offsets in batches for offset in offsets} - {*seen} == {*damaged}
         assert reported
     said += capfd.readouterr().err
-    assert said.count("is not compacted until it is repaired") == 1
+    assert said.count("not compacted until it is repaired") == 1
     assert f"t-0/{path.name} is damaged at byte {position}" in said
     assert path.read_bytes() == content
     assert not list((tmp_path / "t-0").glob("*.cleaned"))

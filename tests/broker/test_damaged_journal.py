@@ -13,7 +13,7 @@ import pytest
 from kohort import Admin, Broker, Consumer
 from kohort.broker.shards import java_hash
 from kohort.errors import ErrorCode, KafkaError
-from kohort.log import LogStore, TopicPlan, completed
+from kohort.log import LogStore, TopicPlan, run_steps
 from kohort.wire.batch import iter_headers
 from kohort.wire.discovery import DeleteTopicsRequest
 from kohort.wire.groups import DescribeGroupsRequest, ListGroupsRequest
@@ -161,7 +161,7 @@ def test_an_earlier_topic_is_forgotten_where_the_broker_died_behind_its_deletion
         assert commit(client, HERE, 118) == ErrorCode.NONE
     with LogStore(tmp_path) as store:
         store.delete_topic("t")
-        completed(store.creating([TopicPlan("t", 1)], lambda: (0, 1)))
+        run_steps(store.creating([TopicPlan("t", 1)], lambda: (0, 1)))
     with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
         assert committed(client, HERE, "t") == -1
         assert commit(client, HERE, 3) == ErrorCode.NONE

@@ -20,7 +20,7 @@ from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.group.push import PushCoordinator
-from kohort.client.net.bootstrap_check import explained
+from kohort.client.net.bootstrap_check import explain_connection_failure
 from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.client.net.health import reach
 from kohort.client.net.thread_driver import ThreadClient
@@ -51,7 +51,7 @@ def test_a_poll_waits_for_a_broker_and_the_log_is_warned_at_once(
             consumer.subscribe(["numbers"])
         for _ in range(20):
             assert not consumer.poll(100)
-        assert warnings_of(caplog) == [f"no connection to broker {REFUSED}; retrying"]
+        assert warnings_of(caplog) == [f"can't connect to broker {REFUSED}; retrying"]
 
 
 @pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})
@@ -80,7 +80,7 @@ def test_in_the_log_an_address_that_stays_out_of_reach_is_named_rarely(caplog: p
     world.cut()
     world.cluster.request_metadata()
     world.run(world.runtime.now_ms + 5_000)
-    assert warnings_of(caplog) == ["no connection to broker 127.0.0.1:9092: connection refused; retrying"]
+    assert warnings_of(caplog) == ["can't connect to broker 127.0.0.1:9092: connection refused; retrying"]
 
 
 def test_a_broker_that_is_back_is_reached_before_a_third_as_long_again_as_it_was_away() -> None:
@@ -241,7 +241,7 @@ def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_reported_w
         caught.value
     )
     assert REFUSED in str(caught.value)
-    text = f"no connection to broker {NOBODY}, named by {broker.bootstrap_servers}: connection refused; retrying"
+    text = f"can't connect to broker {NOBODY}, named by {broker.bootstrap_servers}: connection refused; retrying"
     assert text in warnings_of(caplog)
 
 
@@ -435,7 +435,9 @@ def test_a_broker_that_hangs_up_at_the_login_is_not_said_to_lack_tls() -> None:
     settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "a", "sasl.password": "b"}
     config = client_config(ConnectionConfig, NOBODY, settings)
     closed = "the broker closed the connection"
-    assert "does the broker speak TLS there?" in explained(closed, config, connected=True)
-    assert explained(closed, config, connected=True, greeted=True) == f"{closed} during the login (PLAIN)"
+    assert "does the broker speak TLS there?" in explain_connection_failure(closed, config, connected=True)
+    assert (
+        explain_connection_failure(closed, config, connected=True, greeted=True) == f"{closed} during the login (PLAIN)"
+    )
     refused = "127.0.0.1:1 refused PLAIN of user 'a'"
-    assert explained(refused, config, connected=True, greeted=True) == refused
+    assert explain_connection_failure(refused, config, connected=True, greeted=True) == refused

@@ -42,7 +42,7 @@ class Block:
     def nbytes(self) -> int:
         return 10 * sum(stop - start for _, start, stop in self.runs)
 
-    def position(self, index: int, row: int) -> int:
+    def next_offset_at(self, index: int, row: int) -> int:
         rows = self.ranges[index]
         return rows.next_offset if row >= rows.stop else self.runs[index][1] + row - rows.start
 

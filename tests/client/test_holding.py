@@ -67,7 +67,7 @@ class Held(HoldingListener):
     def __init__(self) -> None:
         self.reported: list[tuple[str, set[TopicPartition]]] = []
 
-    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+    def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
         self.reported.append(("wanted", set(partitions)))
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:

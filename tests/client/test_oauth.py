@@ -220,7 +220,7 @@ def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplo
     assert files.current() is first
     authority.write_text("damaged")
     assert files.current() is first
-    assert "the previous ones stay in use" in caplog.text
+    assert "the files loaded before stay in use" in caplog.text
     shutil.copy(tmp_path / "ca.pem", authority)
     os.utime(authority, (1, 1))
     second = files.current()

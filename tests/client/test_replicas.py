@@ -86,13 +86,13 @@ def test_offsets_and_ranges_are_found_where_the_leader_has_died(nodes: list[Kafk
         Consumer(racks, **chosen) as consumer,
     ):
         assert _range(reader, 0, 50, place) == list(range(50))
-        assert catalog.present_offsets({place: "latest"})[place].offset == 100
+        assert catalog.current_offsets({place: "latest"})[place].offset == 100
         assert consumer.end_offsets([place]) == {place: 100}
         leader = nodes[reader._client.cluster.metadata.leader(place) - 1]
         leader.kill()
         try:
             assert _range(reader, 50, 100, place) == list(range(50, 100))
-            assert catalog.present_offsets({place: "latest"})[place].offset == 100
+            assert catalog.current_offsets({place: "latest"})[place].offset == 100
             assert consumer.end_offsets([place]) == {place: 100}
         finally:
             leader.start()

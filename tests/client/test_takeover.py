@@ -302,4 +302,4 @@ def test_members_keep_their_ids_when_it_was_the_broker_that_was_silent(
     reported = [record.getMessage() for record in caplog.records if "lost its partitions" in record.getMessage()]
     assert len(reported) == 2
     assert all("the last answered request was sent" in text and "was paused" not in text for text in reported)
-    assert "event loop blocked for at least" in capfd.readouterr().err
+    assert "event loop was blocked for at least" in capfd.readouterr().err

@@ -7,7 +7,7 @@ from hypothesis import given as played
 from hypothesis import strategies as st
 
 from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments
-from kohort.cluster.coordination.placement import Candidate, Placement, placed
+from kohort.cluster.coordination.placement import Candidate, Placement, compute_placement
 from kohort.errors import CorruptDataError
 
 SHARDS = 10
@@ -50,7 +50,7 @@ def test_map_that_most_go_by_counts() -> None:
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
     """The one that the map does not name yet is the newer process; the other one has ended."""
-    before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
+    before = compute_placement(None, [one(1, "old"), one(2)], 2, SHARDS)
     older, newer = names
     metadata = {
         older: JoinMetadata(one(1, "old"), SHARDS),
@@ -67,7 +67,7 @@ def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
     """The owner keeps the id, and the other member learns the owner's address."""
-    before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
+    before = compute_placement(None, [one(1, "old"), one(2)], 2, SHARDS)
     holder, other = names
     metadata = {
         holder: JoinMetadata(one(1, "old"), SHARDS),

@@ -253,11 +253,11 @@ def test_only_what_is_taken_away_may_be_several_batches(
 
 
 def test_groups_may_not_write_more_than_fits() -> None:
-    config = kafka_journal.fitting(GroupConfig(group_record_bytes_max=200 << 20))
+    config = kafka_journal.within_journal_limits(GroupConfig(group_record_bytes_max=200 << 20))
     assert (config.group_record_bytes_max, config.commit_bytes_max) == (16 << 20, 16 << 20)
     assert config.commit_bytes_max + kafka_journal.GATHERED_BYTES_MAX < kafka_journal.BATCH_BYTES_MAX
     small = GroupConfig(group_record_bytes_max=1024, commit_bytes_max=2 << 20)
-    assert kafka_journal.fitting(small) == small
+    assert kafka_journal.within_journal_limits(small) == small
 
 
 def test_nobody_hears_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:

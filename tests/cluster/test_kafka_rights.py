@@ -42,7 +42,7 @@ def test_a_topic_stays_when_the_right_to_see_it_goes(secured: SecuredKafka, capl
                 while name not in topics.by_name:
                     await topics.poll()
                 (await admin.delete_acls([AclFilter(BOB, resource_name=name)])).all()
-                while "are not authorized any more" not in caplog.text:
+                while "are hidden from this coordinator" not in caplog.text:
                     await topics.poll()
                 for _ in range(5):
                     await topics.poll()

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.cluster.coordination import peers
 from kohort.cluster.coordination.peers import Peers
-from kohort.cluster.coordination.placement import Candidate, Placement, placed
+from kohort.cluster.coordination.placement import Candidate, Placement, compute_placement
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.framing import decode_request_header
 from tests.cluster.coordination_services import until
@@ -26,7 +26,7 @@ class Listed:
         self.suspected: list[Candidate] = []
 
     def name(self, *candidates: Candidate) -> None:
-        self.placement = placed(None, [ME, *candidates], 1, 4)
+        self.placement = compute_placement(None, [ME, *candidates], 1, 4)
 
     def suspect(self, candidate: Candidate) -> None:
         self.suspected.append(candidate)

@@ -12,8 +12,8 @@ from kohort.cluster.coordination.placement import (
     NOBODY,
     Candidate,
     Placement,
+    compute_placement,
     from_bytes,
-    placed,
     placement_fields,
     read_placement,
     to_bytes,
@@ -36,8 +36,8 @@ def test_even_and_moving_little(first: set[int], earlier: list[tuple[set[int], i
     """Whatever was before: even to within one, and no more moves than evenness and the dead ask for."""
     before: Placement | None = None
     for alive, count in earlier:
-        before = placed(before, candidates(*alive), -1, count)
-    after = placed(before, candidates(*first), min(first, default=-1), shards)
+        before = compute_placement(before, candidates(*alive), -1, count)
+    after = compute_placement(before, candidates(*first), min(first, default=-1), shards)
     assert len(after.owners) == shards
     if not first:
         assert set(after.owners) <= {NOBODY}
@@ -61,21 +61,23 @@ def test_even_and_moving_little(first: set[int], earlier: list[tuple[set[int], i
 def test_order_of_candidates_does_not_count(alive: list[int], chance: object, shards: int) -> None:
     """Whoever makes it, from a list in whatever order, makes the same map."""
     turned = sorted(alive, reverse=True)
-    assert placed(None, candidates(*alive), 1, shards) == placed(None, candidates(*turned), 1, shards)
+    assert compute_placement(None, candidates(*alive), 1, shards) == compute_placement(
+        None, candidates(*turned), 1, shards
+    )
 
 
 def test_nothing_to_change_is_the_same_map() -> None:
     """A map that would say the same is not a new one, so that nobody writes it."""
-    before = placed(None, candidates(1, 2, 3), 1, 50)
-    assert placed(before, candidates(3, 2, 1), 1, 50) is before
-    assert placed(before, candidates(3, 2, 1), 2, 50).version == before.version + 1
+    before = compute_placement(None, candidates(1, 2, 3), 1, 50)
+    assert compute_placement(before, candidates(3, 2, 1), 1, 50) is before
+    assert compute_placement(before, candidates(3, 2, 1), 2, 50).version == before.version + 1
 
 
 def test_restarted_process_keeps_its_shards() -> None:
     """Another process under the same id is a new map, in which no shard moves."""
-    before = placed(None, candidates(1, 2), 1, 10)
+    before = compute_placement(None, candidates(1, 2), 1, 10)
     again = [candidates(1)[0], Candidate(2, "another", "127.0.0.1", 9002)]
-    after = placed(before, again, 1, 10)
+    after = compute_placement(before, again, 1, 10)
     assert after.version == before.version + 1
     assert after.owners == before.owners
     assert after.candidate(2) == again[1]
@@ -85,7 +87,7 @@ def test_restarted_process_keeps_its_shards() -> None:
 @given(ids, st.integers(0, 64))
 def test_survives_its_bytes(alive: set[int], shards: int) -> None:
     """Placements decode to the same value."""
-    placement = placed(None, candidates(*alive), min(alive, default=-1), shards)
+    placement = compute_placement(None, candidates(*alive), min(alive, default=-1), shards)
     assert read_placement(from_bytes(to_bytes(placement_fields(placement)))) == placement
 
 

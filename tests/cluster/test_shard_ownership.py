@@ -16,7 +16,7 @@ from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.cluster import shard_ownership
 from kohort.cluster.coordination.placement import Candidate, Placement
-from kohort.cluster.settings import advertised, configured, coordinator_id
+from kohort.cluster.settings import advertised_address, coordinator_id, parse_settings
 from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
@@ -363,14 +363,14 @@ def test_an_id_that_can_not_be_is_refused(chosen: int, said: str) -> None:
 
 
 def test_who_listens_everywhere_must_say_where() -> None:
-    config = configured({}).socket
+    config = parse_settings({}).socket
     with pytest.raises(InvalidInputError, match=r"advertised\.host\.name"):
-        advertised(config, "0.0.0.0", 9192)
-    named = configured({"advertised.host.name": "kohort-1", "advertised.port": "80"})
-    assert advertised(named.socket, "0.0.0.0", 9192) == ("kohort-1", 80)
+        advertised_address(config, "0.0.0.0", 9192)
+    named = parse_settings({"advertised.host.name": "kohort-1", "advertised.port": "80"})
+    assert advertised_address(named.socket, "0.0.0.0", 9192) == ("kohort-1", 80)
     assert named.groups.group_import == "auto"
 
 
 def test_what_a_broker_has_and_a_coordinator_has_not_is_unknown() -> None:
     with pytest.raises(InvalidInputError, match=r"unknown setting num\.partitions"):
-        configured({"num.partitions": "3"})
+        parse_settings({"num.partitions": "3"})

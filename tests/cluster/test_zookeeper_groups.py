@@ -6,12 +6,12 @@ import pytest
 
 from kohort.cluster.zookeeper.nodes import (
     checksum,
-    missing,
     name_of,
     node_name,
     parents,
     partition_of,
     partition_path,
+    partitions_missing_owner_nodes,
 )
 from kohort.ids import TopicPartition
 
@@ -42,12 +42,16 @@ def test_paths_of_others_are_no_partitions() -> None:
 def test_what_is_missing() -> None:
     registered = dict(zip(PARTS, ("a-0", "b-0", "a-0"), strict=True))
     nodes = {partition_path("/o/g", part, 3): owner.encode() for part, owner in registered.items()}
-    assert not missing(registered, registered, nodes)
-    assert missing(registered, registered, {}) == tuple(sorted(PARTS))
+    assert not partitions_missing_owner_nodes(registered, registered, nodes)
+    assert partitions_missing_owner_nodes(registered, registered, {}) == tuple(sorted(PARTS))
     del nodes["/o/g/t/3-1"]
-    assert missing(registered, registered, nodes) == (PARTS[1],)
-    assert not missing(registered, {**registered, PARTS[1]: "c-0"}, nodes), "it is another's now: it is written anyway"
-    assert missing(registered, registered, {**nodes, "/o/g/t/3-1": b"x-0"}) == (PARTS[1],), "somebody wrote another one"
+    assert partitions_missing_owner_nodes(registered, registered, nodes) == (PARTS[1],)
+    assert not partitions_missing_owner_nodes(registered, {**registered, PARTS[1]: "c-0"}, nodes), (
+        "it is another's now: it is written anyway"
+    )
+    assert partitions_missing_owner_nodes(registered, registered, {**nodes, "/o/g/t/3-1": b"x-0"}) == (PARTS[1],), (
+        "somebody wrote another one"
+    )
 
 
 def test_a_checksum_tells_maps_apart() -> None:

@@ -55,7 +55,7 @@ def assert_same(sets: list[RecordSet], chosen: DecodeOptions) -> None:
             assert [plain(record) for record in part.iter_records(start, stop)] == rows[start:stop]
     for index, part in enumerate(slow.ranges):
         for row in (part.start, (part.start + part.stop) // 2, part.stop):
-            assert fast.position(index, row) == slow.position(index, row)
+            assert fast.next_offset_at(index, row) == slow.next_offset_at(index, row)
 
 
 @given(st.lists(record_sets(), max_size=4), options)

@@ -147,8 +147,9 @@ def test_change_whose_answer_is_lost_may_have_been_done(
         assert status == 200, made
         assert made["rows"] == [{**row, "done": None} for row in found["rows"]]
         assert all("may have" in error for error in made["errors"]) and len(made["errors"]) == 1
-        assert f"[group {name}][user (no login)] {change} may have been done, outcome unknown: " in caplog.text
-        assert f"{change} refused" not in caplog.text
+        logged = f"[group {name}][user (no login)] {change}: change may have been made, its outcome is unknown: "
+        assert logged in caplog.text
+        assert f"{change}: change refused" not in caplog.text
         with Admin(broker.bootstrap_servers) as admin:
             groups = {group.group_id for group in admin.list_groups()}
             offsets = admin.list_consumer_group_offsets(name).all() if name in groups else {}
@@ -295,12 +296,12 @@ def test_token_belongs_to_its_session_and_the_log_names_user_and_change(
     assert committed(our_broker, name) == [3, 0]
     with caplog.at_level("INFO", "kohort.dashboard"):
         assert board.post("change", {"token": token}, cookie=alice)[0] == 200
-    assert f"[group {name}][user alice] reset-offsets done: {name}-0 3 -> 10; {name}-1 0 -> 0" in caplog.text
+    assert f"[group {name}][user alice] reset-offsets: change made: {name}-0 3 -> 10; {name}-1 0 -> 0" in caplog.text
     with caplog.at_level("INFO", "kohort.dashboard"):
         token = board.post("preview", body, cookie=alice)[2]["token"]
         commit(our_broker, name, 1)
         assert board.post("change", {"token": token}, cookie=alice)[0] == 409
-    assert f"[group {name}][user alice] reset-offsets refused: group" in caplog.text
+    assert f"[group {name}][user alice] reset-offsets: change refused: group" in caplog.text
 
 
 def test_change_of_another_page_is_refused(board: Dashboard, our_broker: Broker, name: str) -> None:

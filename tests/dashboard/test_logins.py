@@ -204,7 +204,7 @@ def test_change_that_waits_is_refused_when_its_user_is_gone(
     for thread in threads:
         thread.join(60)
     assert sorted(statuses) == [200, 401]
-    assert "[user alice] change refused: the login ended while it waited" in caplog.text
+    assert "[user alice] request change refused: the user's login ended" in caplog.text
     with Admin(our_broker.bootstrap_servers) as admin:
         assert name in {group.group_id for group in admin.list_groups()}
 

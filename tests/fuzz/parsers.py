@@ -505,7 +505,7 @@ def check_pattern(data: bytes) -> str:
     """A pattern selects names or is refused; two ways of matching agree. The names follow it in lines."""
     pattern, *names = data.decode(errors="surrogatepass" if data.isascii() else "replace").split("\n")[:50]
     try:
-        found = name_patterns.matching(pattern, names)
+        found = name_patterns.matching_names(pattern, names)
     except InvalidInputError as error:
         return _words(str(error).rpartition(": ")[2])
     engine: Any = name_patterns._re2()

@@ -19,7 +19,7 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
-from kohort.groups.offsets import accepted
+from kohort.groups.offsets import all_accepted_reply
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, protocols
@@ -272,11 +272,11 @@ def test_scenario_14_positions_of_a_deleted_topic_go_with_it() -> None:
 
 def test_replies_to_large_commits_are_not_kept() -> None:
     """The number of a commit's positions is the client's choice."""
-    assert accepted(3).errors == (ErrorCode.NONE,) * 3
+    assert all_accepted_reply(3).errors == (ErrorCode.NONE,) * 3
     tracemalloc.start()
     try:
         for count in range(4_000, 4_100):
-            assert len(accepted(count).errors) == count
+            assert len(all_accepted_reply(count).errors) == count
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

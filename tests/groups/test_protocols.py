@@ -144,7 +144,7 @@ class ToyGroup(GroupMembership):
         else:
             self.there = record
 
-    takes = {ToyRecord: take}  # noqa: RUF012
+    appliers = {ToyRecord: take}  # noqa: RUF012
 
     def find_member(self, member_id: str) -> ToyMember | None:
         return self.heard.get(member_id)

@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, pair_sort_key, unpack
 from kohort.groups.records import MemberSaved, TopicPartitions
+from kohort.groups.topic_id_partitions import (
+    NOTHING,
+    TopicIdPartition,
+    TopicIdPartitions,
+    pack,
+    topic_id_partition_sort_key,
+    unpack,
+)
 
 IDS = [uuid.UUID(int=number << 120 | 255 - number) for number in (200, 3, 0, 90)]
 PAIR = st.tuples(st.sampled_from(IDS), st.integers(0, 6))
 
 
-def plainly_packed(pairs: Pairs) -> tuple[TopicPartitions, ...]:
+def plainly_packed(pairs: TopicIdPartitions) -> tuple[TopicPartitions, ...]:
     """Pack by the ids' own order."""
     topics: dict[uuid.UUID, list[int]] = {}
     for topic_id, number in sorted(pairs):
@@ -27,10 +34,10 @@ def plainly_packed(pairs: Pairs) -> tuple[TopicPartitions, ...]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.frozensets(PAIR))
-def test_pack_sorts_by_id_and_unpack_reverses_it(pairs: Pairs) -> None:
+def test_pack_sorts_by_id_and_unpack_reverses_it(pairs: TopicIdPartitions) -> None:
     assert pack(pairs) == plainly_packed(pairs)
     assert unpack(pack(pairs)) == pairs
-    assert sorted(pairs, key=pair_sort_key) == sorted(pairs)
+    assert sorted(pairs, key=topic_id_partition_sort_key) == sorted(pairs)
 
 
 def member(name: str, topics: tuple[str, ...]) -> MemberSaved:
@@ -47,7 +54,7 @@ def test_compute_gives_every_partition_once_and_keeps_what_excluded_members_have
     topics = {f"t{number}": Topic(f"t{number}", IDS[number], data.draw(st.integers(1, 5))) for number in range(3)}
     existing = {(topic.id, number) for topic in topics.values() for number in range(topic.partitions)}
     holder = st.sampled_from([None, "a", "b", "c", "silent"])
-    held: dict[str, set[Pair]] = {name: set() for name in ("a", "b", "c", "silent")}
+    held: dict[str, set[TopicIdPartition]] = {name: set() for name in ("a", "b", "c", "silent")}
     for pair in sorted(existing | {(IDS[0], 9), (IDS[3], 0)}):
         owner = data.draw(holder)
         if owner is not None:

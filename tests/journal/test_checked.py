@@ -141,7 +141,7 @@ def test_an_unfinished_append_is_cut_off_and_said(
     assert replay(torn, older=False) == [record for step in STEPS for record in step]
     opened, cut = [record.getMessage() for record in caplog.records if record.name == "kohort.log"]
     assert f"__consumer_offsets-0: truncated {torn.recovery.truncated_bytes} bytes after offset" in opened
-    assert "Groups that wrote last before it: many-" in opened
+    assert "Groups in the last records before: many-" in opened
     assert "truncated an unfinished append, offsets 7 to" in cut
     assert "Groups in it: many-" in cut
 

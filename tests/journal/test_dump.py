@@ -12,7 +12,7 @@ from kohort.ids import TopicPartition
 from kohort.journal.codec import encode
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, Marker
-from kohort.log.check import FolderCheck, locked
+from kohort.log.check import FolderCheck, locked_folder
 from kohort.log.repair import repair
 from tests.journal.test_journal import PENDING, RECORDS, TOMBSTONES
 from tests.log.making import NOW, batch
@@ -115,7 +115,7 @@ def test_a_repaired_log(tmp_path: Path, kafka_tools: KafkaTools) -> None:
         data[8] = 0xFF
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    with locked(tmp_path / "d"):
+    with locked_folder(tmp_path / "d"):
         found = FolderCheck(tmp_path / "d").run().found
         assert len(found) == len(list(repair(found))) == 4
     lost = {

@@ -56,11 +56,11 @@ def test_kernel_columns_and_single_records_give_the_same_bytes(
     records = [record for several in some for record in several]
     limit = 3_000 if small_ones else 1 << 20
     with mock.patch.object(sealing, "BATCH_BYTES_MAX", limit):
-        packed = b"".join(sealing.sealed(records, NOW))
+        packed = b"".join(sealing.encode_append(records, NOW))
         with mock.patch.object(sealing, "PACK_OFFSETS", None):
-            whole = b"".join(sealing.sealed(records, NOW))
+            whole = b"".join(sealing.encode_append(records, NOW))
             with mock.patch.object(sealing, "_RUN_MIN", 1 << 30):
-                single = b"".join(sealing.sealed(records, NOW))
+                single = b"".join(sealing.encode_append(records, NOW))
     expected = [encode(record) for record in records]
     assert pairs_of(packed) == pairs_of(whole) == pairs_of(single) == expected
     if not small_ones:
@@ -89,17 +89,17 @@ def test_kernel_takes_usual_positions_and_declines_the_others() -> None:
 @given(st.lists(st.lists(_COMMIT, max_size=6).map(lambda some: [*some, STARTED]), min_size=1, max_size=6))
 def test_what_is_packed_are_the_records_of_the_one_batch_that_is_sealed(some: list[list[r.Record]]) -> None:
     records = [record for several in some for record in several]
-    (batch,) = sealing.sealed(records, NOW)
-    payload, count = sealing.packed(records)
+    (batch,) = sealing.encode_append(records, NOW)
+    payload, count = sealing.encode_unbounded_batch(records)
     assert (payload, count) == (batch[HEADER_SIZE:], len(records))
     with mock.patch.object(sealing, "BATCH_BYTES_MAX", 100):
-        assert sealing.packed(records) == (payload, count)
+        assert sealing.encode_unbounded_batch(records) == (payload, count)
 
 
 @pytest.mark.parametrize("record", [PENDING, r.TransactionMarked(7, 1, True)])
 def test_what_belongs_to_a_transaction_is_not_packed_with_others(record: r.Record) -> None:
     with pytest.raises(InvalidInputError, match="transaction"):
-        sealing.packed([STARTED, record])
+        sealing.encode_unbounded_batch([STARTED, record])
 
 
 def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:

@@ -182,7 +182,7 @@ def test_failing_listener_of_a_watch_ends_no_reads(broker: Broker, caplog: pytes
             until(lambda: len(calls) > 2, "it reads again and again", 30)
         finally:
             watch.close()
-    assert "unexpected error while using the result of a read" in caplog.text
+    assert "unexpected error while using the lag that was read" in caplog.text
 
 
 @pytest.mark.parametrize(

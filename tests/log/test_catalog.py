@@ -17,7 +17,7 @@ import pytest
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
 from kohort.log.catalog import TopicPlan, read_catalog
-from kohort.log.cooperative import completed
+from kohort.log.cooperative import run_steps
 from tests.log.making import NOW, batch, values
 
 CHANGES: dict[str, Callable[[LogStore], object]] = {
@@ -154,12 +154,12 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
     making = store.creating([TopicPlan("new", 2)], unseen)
     next(making)
     assert not asked, "it is asked when the topic is made, and not before"
-    completed(making)
+    run_steps(making)
     assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
     growing = store.growing({"new": 3})
     next(growing)
     store.record_topics_cleaned(3)
-    completed(growing)
+    run_steps(growing)
     store.set_configs("new", {"retention.ms": "7"})
     release_files(store)
     with LogStore(tmp_path / "d") as store:

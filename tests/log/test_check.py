@@ -14,7 +14,7 @@ from kohort.groups import records as r
 from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore
-from kohort.log.check import Defect, FolderCheck, Report, locked
+from kohort.log.check import Defect, FolderCheck, Report, locked_folder
 from kohort.log.checkpoints import OFFSET_CHECKSUMS, RECOVERY_POINTS
 from kohort.log.damage import ASIDE
 from kohort.log.folder import CLEAN, LOCK
@@ -45,12 +45,12 @@ def make(folder: Path) -> list[tuple[int, bytes]]:
 
 
 def look(folder: Path) -> Report:
-    with locked(folder):
+    with locked_folder(folder):
         return FolderCheck(folder).run()
 
 
 def mend(folder: Path, found: list[Defect]) -> list[tuple[Defect, Path | None]]:
-    with locked(folder):
+    with locked_folder(folder):
         return list(repair(found))
 
 

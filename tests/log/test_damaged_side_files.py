@@ -13,7 +13,7 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.log import Isolation, LogStore, Marker
 from kohort.log.catalog import read_catalog
-from kohort.log.check import FolderCheck, locked
+from kohort.log.check import FolderCheck, locked_folder
 from kohort.log.checkpoints import (
     CLEANED,
     LOG_STARTS,
@@ -294,11 +294,11 @@ def test_a_flipped_digit_of_an_offset_checkpoint_is_found_by_a_check(bounded: Pa
     shutil.copytree(bounded, folder)
     text = (folder / name).read_text()
     (folder / name).write_text(text[:-2] + ("8" if text[-2] != "8" else "9") + "\n")
-    with locked(folder):
+    with locked_folder(folder):
         (found,) = FolderCheck(folder).run().found
     assert found.damage.path.name == name and "its checksum does not fit" in found.damage.reason
     (folder / OFFSET_CHECKSUMS).unlink()
-    with locked(folder):
+    with locked_folder(folder):
         assert name not in [finding.damage.path.name for finding in FolderCheck(folder).run().found], (
             "edited on purpose"
         )
@@ -328,7 +328,7 @@ def test_segments_before_the_log_start_are_kept_when_no_checksum_tells_that_it_i
     (folder / OFFSET_CHECKSUMS).unlink()
     (folder / LOG_STARTS).write_text("0\n1\nt 0 72\n")
     assert _started(folder).bounds[0] == (72, 72)
-    assert "the log begins at offset 72 by log-start-offset-checkpoint" in caplog.text
+    assert "lies before the log start offset 72 of log-start-offset-checkpoint" in caplog.text
     assert sum(path.stat().st_size for path in (folder / "t-0").glob("*.damaged")) == size
 
 
@@ -351,7 +351,7 @@ def test_a_check_finds_each_flipped_byte_of_a_transaction_index(
     shutil.copytree(made, folder)
     if not has_checksums:
         (folder / "t-0" / TRANSACTION_INDEXES).unlink()
-    with locked(folder):
+    with locked_folder(folder):
         assert FolderCheck(folder).run().found == []
     paths = [path for path in sorted((folder / "t-0").glob("*.txnindex")) if path.stat().st_size]
     assert len(paths) >= 2
@@ -359,7 +359,7 @@ def test_a_check_finds_each_flipped_byte_of_a_transaction_index(
         content = path.read_bytes()
         for data in _spoiled_bytes(content):
             path.write_bytes(data)
-            with locked(folder):
+            with locked_folder(folder):
                 (found,) = FolderCheck(folder).run().found
             assert (found.damage.path, found.kind, found.lost) == (path, "index", 0), data
             assert "made again" in found.damage.reason
@@ -382,11 +382,11 @@ def test_a_wrong_transaction_index_is_made_again_by_a_repair(made: Path, tmp_pat
         path.unlink()
     else:
         path.write_bytes(b"")
-    with locked(folder):
+    with locked_folder(folder):
         found = FolderCheck(folder).run().found
         assert [defect for defect, _ in repair(found)] == found and len(found) == 1
     assert _view(folder) == whole
-    with locked(folder):
+    with locked_folder(folder):
         assert FolderCheck(folder).run().found == []
 
 
@@ -408,5 +408,5 @@ def test_a_check_takes_the_transaction_indexes_of_shortened_and_compacted_logs(t
         while store.maintain(NOW + 3_600_000):
             pass
         assert store.partition(PART).segments[0].base_offset > 0
-    with locked(folder):
+    with locked_folder(folder):
         assert FolderCheck(folder).run().found == []

@@ -11,7 +11,7 @@ import pytest
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, PartitionLog, folder
-from kohort.log.check import FolderCheck, locked
+from kohort.log.check import FolderCheck, locked_folder
 from kohort.log.repair import repair
 from kohort.wire.batch import parse_header
 from tests.log.making import NOW, batch, values
@@ -89,7 +89,7 @@ def test_what_a_power_loss_left_is_judged_by_a_check_as_by_a_broker(tmp_path: Pa
     (path / "t-0" / "leader-epoch-checkpoint").write_bytes(old)
     boot.write_text("two\n")
     note = (path / folder.LOCK).read_bytes()
-    with locked(path):
+    with locked_folder(path):
         found = FolderCheck(path).run().found
         assert found == []
         assert list(repair(found)) == []

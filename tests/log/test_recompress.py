@@ -6,7 +6,7 @@ import pytest
 
 from kohort.errors import CorruptDataError
 from kohort.log import COMPRESSIONS, LogConfig
-from kohort.log.recompress import prepared as prepared_by
+from kohort.log.recompress import prepare_batches as prepared_by
 from kohort.log.validator import BatchValidator
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers
 from kohort.wire.compression import CODECS

@@ -17,7 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
-from kohort.log.cooperative import completed
+from kohort.log.cooperative import run_steps
 from tests.log.making import NOW, batch, keyed, values
 
 
@@ -226,7 +226,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
             store.partition(TopicPartition(name, 0)).append(batch(b"old"), NOW)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", never_aside)
-            completed(store.deleting(["again", "gone"]))
+            run_steps(store.deleting(["again", "gone"]))
         store.create_topic("again", 1)
         store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
         store.maintain(NOW)
@@ -342,7 +342,7 @@ def test_the_log_says_how_it_found_the_folder(tmp_path: Path, caplog: pytest.Log
         store.create_topic("a", 2)
     _release_lock(LogStore(tmp_path / "d"))
     _release_lock(LogStore(tmp_path / "d"))
-    reported = [record.getMessage() for record in caplog.records if "logs open" in record.getMessage()]
+    reported = [record.getMessage() for record in caplog.records if "partition logs in" in record.getMessage()]
     assert [how for line in reported for how in ("new", "closed in order", "unclean end") if how in line] == [
         "new",
         "closed in order",

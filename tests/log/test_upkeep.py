@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kohort.ids import TopicPartition
-from kohort.log import LogStore, StoreLimits, completed
+from kohort.log import LogStore, StoreLimits, run_steps
 from kohort.log import store as store_module
 from tests.log.making import NOW, batch, keyed, values
 
@@ -27,7 +27,7 @@ def test_settings_that_are_altered_while_a_topic_grows_are_kept(tmp_path: Path) 
         growing = store.growing({"t": 3})
         next(growing)
         store.set_configs("t", {"retention.ms": "-1"})
-        completed(growing)
+        run_steps(growing)
         assert (store.topics["t"].partitions, dict(store.topics["t"].configs)) == (3, {"retention.ms": "-1"})
         assert [partition.config.retention_ms for _, partition in store.partitions()] == [-1, -1, -1]
     with LogStore(tmp_path / "d") as store:
@@ -80,7 +80,7 @@ def test_flushes_by_time_do_not_wait_for_folders_that_are_removed(tmp_path: Path
             store.partition(TopicPartition("gone", number)).append(batch(b"x"), NOW)
         timed = store.partition(TopicPartition("timed", 0))
         timed.append(batch(b"x"), NOW)
-        completed(store.deleting(["gone"]))
+        run_steps(store.deleting(["gone"]))
         assert store.maintain(NOW)
         assert store.maintain(NOW + 1_000), "there are folders left"
         assert timed.flushed_offset == 1

@@ -361,7 +361,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         RegionMembers, "gone", lambda machine, one, cause: machine.plane.unregister(one)
     ),
     "who is late is waited for": _instead(Checkpoints, "fail_if_overdue", lambda machine: None),
-    "who does not come back is waited for": _instead(RegionMembers, "look_for_lost", lambda machine: None),
+    "who does not come back is waited for": _instead(RegionMembers, "remove_disconnected", lambda machine: None),
     "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "on_completed", _begins_where_it_began),
@@ -376,7 +376,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "on_drain", _drains_without_waiting),
     "partitions that were read are let go": _instead(
-        MemberMachine, "pend", lambda one, cause, parts: one.release_partitions(parts)
+        MemberMachine, "request_reset", lambda one, cause, parts: one.release_partitions(parts)
     ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),

@@ -17,7 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
-from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_schema, parted, statistics
+from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_schema, rows_by_partition, statistics
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.staged import StagedKey
 
@@ -327,7 +327,7 @@ def test_statistics_leave_out_what_could_mislead() -> None:
 def test_an_empty_text_as_a_partition(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     rows = pa.table({"id": [1, 2], "name": ["", "a b/c=d"]}, schema=schema)
-    assert [values for values, _ in parted(rows, ["name"])] == [{"name": None}, {"name": "a b/c=d"}]
+    assert [values for values, _ in rows_by_partition(rows, ["name"])] == [{"name": None}, {"name": "a b/c=d"}]
     sink = DeltaTable(tmp_path / "t", partition_by=["name"]).bind("flights", REGION)
     sink.check(schema)
     sink.stage(key(1), rows)

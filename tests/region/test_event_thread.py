@@ -32,7 +32,7 @@ class GivenAndWanted:
         self.held = {T0, T1}
         self.listener.on_partitions_assigned([T0, T1])
         self.back = {T1}
-        self.listener.on_partitions_wanted([T1])
+        self.listener.on_revocation_requested([T1])
 
     def release(self) -> None:
         self.held -= self.back

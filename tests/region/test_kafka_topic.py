@@ -59,8 +59,8 @@ def read(servers: str, topic: str, *, committed: bool = True) -> list[bytes]:
     with RangeReader(servers, columns=("value",), isolation_level=level) as reader, Admin(servers) as admin:
         for number in admin.describe_topics([topic]).all()[topic].partitions:
             partition = TopicPartition(topic, number)
-            ends = reader.present_offsets({partition: "latest"})[partition].offset
-            start = reader.present_offsets({partition: "earliest"})[partition].offset
+            ends = reader.current_offsets({partition: "latest"})[partition].offset
+            start = reader.current_offsets({partition: "earliest"})[partition].offset
             for batch in reader.read(partition, start, ends):
                 found += batch.column("value").to_pylist()
     return sorted(found)
@@ -262,7 +262,7 @@ def publish_behind_a_death(servers: str, topic: str) -> None:
     writer = Producer(servers, transactional_id=f"kohort-sink-{topic}")
     writer.init_transactions()
     writer.begin_transaction()
-    writer.send(StagingTopic.name_of(topic), b"{}", topic, partition=0)
+    writer.send(StagingTopic.staging_topic_name(topic), b"{}", topic, partition=0)
     writer.flush()
     try:
         all_is_well(servers, topic)

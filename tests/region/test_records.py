@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.record_codec import RECORD_BYTES_MAX, fact_of, key_of, retired, value_of
+from kohort.region.record_codec import RECORD_BYTES_MAX, fact_of, key_of, tombstones_of_sequence, value_of
 from kohort.region.records import (
     Began,
     Birth,
@@ -62,7 +62,7 @@ def test_keys_distinguish_what_is_not_the_same_and_nothing_else() -> None:
     assert key_of(Claim("etl", "r", "", 0)) != key_of(Claim("etl", "s", "", 0))
     assert key_of(Initial("r", "etl", "t", T, 3, 0)) != key_of(Initial("r", "etl", "t", U, 3, 0))
     assert key_of(Shown("r", "t:/a", 4, 7)) == key_of(Shown("r", "t:/a", 5, 8)) != key_of(Shown("r", "t:/b", 4, 7))
-    assert set(retired("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
+    assert set(tombstones_of_sequence("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:

@@ -124,7 +124,7 @@ def test_records_of_a_stranger_are_no_facts(
         saved = region._home.saved()
         assert (saved.birth, saved.term, saved.epoch) == (before.birth, before.term, before.epoch)
         assert saved.stopped is None and saved.sequence < 10**6
-        assert any("ignored a record" in record.message for record in caplog.records)
+        assert any("ignored the record" in record.message for record in caplog.records)
         fill(servers, name, range(40, 80))
         until(lambda: all_once(sink, range(80)), "it goes on")
         other = Region(name, servers)

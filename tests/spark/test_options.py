@@ -17,7 +17,7 @@ from kohort.settings.config import settings
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import distance
-from kohort.spark.options import client_settings, numbers_of_json, parse_options, partitions_of_json
+from kohort.spark.options import client_settings, parse_options, parse_partition_offsets, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.source.readers import Reading
@@ -138,14 +138,14 @@ def test_json_forms() -> None:
         TopicPartition("b", 0),
         TopicPartition("b", 1),
     )
-    assert numbers_of_json("startingOffsets", '{"a":{"0":5,"1":-2}}') == {
+    assert parse_partition_offsets("startingOffsets", '{"a":{"0":5,"1":-2}}') == {
         TopicPartition("a", 0): 5,
         TopicPartition("a", 1): -2,
     }
-    assert numbers_of_json("startingOffsets", '{"a":{"0":5.0}}') == {TopicPartition("a", 0): 5}
+    assert parse_partition_offsets("startingOffsets", '{"a":{"0":5.0}}') == {TopicPartition("a", 0): 5}
     for bad in ("", "[]", '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":5.5}}', '{"a":{"0":true}}', '{"a":{"0":null}}'):
         with pytest.raises(InvalidInputError, match="startingOffsets must be JSON"):
-            numbers_of_json("startingOffsets", bad)
+            parse_partition_offsets("startingOffsets", bad)
     for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}'):
         with pytest.raises(InvalidInputError, match="assign must be JSON"):
             partitions_of_json("assign", bad)

@@ -345,7 +345,7 @@ def test_a_commit_that_nobody_answers_is_tried_again(
     first = trigger(query, BatchOffset("q1"))
     stage.broker.faults.add(Fault("OffsetCommit", "drop", group=stage.name, times=None))
     assert query.sink_done(first)
-    assert "its commit failed and will be retried" in caplog.text
+    assert "the commit of its offsets failed and will be retried" in caplog.text
     assert not query.is_running(), "nothing more has to be heard of it"
     stage.broker.faults.clear()
     if by == "trigger":

@@ -365,7 +365,7 @@ def test_a_leader_that_was_paused_takes_no_records_away(
     filled: Place, halfway: Checkpoint, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
     """The old leader wakes as if still leader, and its log ends before records read from its successor."""
-    stale, real = iter(range(3)), RangeReader.present_offsets
+    stale, real = iter(range(3)), RangeReader.current_offsets
 
     def asleep(self: RangeReader, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
         found = real(self, wanted)
@@ -373,7 +373,7 @@ def test_a_leader_that_was_paused_takes_no_records_away(
             found = {tp: replace(at, offset=3) for tp, at in found.items()}
         return found
 
-    monkeypatch.setattr(RangeReader, "present_offsets", asleep)
+    monkeypatch.setattr(RangeReader, "current_offsets", asleep)
     with Run(filled.options(failOnDataLoss=str(strict).lower()), halfway) as run:
         assert run.read(20) == list(range(20, 40))
     assert next(stale, None) is None

@@ -21,10 +21,10 @@ from kohort.wire.push import (
     encode_ping_response,
     encode_start,
     encode_stop,
-    framed,
     push_type,
     read_partition,
     read_topic_count,
+    with_length_prefix,
     write_topic_count,
 )
 from kohort.wire.schema import WireError
@@ -52,7 +52,7 @@ POSITION_BYTES = (
 
 
 def test_cluster_metadata_is_two_bytes_or_names_a_group() -> None:
-    assert framed(ClusterMetadataRequest().encode_frame()) == bytes.fromhex("000000025000")
+    assert with_length_prefix(ClusterMetadataRequest().encode_frame()) == bytes.fromhex("000000025000")
     named = ClusterMetadataRequest("g")
     assert named.encode_frame() == bytes.fromhex("5000") + b"\0\x01g"
     for request in (ClusterMetadataRequest(), named, ClusterMetadataRequest("")):
@@ -81,7 +81,7 @@ def test_register_consumer() -> None:
 
 
 def test_what_the_coordinator_asks() -> None:
-    assert framed(encode_ping(0)) == bytes.fromhex("0000000450020000")
+    assert with_length_prefix(encode_ping(0)) == bytes.fromhex("0000000450020000")
     assert encode_ping(3) == bytes.fromhex("50020003")
     assert encode_stop() == bytes.fromhex("5003")
     assert encode_start(POSITIONS) == bytes.fromhex("5004") + POSITION_BYTES

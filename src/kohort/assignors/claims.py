@@ -110,7 +110,7 @@ def _owner_after_claim(
     return None
 
 
-def believed(
+def believed_claims(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[MemberId, list[TopicPartition]]:
     """Return each member's partitions, sorted, by the rule of `settle_claims`."""

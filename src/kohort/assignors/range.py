@@ -50,7 +50,7 @@ class Range(Stateless):
 
 
 class _Share:
-    """One topic while it is divided.
+    """The state of one topic while its partitions are divided between members.
 
     Attributes:
         least: partitions that every taker gets.

@@ -46,10 +46,10 @@ Counts = list[dict[int, int]]
 
 
 class Division:
-    """The state of one division; members and topics are numbers."""
+    """The state of one division of partitions between members; members and topics are numbers."""
 
     def __init__(self, sizes: Sequence[int], takers: Sequence[Sequence[int]], own: Counts, members: int) -> None:
-        """Keep everything that is owned.
+        """Begin a division in which every member keeps what it owns.
 
         Args:
             sizes: partitions of each topic.
@@ -70,7 +70,7 @@ class Division:
         self.unowned = [size - sum(row.values()) for size, row in zip(sizes, own, strict=True)]
 
     def solve(self) -> Counts:
-        """Run all steps and return the counts."""
+        """Run all steps of the division; return how many partitions of each topic each member gets."""
         self.deal()
         self.move_directly()
         self.move_along_chains()

@@ -36,7 +36,7 @@ IMPLIES = {
 
 
 class AclRule(NamedTuple):
-    """One rule, with the protocol's numbers for resource type, pattern, operation and permission."""
+    """One access rule (ACL), with the protocol's numbers for resource type, pattern, operation and permission."""
 
     resource_type: int
     name: str
@@ -82,7 +82,7 @@ class AclRuleFilter(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A rule without its resource, prepared for decisions."""
+    """An access rule without its resource: principal, host, operation and permission, ready for decisions."""
 
     principal: str
     host: str
@@ -111,11 +111,11 @@ class _OfType:
         return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
 
     def update_lengths(self) -> None:
-        """Update the lengths of prefixes."""
+        """Update the set of prefix lengths after a rule with a prefix was added or removed."""
         self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
 
     def sections(self, name: str) -> Iterator[_Entries]:
-        """Yield the rules that name a resource."""
+        """Yield the rules that apply to a resource: by its name, by a prefix of it, or by `*`."""
         yield self.literal.get(name, _NONE)
         yield self.literal.get(ANY_NAME, _NONE)
         for length in self.lengths:
@@ -125,7 +125,7 @@ class _OfType:
 
 
 class AclIndex:
-    """All rules, indexed by resource.
+    """All access rules (ACLs), indexed by resource.
 
     Attributes:
         version: a number that grows with each change.

@@ -245,7 +245,9 @@ class AuditLog:
             self._lost_on_disk += 1
             if not self._failing:
                 log.error(
-                    "audit log %s can't be written: %s; its entries are lost until it can", self._file.path, error
+                    "audit log %s can't be written: %s; entries are lost until writing works again",
+                    self._file.path,
+                    error,
                 )
             self._failing = True
             return
@@ -256,7 +258,7 @@ class AuditLog:
 
 
 class _Repeat:
-    """A written entry, with its repetitions since."""
+    """A written entry of the audit log, with the number of its repetitions since."""
 
     __slots__ = ("count", "first", "latest")
 
@@ -278,7 +280,7 @@ class _RotatedFile:
         self._whole = True
 
     def write_lines(self, data: bytes) -> None:
-        """Append lines.
+        """Append lines to the audit log file.
 
         Raises:
             OSError: they could not be written as a whole.

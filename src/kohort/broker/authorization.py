@@ -1,9 +1,9 @@
 """The permissions that each API requires, and the authorizer that grants them.
 
 `NEEDS` names for each API the operations on resources that a client must be allowed. The dispatcher checks needs of the
-whole request. A handler checks needs of each resource with `allowed` and `refused_names`, and answers the others. Lists
-show only resources that the client may describe. An API without needs is used before authentication, or only reads or
-changes what belongs to the caller.
+whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and answers the others.
+Lists show only resources that the client may describe. An API without needs is used before authentication, or only
+reads or changes what belongs to the caller.
 
 A host without an authorizer allows everything. Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430,
 KIP-496, KIP-679, KIP-848.
@@ -206,7 +206,7 @@ class StandardAuthorizer:
 NONE_REFUSED: frozenset[str] = frozenset()
 
 
-def allowed(
+def is_allowed(
     host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
 ) -> bool:
     """Return whether the caller may do an operation on a resource."""

@@ -10,13 +10,13 @@ from kohort.groups.consumer import assignment
 from kohort.groups.effects import Computation, DividePartitions, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
 from kohort.groups.push import rebalance
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 
 log = logging.getLogger("kohort.groups")
 
 
 def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
-    """Run a task and return the event for its shard. `visible` returns the topics that patterns may select."""
+    """Run a group's background task; return the event with its result. `visible` has the topics open to patterns."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve(work, lambda regex, topics: visible(match(regex, topics)))
     try:
@@ -26,7 +26,8 @@ def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
         log.exception(
-            "group %s: the assignor %s raised an exception: no new assignment, members keep their partitions",
+            "[group %s] the server-side assignor %s raised an exception: members keep their partitions without a new "
+            "assignment",
             work.group_id,
             work.assignor,
         )
@@ -42,9 +43,10 @@ def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
     A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.
     """
     try:
-        return matching(regex, topics)
+        return matching_names(regex, topics)
     except InvalidInputError as error:
         log.error(
-            "a topic pattern is refused, so members that subscribe with it get no topics from it: %s", error.message
+            "a group's subscription by regular expression is refused, so its members get no topics from it: %s",
+            error.message,
         )
         return ()

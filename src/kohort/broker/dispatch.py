@@ -38,7 +38,7 @@ PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
 
 
 class RequestThrottling(Protocol):
-    """The quotas of a host."""
+    """The interface of a host's quotas: measures requests, and says how long to throttle a client."""
 
     active: bool
     """Whether there are any."""
@@ -187,7 +187,7 @@ class Dispatcher(Generic[D]):
         self._faults = host.faults
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:
-        """Handle one frame, whose memory is reused afterwards.
+        """Decode one request frame and call its handler; the frame's memory is reused afterwards.
 
         Raises:
             BadFrame: the frame is no request that this host serves; the connection must be closed.
@@ -279,12 +279,12 @@ class Dispatcher(Generic[D]):
         except KafkaError as error:
             answer = refusal(request, error.code, error.message)
         except OSError as error:
-            log.error("request %s failed with KAFKA_STORAGE_ERROR: %s", request.name, error)
+            log.error("request %s answered with KAFKA_STORAGE_ERROR: %s", request.name, error)
             answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except BadFrame:
             raise
         except Exception:
-            log.error("unexpected error while handling %s: closing its connection", request.name)
+            log.error("unexpected error while handling request %s: closing its connection", request.name)
             request.connection.close()
             raise
         if answer is not None:

@@ -48,7 +48,7 @@ class ShardHost(Protocol):
         """Send a request to a push consumer."""
 
     def record_metric(self, note: MetricNote) -> None:
-        """Update the metrics."""
+        """Update the host's metrics with a metric of a shard."""
 
 
 class LoopDriver:
@@ -77,7 +77,7 @@ class LoopDriver:
         return time.clock_gettime_ns(_PROOF_CLOCK) // 1_000_000
 
     def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
-        """Schedule an action on the loop."""
+        """Schedule an action on the event loop at a monotonic time in ms."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
     def log_line(self, line: LogLine) -> None:
@@ -85,5 +85,5 @@ class LoopDriver:
         log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 
     def log_error(self, text: str, fault: Exception | None = None) -> None:
-        """Log an error, with the traceback of an exception."""
-        log.error("%s", text, exc_info=fault)
+        """Log an error of a group shard, with the traceback of an exception if there is one."""
+        log.error("group coordinator: %s", text, exc_info=fault)

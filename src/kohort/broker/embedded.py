@@ -34,7 +34,7 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import require_posix
-from kohort.settings.arguments import checked, checked_call
+from kohort.settings.arguments import checked_call, checks_arguments
 
 __all__ = ["Broker", "Fault"]
 
@@ -52,7 +52,7 @@ def _ignored_text(config: Mapping[str, Any]) -> str:
     return ignored_text(config)
 
 
-@checked
+@checks_arguments
 class Broker(ClosedOnExit):
     """An embedded broker, which starts when it is created and ends with `close()` or the `with` block.
 
@@ -190,7 +190,7 @@ class Broker(ClosedOnExit):
         return f"<Broker {self.bootstrap_servers} data {self.data_dir}{'' if self._child else ' closed'}>"
 
 
-@checked
+@checks_arguments
 class BrokerFaults:
     """Fault rules of a running broker that fail, delay, drop or hold requests; see `Fault`."""
 
@@ -207,7 +207,7 @@ class BrokerFaults:
         self._child.ask("clear_faults")
 
 
-@checked
+@checks_arguments
 class FaultHandle:
     """An active fault rule."""
 
@@ -325,7 +325,7 @@ class _Child:
         self._fail_all(KafkaError("the broker has ended"))
 
     def _take_line(self, line: bytes) -> None:
-        """Give an answer to the call that waits for it; a bug must not leave a call waiting."""
+        """Pass an answer of the broker's process to the call that waits for it; an unreadable one fails the calls."""
         try:
             answer = json.loads(line)
             future = self._asked.pop(answer["id"], None)
@@ -350,7 +350,10 @@ class _Child:
 
 
 def _unreadable(error: Exception) -> KafkaError:
-    log.error("unexpected answer of the embedded broker's process: the calls that wait for it fail", exc_info=error)
+    log.error(
+        "unexpected error: an answer of the embedded broker's process can't be read, so the waiting calls fail",
+        exc_info=error,
+    )
     return KafkaError(f"an answer of the broker's process can't be read: {error!r}")
 
 

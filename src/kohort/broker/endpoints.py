@@ -98,7 +98,7 @@ class SingleBrokerEndpoints:
         return self._place(connection)
 
     def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint, Sequence[Endpoint]]:
-        """Return this broker, twice."""
+        """Return this broker as the coordinator of the group, and as the only coordinator of push groups."""
         place = self._place(connection)
         return place, (place,)
 

@@ -88,7 +88,7 @@ class FetchSession:
         self.used = time.monotonic()
 
     def to_end(self, key: Key) -> None:
-        """Serve a partition after all others."""
+        """Move a partition to the end of the session's order, so that the others are served first."""
         fetched = self.partitions.pop(key, None)
         if fetched is not None:
             self.partitions[key] = fetched

@@ -70,7 +70,7 @@ from kohort.groups.events import (
 from kohort.ids import AclOperation, TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.push import (
     ErrorResponse,
@@ -80,7 +80,7 @@ from kohort.wire.push import (
     encode_ping,
     encode_start,
     encode_stop,
-    framed,
+    with_length_prefix,
 )
 from kohort.wire.schema import WireError
 
@@ -161,7 +161,8 @@ class ServerRequest:
         """
         if self.api == PushType.PING.api:
             log.warning(
-                "closing the connection from %s instead of sending its Ping to the push consumer: %s",
+                "closing the connection of a push consumer from %s: its Ping was to fail, and has no field for an "
+                "error: %s",
                 self.connection.name,
                 why,
             )
@@ -214,14 +215,15 @@ class PushedConsumers:
         for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
-                    "closing the connection from %s: group %s has moved to another coordinator",
-                    connection.name,
+                    "[group %s] closing a push consumer's connection from %s: the group has moved to another "
+                    "coordinator",
                     group_id,
+                    connection.name,
                 )
                 connection.finish()
 
     def forget(self, client: ClientSession) -> None:
-        """Remove a connection that has closed."""
+        """Forget a push consumer's connection that has closed."""
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
@@ -262,7 +264,7 @@ class PushedConsumers:
             if connection.closed:
                 return
             try:
-                to.turned.ask([framed(body)], asked.take)
+                to.turned.ask([with_length_prefix(body)], asked.take)
             except KafkaError as error:
                 self._end(connection, value.group_id, error)
 
@@ -346,7 +348,7 @@ class AssignmentThreads:
         self._threads: list[ThreadPoolExecutor | None] = [None] * count
 
     def of(self, group_id: str) -> ThreadPoolExecutor:
-        """Return the executor of a group, which is started on first use."""
+        """Return the thread executor that computes a group's assignments; it is started on first use."""
         index = crc32(group_id.encode()) % len(self._threads)
         found = self._threads[index]
         if found is None:
@@ -369,7 +371,7 @@ WORKERS = 2
 
 
 class KnownTopic(Protocol):
-    """A topic, as far as groups need it."""
+    """A topic, with the properties that group requests need: id, name and partition count."""
 
     @property
     def name(self) -> str: ...
@@ -401,10 +403,10 @@ class KnownTopics(Protocol):
 
 
 class OffsetTransactions(Protocol):
-    """Transactions, as far as they include committed offsets."""
+    """The part of the transaction coordinator that commits of offsets in transactions need."""
 
     def add(self, transactional_id: str, producer: tuple[int, int], partitions: Sequence[TopicPartition]) -> ErrorCode:
-        """Add partitions to a transaction."""
+        """Add partitions of the offsets topic to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
         """Check that a transaction includes a partition."""
@@ -578,7 +580,7 @@ class GroupHost:
 
         def match() -> list[str] | InvalidInputError:
             try:
-                return matching(pattern, names)
+                return matching_names(pattern, names)
             except InvalidInputError as error:
                 return error.with_traceback(None)
 
@@ -622,8 +624,10 @@ class GroupHost:
         then()
 
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
-        """Query topics or groups of another system. A host that has them all itself never gets such a question."""
-        log.error("unexpected look-up in another system, which this process can't answer: %s", question)
+        """Look up topics or groups in another Kafka cluster. A host that stores all of them itself is never asked."""
+        log.error(
+            "unexpected question to another Kafka cluster, which this broker never reads; left unanswered: %s", question
+        )
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Report that offsets can't be looked up: a process without a store can't read partitions."""

@@ -230,7 +230,7 @@ class GroupRebalances:
         self.last = Rebalanced("", "", 0, 0.0, 0, 0)
 
     def add(self, note: Rebalanced) -> None:
-        """Record one rebalance."""
+        """Record one completed rebalance of the group."""
         self.completed += 1
         self.duration_ms += note.duration_ms
         self.downtime_ms += note.downtime_ms

@@ -65,7 +65,7 @@ class Node(GroupHost):
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
         address: tuple[str, int],
     ) -> None:
-        """Create the state. `address` is the listening address."""
+        """Open the data folder and create the broker's state. `address` is the listening address."""
         self.data_dir = data_dir
         self.store = store
         self.live = live
@@ -193,12 +193,14 @@ class Node(GroupHost):
     def _maintain(self) -> None:
         late_s = self.loop.time() - self._maintenance_due
         if late_s >= LOOP_PAUSE_S:
-            log.warning("event loop blocked for at least %.1f s: clients may have timed out", late_s)
+            log.warning("the broker's event loop was blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:
             busy = self.store.maintain(time.time_ns() // 1_000_000)
         except OSError as error:
-            log.error("maintenance of the data folder failed, the next round tries again: %s", error)
+            log.error(
+                "retention, compaction or flushing in the data folder failed, the next round tries again: %s", error
+            )
         finally:
             self._maintenance_due = self.loop.time() + (
                 MAINTAIN_BUSY_S if busy else min(MAINTAIN_S, self.store.round_ms / 1000)

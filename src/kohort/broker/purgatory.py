@@ -13,7 +13,7 @@ from kohort.log import PartitionLog
 
 
 class WaitingFetch:
-    """One waiting fetch."""
+    """One fetch request that waits in purgatory for data, or for its time limit."""
 
     __slots__ = ("_done", "logs", "missing", "timer")
 
@@ -24,12 +24,12 @@ class WaitingFetch:
         self._done = done
 
     def finish(self) -> None:
-        """Answer the fetch, which is no longer in the purgatory."""
+        """Answer the fetch, which has just left the purgatory."""
         self._done()
 
 
 class Purgatory:
-    """The waiting fetches, by partition."""
+    """The fetch requests that wait for data, by partition."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

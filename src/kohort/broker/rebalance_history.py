@@ -57,7 +57,7 @@ class RebalanceRecord:
 
     @property
     def size(self) -> int:
-        """The size in characters."""
+        """The size of this rebalance in the history, in characters."""
         texts = sum(len(timed.cause.text) + len(timed.cause.member_id) for timed in self.causes)
         return REBALANCE_CHARS + texts + sum(len(member_id) for member_id, _ in self.longest)
 
@@ -87,7 +87,7 @@ class RebalanceHistory:
         self._size = 0
 
     def take(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
-        """Record a cause, or the end of a rebalance."""
+        """Record what a shard reports of a group: a cause of a rebalance, or the end of one."""
         group = self._groups.get(note.group_id)
         if group is None:
             group = self._groups[note.group_id] = GroupRebalanceHistory(size=len(note.group_id))

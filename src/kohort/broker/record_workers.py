@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kohort.errors import CorruptDataError, KafkaError
 from kohort.ids import TopicPartition
-from kohort.log import CheckedBatches, PartitionLog, Search, prepared
+from kohort.log import CheckedBatches, PartitionLog, Search, prepare_batches
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ _Done: TypeAlias = Callable[[CheckedBatches | KafkaError], None]
 
 
 class RecordWorkers:
-    """The threads, and a queue of produced batches for each partition. All methods run on the loop.
+    """The worker threads that check produced batches, with a queue for each partition. All methods run on the loop.
 
     Searches and compaction have a thread of their own, so that they don't delay producers.
     """
@@ -96,7 +96,7 @@ class RecordWorkers:
 
         def check() -> CheckedBatches | KafkaError:
             try:
-                return prepared(validator, batches.records, config, batches.now_ms)
+                return prepare_batches(validator, batches.records, config, batches.now_ms)
             except KafkaError as error:
                 return error.with_traceback(None)
 
@@ -115,7 +115,11 @@ class RecordWorkers:
             try:
                 result = finished.result()
             except Exception as error:  # noqa: BLE001 - the producer must get an answer
-                log.error("%s: produced batches rejected: their check failed unexpectedly: %s", partition, error)
+                log.error(
+                    "[partition %s] produced batches rejected: unexpected error while checking them: %s",
+                    partition,
+                    error,
+                )
                 result = CorruptDataError(f"{partition}: the batches could not be checked: {error}")
             done(result)
         finally:

@@ -17,7 +17,7 @@ from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
-from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
@@ -121,7 +121,7 @@ class BrokerServer:
         first, config = self.serving.listeners[0], self.node.config
         host = first.advertised_host or config.advertised_host or first.host
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"{bracketed(host)}:{first.advertised_port or config.advertised_port or first.port}"
+        return f"{bracketed_host(host)}:{first.advertised_port or config.advertised_port or first.port}"
 
     @property
     def listeners(self) -> str:
@@ -135,7 +135,7 @@ class BrokerServer:
         self.listen()
 
     def listen(self) -> None:
-        """Accept clients."""
+        """Start listening: accept clients on all listeners."""
         self.serving.listen()
 
     async def close(self) -> None:

@@ -48,7 +48,7 @@ Part: TypeAlias = Buffer | LogSlice
 Parts: TypeAlias = Sequence[Part]
 
 
-def gathered(parts: Sequence[Part]) -> list[Part]:
+def join_small_buffers(parts: Sequence[Part]) -> list[Part]:
     """Join adjacent small buffers of a response."""
     joined: list[Part] = []
     run: list[Buffer] = []
@@ -104,7 +104,7 @@ class Transport(Protocol):
         """Close the socket."""
 
 
-def unmapped(host: str) -> str:
+def ipv4_of_mapped(host: str) -> str:
     """Return the IPv4 address that a dual-stack socket writes as `::ffff:127.0.0.1`; any other address unchanged.
 
     The broker sends its own address to a client. An IPv4 client may be unable to connect to an IPv6 address.
@@ -123,7 +123,7 @@ class PlainTransport:
         self.fd = sock.fileno()
         self.peer = peer
         host, port = sock.getsockname()[:2]
-        self.local = (unmapped(host), port)
+        self.local = (ipv4_of_mapped(host), port)
         self.receive_into: Callable[[memoryview], int] = sock.recv_into
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, print_note, show
+from kohort.cli.output import is_confirmed, print_note, show
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import Acl, AclFilter
@@ -185,7 +185,7 @@ def remove(
         if not common.json or execute:
             if not execute:
                 show([_acl_row(acl) for acl in found], COLUMNS, as_json=False)
-            done = confirmed(execute, f"Remove {len(found)} rules?")
+            done = is_confirmed(execute, f"Remove {len(found)} rules?")
         if done:
             admin.delete_acls(filters).all()
     if done or common.json:

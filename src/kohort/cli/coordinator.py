@@ -82,7 +82,7 @@ def coordinator(
     from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator
-    from kohort.cluster.settings import configured
+    from kohort.cluster.settings import parse_settings
     from kohort.errors import InvalidInputError
 
     if security.secure is not None:
@@ -96,7 +96,7 @@ def coordinator(
         options = Options(
             client_config(ConnectionConfig, servers, given),
             listen,
-            configured(properties),
+            parse_settings(properties),
             zookeeper.zookeeper_address(),
             id_,
             security.trust_everyone,

@@ -62,14 +62,14 @@ def described_groups(
     Raises:
         KafkaError: The cluster can't be reached.
     """
-    from kohort.client.admin.group_changes import groups_with_nearest_of
+    from kohort.client.admin.group_changes import errors_with_similar_names
 
     report = reader.read(names)
     described = [
         {**group_row(group.description), **_lag_of_group(group), "partitions": lag_rows(group)}
         for group in report.groups.values()
     ]
-    errors = groups_with_nearest_of(report.errors, lambda: list(reader.listing or ()))
+    errors = errors_with_similar_names(report.errors, lambda: list(reader.listing or ()))
     for failure in report.failures:
         errors[failure.part] = KafkaError(f"{failure.part}: {failure.text}")
     return described, errors

@@ -291,12 +291,12 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
         groups: their names.
         all_groups: every group of the cluster.
     """
-    from kohort.client.admin.group_changes import groups_with_nearest
+    from kohort.client.admin.group_changes import group_errors_with_suggestions
 
     check_chosen(groups, all_groups)
     with common.admin() as admin:
         found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
-        errors = groups_with_nearest(admin, found.errors)
+        errors = group_errors_with_suggestions(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
     show(rows, columns, as_json=common.json, empty="no members")

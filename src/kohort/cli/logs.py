@@ -40,11 +40,11 @@ def check(
     """
     require_posix("kohort log check")
     from kohort.errors import InvalidInputError
-    from kohort.log.check import FolderCheck, locked, log_bytes
+    from kohort.log.check import FolderCheck, locked_folder, log_bytes
     from kohort.log.repair import repair as repaired
 
     try:
-        with locked(directory):
+        with locked_folder(directory):
             with _progress(log_bytes(directory)) as progress:
                 report = FolderCheck(directory, progress).run()
             done = {id(found): aside for found, aside in repaired(report.found)} if repair else {}

@@ -186,7 +186,7 @@ def print_note(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def confirmed(execute: bool, question: str) -> bool:
+def is_confirmed(execute: bool, question: str) -> bool:
     """Return whether to make a change that was previewed.
 
     With --execute yes. On a terminal the user is asked. Otherwise no, and a message names --execute.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common, MetricsOptions
-from kohort.cli.output import confirmed, print_note, show, show_json
+from kohort.cli.output import is_confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -236,7 +236,7 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
             raise UsageError(f"region {name} has a control plane: end its applications first")
         if not execute:
             show([{"region": name, "sink": place, "says": _compared(region, sink)}], _OF_ADOPTED, as_json=common.json)
-        if not confirmed(execute, f"Have region {name} go on from what {place} shows?"):
+        if not is_confirmed(execute, f"Have region {name} go on from what {place} shows?"):
             return FAILED
         region.adopt(sink)
     show([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
@@ -293,7 +293,7 @@ def compact(
     if not execute:
         row = {"place": place, "files": len(folder.published_files())}
         show([row], ("place", "files"), as_json=json)
-    if not confirmed(execute, f"Merge the small files of {place}?"):
+    if not is_confirmed(execute, f"Merge the small files of {place}?"):
         return FAILED
     result = folder.compact(target_file_size=size, grace=grace, until=until)
     show([{"place": place, **result._asdict()}], ("place", *result._fields), as_json=json)
@@ -354,7 +354,7 @@ def _agreed(region: Region, question: str, execute: bool, common: Common) -> boo
     _refuse_served(region)
     if not execute:
         show([{"region": region.name}], ("region",), as_json=common.json)
-    return confirmed(execute, question)
+    return is_confirmed(execute, question)
 
 
 def _refuse_served(region: Region) -> None:
@@ -478,7 +478,7 @@ def _change(
         columns = (*_OF_REGION[:-1], "stopped")
         if not execute:
             show([region_row(seen)], columns, as_json=common.json)
-        if not confirmed(execute, question):
+        if not is_confirmed(execute, question):
             return FAILED
         do(region)
         show([{**region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)

@@ -73,7 +73,7 @@ def scale(
 def _decided(
     reader: LagReader, groups: tuple[str, ...], target: ScalingTarget, look_s: float
 ) -> tuple[dict[str, ScalingDecision], dict[str, KafkaError]]:
-    from kohort.client.admin.group_changes import groups_with_nearest_of
+    from kohort.client.admin.group_changes import errors_with_similar_names
     from kohort.lag.reading import REBALANCES_ASKED
     from kohort.lag.scaling import ScalingState, decide
 
@@ -92,10 +92,10 @@ def _decided(
         if time.monotonic() >= end or not report.groups:
             break
         time.sleep(max(0.0, min(started + LOOK_INTERVAL_S, end) - time.monotonic()))
-    errors = groups_with_nearest_of(report.errors, lambda: list(reader.listing or ()))
+    errors = errors_with_similar_names(report.errors, lambda: list(reader.listing or ()))
     for failure in report.failures:
         errors[failure.part] = KafkaError(f"{failure.part}: {failure.text}")
-    for name in [name for name in decisions if not report.groups[name].read]:
+    for name in [name for name in decisions if not report.groups[name].known_partitions]:
         del decisions[name]
         errors[name] = KafkaError(f"group {name}: it has no committed offsets, so that its lag is unknown")
     return decisions, errors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
-from kohort.cli.output import confirmed, print_note, show, show_json
+from kohort.cli.output import is_confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
@@ -80,7 +80,7 @@ def convert(
         show(rows, _COLUMNS, as_json=common.json)
     for path in planned.files:
         print_note(f"{'writes' if execute else 'would write'} {path.relative_to(found.folder)}")
-    if not confirmed(execute, f"Convert {directory} to {to}? The query must be stopped."):
+    if not is_confirmed(execute, f"Convert {directory} to {to}? The query must be stopped."):
         return FAILED
     planned.write()
     return DONE

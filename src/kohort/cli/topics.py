@@ -47,14 +47,14 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
     Args:
         topics: the topics; all when none is named.
     """
-    from kohort.client.admin.group_changes import topics_with_nearest
+    from kohort.client.admin.group_changes import topic_errors_with_suggestions
 
     check_names("topic", *topics)
     with common.admin() as admin:
         names = list(topics) or [topic.name for topic in admin.list_topics()]
         found = admin.describe_topics(names)
         described = [_describe(admin, info) for _, info in sorted(found.values.items())]
-        errors = topics_with_nearest(admin, found.errors)
+        errors = topic_errors_with_suggestions(admin, found.errors)
     if common.json:
         show_json(described)
     else:
@@ -151,12 +151,12 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
     Args:
         topics: their names.
     """
-    from kohort.client.admin.group_changes import topics_with_nearest
+    from kohort.client.admin.group_changes import topic_errors_with_suggestions
 
     _need(topics)
     with common.admin() as admin:
         results = admin.delete_topics(topics)
-        errors = topics_with_nearest(admin, results.errors)
+        errors = topic_errors_with_suggestions(admin, results.errors)
     rows = [{"topic": name, "done": name in results.values} for name in dict.fromkeys(topics)]
     show_changes(rows, ("topic",), errors, _topic_of, as_json=common.json)
     return print_errors(errors)

@@ -14,7 +14,7 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ async def offsets_for_times(
     return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 
-@checked
+@checks_arguments
 class Lookups:
     """Look-ups that need no group and move no position, for every facade over a thread."""
 

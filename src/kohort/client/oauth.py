@@ -32,18 +32,18 @@ RETRY_S, RETRY_MAX_S = 0.1, 1.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The client's secret goes to the configured endpoint alone."""
+    """A handler that follows no redirect, so that the client's secret goes to the configured endpoint alone."""
 
     def redirect_request(self, *_args: object, **_kwargs: object) -> None:
         return None
 
 
 class _EndpointRefusal(OSError):
-    """The endpoint refuses the client, which asking again does not change."""
+    """Error: the token endpoint refuses the client, and a repeated request would not change that."""
 
 
 class TokenEndpoint:
-    """The source of a client's tokens."""
+    """The source of a client's OAuth tokens: an endpoint that it asks with its id and secret."""
 
     def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Check the settings; nothing is asked yet.
@@ -76,7 +76,7 @@ class TokenEndpoint:
         self._until = 0.0
 
     def __call__(self) -> str:
-        """Return a token. Blocks while the endpoint is asked.
+        """Return an access token. Blocks while the endpoint is asked.
 
         Raises:
             OSError: the endpoint can't be reached, or refuses the client.
@@ -92,7 +92,7 @@ class TokenEndpoint:
             return self._token
 
     def _request_with_retries(self) -> tuple[str, float]:
-        """Ask again while the endpoint can't be reached, within the time that a connection may take."""
+        """Request a token; retry while the endpoint can't be reached, within the time that a connection may take."""
         until, failures = time.monotonic() + self._timeout_s, 0
         while True:
             try:

@@ -14,7 +14,7 @@ from uuid import UUID
 from kohort.client.net.cluster import Between, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
-from kohort.client.net.topic_existence import present_topics, there
+from kohort.client.net.topic_existence import existing_topics, present_topics
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
@@ -139,12 +139,12 @@ class RebalanceListener:
 class HoldingListener(RebalanceListener):
     """A listener that keeps revoked partitions until the application calls `release`.
 
-    After `on_partitions_wanted`, polls return no records of these partitions. Their positions stay, and can be
+    After `on_revocation_requested`, polls return no records of these partitions. Their positions stay, and can be
     committed. Polls return the other partitions' records and keep the member alive. `release` gives the partitions up
     and calls `on_partitions_revoked`. The group waits at most `max_poll_interval_ms` for that; then they are lost.
     """
 
-    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+    def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
         """Handle partitions that the group wants back: finish their records, then call `release`."""
 
 
@@ -302,7 +302,7 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """Return the ids of these partitions' topics.
+    """Return the topic ids under which offsets of these partitions are committed.
 
     A topic without a held id has the one in the metadata. Empty when one is unknown.
     """
@@ -552,7 +552,7 @@ async def partitions_of(
     """
     wanted = list(topics)
     infos = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
-    return {name: sorted(info.partitions) for name, info in there(infos).items()}
+    return {name: sorted(info.partitions) for name, info in existing_topics(infos).items()}
 
 
 async def topic_names(cluster: Cluster, timeout_ms: float | None = None) -> list[str]:

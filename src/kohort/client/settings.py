@@ -13,7 +13,7 @@ from kohort.columns.shapes import BATCH_BYTES, BATCH_BYTES_NAME, COLUMNS
 from kohort.errors import InvalidInputError
 from kohort.settings.config import declare_setting, from_properties, nearest_key
 from kohort.settings.config import settings as config_settings
-from kohort.settings.validation import ValidationError, hides_value, shown, validator_for
+from kohort.settings.validation import ValidationError, hides_value, validator_for, value_text
 
 C = TypeVar("C", bound="ConnectionConfig")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
@@ -453,5 +453,5 @@ def _by_name(cls: type, given: Mapping[str, Any]) -> str:
     for key, value in given.items():
         near = key if key in known else nearest_key(key, known)
         name = str(key) if near is None else known[near].field
-        words.append(f"{name}={'…' if hides_value(name) else shown(value)}")
+        words.append(f"{name}={'…' if hides_value(name) else value_text(value)}")
     return ", ".join(sorted(words, key=lambda word: not word.startswith("bootstrap_servers=")))

@@ -23,7 +23,7 @@ from kohort.client.offsets import beginning_offsets, end_offsets
 from kohort.cluster.coordination.placement import NOBODY, Candidate
 from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.journal_partition import JournalSettings, JournalTopic
-from kohort.cluster.journal.kafka_journal import KafkaJournal, fitting
+from kohort.cluster.journal.kafka_journal import KafkaJournal, within_journal_limits
 from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
@@ -50,7 +50,7 @@ log = logging.getLogger("kohort.cluster")
 
 
 class Here(Protocol):
-    """The part of a host that `ClusterEndpoints` reads."""
+    """The part of a coordinator's host that `ClusterEndpoints` reads: its identity, placement and brokers."""
 
     me: Candidate
     coordination: CoordinationService
@@ -147,7 +147,7 @@ class KafkaGroups:
         self._doubled: frozenset[str] = frozenset()
 
     def ask(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
-        """Import a group; `done` is called once, later, on the loop."""
+        """Import a group's offsets from Kafka's own coordinator; `done` is called once, later, on the loop."""
         self._start(self._answer_import(question, done))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -199,7 +199,7 @@ class KafkaGroups:
         self._doubled = frozenset(doubled)
 
     async def close(self) -> None:
-        """Cancel the imports that are under way; their `done` is not called."""
+        """Cancel the imports that are under way, without calling their `done`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -297,13 +297,15 @@ class CoordinatorHost(GroupHost):
         self._client = client
         self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        super().__init__(loop, fitting(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys)
+        super().__init__(
+            loop, within_journal_limits(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys
+        )
         self.features = {}
         self.ownership = ShardOwnership(loop, self.groups, coordination, self._open)
         self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
-        """Set this coordinator's identity and the journal topic. Shards begin with `tenures.begin`."""
+        """Set this coordinator's identity and the journal topic. Shards begin with `ownership.begin`."""
         self.me = me
         self.coordinator_id = me.id
         self._journal = topic, settings

@@ -85,7 +85,7 @@ class KafkaAuthorizer(Authorizer):
         return self._open or self._standard.allows_some(caller, operation, resource)
 
     async def refresh(self) -> None:
-        """Read the rules.
+        """Read the ACLs from Kafka.
 
         Raises:
             RetriableError: Kafka does not answer.
@@ -115,17 +115,17 @@ class KafkaAuthorizer(Authorizer):
         self._read_s = self._clock()
 
     async def begin(self) -> None:
-        """Read the rules for the first time; wait for Kafka's answer.
+        """Read the ACLs from Kafka for the first time; wait for its answer.
 
         Raises:
             InvalidInputError: the coordinator may not read them.
         """
         await retry_forever("Kafka's access rules", self.refresh)
         if not self._open:
-            log.info("clients may do what %d access rules of Kafka allow them", len(self._rules))
+            log.info("%d ACLs read from Kafka: they decide what clients may do here", len(self._rules))
 
     async def poll_rules(self) -> None:
-        """Read the rules again and again, until cancelled."""
+        """Read the ACLs from Kafka again and again, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
@@ -134,8 +134,8 @@ class KafkaAuthorizer(Authorizer):
             except (KafkaError, OSError) as error:
                 if self._trouble != str(error):  # by text: logged once
                     log.warning(
-                        "access rules of Kafka cannot be read, retrying: %s. The last known ones apply for %.0f s, "
-                        "then requests wait",
+                        "ACLs cannot be read from Kafka, retrying: %s. Those last read apply for %.0f s, then requests "
+                        "wait",
                         error,
                         MAX_AGE_S,
                     )

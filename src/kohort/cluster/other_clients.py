@@ -139,7 +139,7 @@ class Refusals:
 
     @property
     def text(self) -> str:
-        """The sentence for the client."""
+        """The error text that tells a refused client where to connect."""
         return (
             f"this address is kohort's group coordinator, for kohort's clients; use {self._kafka} of the Kafka cluster"
         )
@@ -238,7 +238,7 @@ class Refusals:
         return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in words)[:249]
 
     def _log_refusal(self, request: Request[Message], response: Message) -> Message | None:
-        """Log the client, and return the response; None: it is sent later, because the client repeats its requests."""
+        """Log a refused client, and return its response; None: sent later, since the client repeats its requests."""
         self._log(request)
         return self._later(request, response)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kohort.broker.api import push, sasl
 from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.audit import AuditLog
-from kohort.broker.authorization import Resource, allowed
+from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
 from kohort.broker.dispatch import Dispatcher, Route, api_keys, handled, route_table
@@ -50,7 +50,7 @@ from kohort.cluster.journal.topic import journal_topic
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer, refuse_secured_kafka, watch_security
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import retry_forever
-from kohort.cluster.settings import Configured, advertised, coordinator_id
+from kohort.cluster.settings import Configured, advertised_address, coordinator_id
 from kohort.cluster.shard_ownership import OwnedShard
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
@@ -75,7 +75,7 @@ def describe_coordinators(
 
     Every client learns the coordinators, as it learns brokers from Metadata: it asks all of them for groups.
     """
-    sees_shards = allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
+    sees_shards = is_allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
     response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
     placement = host.coordination.placement
     if placement is not None:
@@ -90,7 +90,7 @@ def describe_coordinators(
 
 
 def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
-    """Return a row of metrics for each shard that this coordinator owns."""
+    """Return a row of metrics for each group shard that this coordinator owns."""
     for shard in host.groups:
         tenure = host.ownership.owned.get(shard.index)
         if tenure is not None:
@@ -149,7 +149,7 @@ class Options:
     Attributes:
         kafka: connection settings of the Kafka cluster.
         listen: HOST:PORT, or PROTOCOL://HOST:PORT.
-        configured: the settings, from `settings.configured`.
+        configured: the settings, from `settings.parse_settings`.
         zookeeper: where ZooKeeper is; None: the coordinators use a group on Kafka.
         id: the node id that clients see; None: it is derived from the address.
         trust_everyone: whether the coordinator's clients may do what the coordinator itself may do at a secured Kafka.
@@ -193,7 +193,7 @@ class RunningCoordinator:
         self._listener = listener = _listener(options)
         (self._plan,) = planned_listeners(options.listen, config.security)
         try:
-            self._host, self._port = advertised(config.socket, listener.host, listener.port)
+            self._host, self._port = advertised_address(config.socket, listener.host, listener.port)
             room = shares(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._coordination = _coordination_service(options)
@@ -230,7 +230,7 @@ class RunningCoordinator:
         """
         if not config.own.audit_location:
             if self._plan.authenticates:
-                log.info("logins, refusals and changes are recorded nowhere: audit.log.location names a file for them")
+                log.info("no audit log: set audit.log.location to a file that records logins, refusals and changes")
             return
         path = Path(config.own.audit_location)
         if not os.access(path.parent, os.W_OK):
@@ -242,7 +242,7 @@ class RunningCoordinator:
             self._authorizer.record_refusals(audit.refused)
 
     def _kafka_authorizer(self) -> KafkaAuthorizer | None:
-        """Return who decides what clients may do; None: they may do everything, or do not log in."""
+        """Return the authorizer of clients' requests; None: clients may do everything, or do not log in."""
         options = self._options
         if options.trust_everyone or not self._plan.authenticates:
             return None
@@ -326,7 +326,7 @@ class RunningCoordinator:
             signal.raise_signal(signal.SIGTERM)
 
     def _follow(self) -> None:
-        """Follow the placement, which may have changed."""
+        """Let shards and peers follow the placement, which may have changed."""
         self.host.ownership.follow()
         if self._peers is not None:
             self._peers.follow()
@@ -379,7 +379,7 @@ def _coordination_service(options: Options) -> CoordinationService:
 
 
 def _listener(options: Options) -> ListenerSocket:
-    """Bind the listener.
+    """Bind the coordinator's listening socket.
 
     Raises:
         KafkaError: a setting is invalid, or the address can't be used.

@@ -108,7 +108,7 @@ def known_names() -> tuple[str, ...]:
     return (*settings(CoordinatorConfig), *settings(GroupConfig), *OF_THE_SOCKET)
 
 
-def configured(properties: Mapping[str, Any]) -> Configured:
+def parse_settings(properties: Mapping[str, Any]) -> Configured:
     """Build the configurations from one mapping of properties.
 
     Raises:
@@ -125,7 +125,7 @@ def configured(properties: Mapping[str, Any]) -> Configured:
     return Configured(broker, groups, own, security)
 
 
-def advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
+def advertised_address(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
     """Return the address that a coordinator listening at `host` and `port` advertises to clients and coordinators.
 
     Raises:

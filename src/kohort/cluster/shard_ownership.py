@@ -128,7 +128,12 @@ class ShardOwnership:
             self._begin(self.owned[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
-            log.info("shards: %d newly assigned, %d revoked, %d owned here now", len(new), len(gone), len(self.owned))
+            log.info(
+                "shards of groups: %d newly assigned to this coordinator, %d revoked, %d owned now",
+                len(new),
+                len(gone),
+                len(self.owned),
+            )
 
     async def wait_settled(self) -> None:
         """Return once each shard that the placement assigns to this process serves, or can't."""
@@ -148,7 +153,7 @@ class ShardOwnership:
             await asyncio.sleep(LOOK_S)
 
     def open_journal(self, index: int) -> KafkaJournal:
-        """Return the journal of a shard that begins."""
+        """Create the journal of a shard whose ownership begins here."""
         tenure = self.owned[index]
         if tenure.journal is None:
             tenure.journal = self._open_journal(index)
@@ -184,7 +189,7 @@ class ShardOwnership:
         tenure.again = self._loop.call_later(pause_s, self._ask, tenure)
 
     def close(self) -> None:
-        """End all shards."""
+        """End all shards that are here, because the coordinator closes."""
         for index in sorted(self.owned):
             self._end(index)
 

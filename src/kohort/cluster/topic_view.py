@@ -110,7 +110,7 @@ class Doubt:
     recorded: set[TopicId] = field(default_factory=set)
 
     def take(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
-        """Record one answer, and return whether enough answers agree now."""
+        """Record one contradicting answer, and return whether enough of them agree now."""
         if self.answers and says != self.says:
             self.forget()
         self.says = says
@@ -120,7 +120,7 @@ class Doubt:
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
     def forget(self) -> None:
-        """Discard the answers so far."""
+        """Discard the contradicting answers about the topic so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
 
@@ -234,7 +234,7 @@ class TopicView:
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
-        """Take an error, which proves neither that the topic exists nor that it does not."""
+        """Merge an answer with an error, which proves neither that the topic exists nor that it does not."""
         if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and answer.name in self.by_name:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
@@ -478,7 +478,7 @@ class KafkaTopics:
                 else:
                     await self._poll_names(names)
             except KafkaError as error:
-                log.info("unknown topics could not be looked up at Kafka, and still count as unknown: %s", error)
+                log.info("topics that clients named could not be looked up at Kafka, and count as unknown: %s", error)
             now = loop.time()
             self._missing = {name: until for name, until in self._missing.items() if until > now}
             self._missing.update((name, now + FIND_AGAIN_S) for name in names if name not in self.by_name)
@@ -568,7 +568,8 @@ class KafkaTopics:
         hidden = frozenset(self._announced.hidden)
         if more := sorted(hidden - self._hidden):
             log.warning(
-                "%d topics are not authorized any more and are kept as they were (%s): the coordinator needs DESCRIBE",
+                "%d topics are hidden from this coordinator now, which keeps its last view of them (%s): it needs "
+                "DESCRIBE",
                 len(more),
                 ", ".join(more[:_NAMES_TOLD]) + (", …" if len(more) > _NAMES_TOLD else ""),
             )

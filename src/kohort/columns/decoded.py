@@ -114,7 +114,7 @@ class Decoded:
         end = self.num_rows if stop is None else min(stop, self.num_rows)
         return self._block.iter_records(start, end) if start < end else iter(())
 
-    def position(self, index: int, row: int) -> int:
+    def next_offset_at(self, index: int, row: int) -> int:
         """Return the offset to continue from once the rows of record set `index` below `row` are consumed.
 
         Args:

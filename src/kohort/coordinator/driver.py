@@ -55,7 +55,7 @@ class Driver(Protocol):
         """The shard's metrics."""
 
     def now(self) -> Now:
-        """Return the time of a step."""
+        """Return the current time for a step of the state machine."""
 
     def clock(self) -> float:
         """Return the seconds since some moment, to measure durations."""
@@ -64,7 +64,7 @@ class Driver(Protocol):
         """Return a clock for the age of ownership proofs, which includes time asleep if the system can tell."""
 
     def soon(self, action: Action) -> object:
-        """Call an action in a later turn; actions run in the order of their requests.
+        """Call an action in a later turn of the event loop; actions run in the order of their requests.
 
         A second turn comes after the event loop has polled its sockets.
         """
@@ -97,10 +97,10 @@ class Driver(Protocol):
         """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
     def push(self, push: Push) -> None:
-        """Send a frame that answers no request."""
+        """Send a frame to a push consumer, not in answer to a request."""
 
     def record_metric(self, note: MetricNote) -> None:
-        """Update a metric."""
+        """Record a metric that the state machine has emitted."""
 
     def log_line(self, line: LogLine) -> None:
         """Write a log line about a group."""

@@ -290,7 +290,7 @@ class Appends:
         return not self._is_proven() and any(outcome.replies or outcome.pushes for _, outcome in steps)
 
     def _is_proven(self) -> bool:
-        """Return whether a reply may leave now."""
+        """Return whether ownership is proven recently enough for replies to be sent now."""
         assert self.ownership_proof_ms is not None
         return (
             self._ownership_proved_at is not None
@@ -624,7 +624,7 @@ class Shard:
     # -- the end of serving
 
     def _lost(self, error: Exception, refused: Step | None) -> None:
-        """Handle a failed append."""
+        """Handle an append that failed: reject the refused step alone, or discard the machine and reload."""
         if isinstance(error, FencedError):
             self._fenced(error)
         elif refused is not None and isinstance(error, KafkaError):
@@ -677,12 +677,12 @@ class Shard:
         self._ended(Phase.FENCED, error)
 
     def _ended(self, phase: Phase, error: Exception) -> None:
-        """Enter a final phase by itself, and tell the driver."""
+        """Enter a final phase after a fence or damage, and report it to the driver."""
         self._unload(phase, REFUSED[phase])
         self._driver.soon(partial(self._driver.shard_ended, self.index, error))
 
     def close(self) -> None:
-        """Stop; waiting clients are told to look for the coordinator again."""
+        """Stop the shard: waiting requests get NOT_COORDINATOR, so that clients look up the coordinator again."""
         self._unload(Phase.CLOSED, ErrorCode.NOT_COORDINATOR)
 
     def _unload(self, phase: Phase, error: ErrorCode) -> None:
@@ -736,7 +736,7 @@ class Shard:
 
 
 def _name(event: Event | None) -> str:
-    """Name an event for the log."""
+    """Return an event's name and group, for the log."""
     if event is None:
         return "loading"
     group = getattr(event, "group_id", None)

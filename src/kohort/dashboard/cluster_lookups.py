@@ -50,7 +50,7 @@ class LookupBudget:
         self._left, self._at_s = float(LOOKUPS_AT_ONCE), now_s()
 
     def spend(self) -> None:
-        """Count a look-up.
+        """Spend one look-up of the budget.
 
         Raises:
             BusyError: there were too many.
@@ -65,7 +65,7 @@ class LookupBudget:
 
 
 class KeptAnswers:
-    """Answers by name, each made by one thread at a time and kept for `ANSWER_KEPT_S`. Making one spends the budget."""
+    """A cache of answers by name, kept for `ANSWER_KEPT_S`. One thread makes an answer, which spends the budget."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, budget: LookupBudget | None = None) -> None:
         self._now_s, self._budget = now_s, LookupBudget(now_s) if budget is None else budget
@@ -74,7 +74,7 @@ class KeptAnswers:
         self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
 
     def answer(self, name: str, make: Callable[[], View]) -> View:
-        """Return the answer that is kept, else make it.
+        """Return the cached answer of this name, else make it.
 
         Raises:
             BusyError: there were too many look-ups.
@@ -111,13 +111,13 @@ class KeptAnswers:
         return found
 
     def kept_names(self) -> set[str]:
-        """Return the names of which anything is kept."""
+        """Return the names of all cached answers."""
         with self._lock:
             return {*self._kept, *self._making}
 
 
 class ClusterLookups:
-    """The look-ups of a cluster.
+    """The dashboard's look-ups in a cluster: topics, records and regions.
 
     Args:
         servers: HOST:PORT, several with commas between.
@@ -161,7 +161,7 @@ class ClusterLookups:
         return Admin(self._servers, **self._connection)
 
     def topics(self) -> View:
-        """Return all topics, Kafka's own too."""
+        """Return all topics of the cluster, Kafka's internal ones too."""
         return self._kept.answer("topics", self._topics)
 
     def _topics(self) -> View:

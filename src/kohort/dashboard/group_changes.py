@@ -17,9 +17,9 @@ import msgspec
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.group_changes import (
-    Goal,
     OffsetChange,
     OutcomeUnknownError,
+    ResetTarget,
     check_group_exists,
     delete_group_offsets,
     delete_groups,
@@ -27,7 +27,7 @@ from kohort.client.admin.group_changes import (
     is_done,
     offset_changes,
     offset_deletions,
-    parse_goal,
+    parse_reset_target,
     set_offsets,
 )
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
@@ -61,7 +61,7 @@ class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
         change: What to do, as `kohort groups` calls it.
         group: The group.
         topics: TOPIC, or TOPIC:0,1 for some partitions; none: all with committed offsets, for a reset.
-        goal: Where to, for a reset: the command's options without `--to-` and the like, as `parse_goal` has them.
+        goal: Where to, for a reset: the options of `parse_reset_target` without `--to-` and the like.
         value: The offset, number of records, time or duration of the goal.
     """
 
@@ -102,7 +102,7 @@ class GroupPreview:
 
     @property
     def row_count(self) -> int:
-        """The number of rows."""
+        """The number of rows of the previewed change."""
         return len(self.rows) + len(self.offsets)
 
 
@@ -135,7 +135,7 @@ class GroupChanges:
             NotFoundError: There is no such group, topic or partition.
             KafkaError: The cluster refuses, or can't be reached; or the group has members.
         """
-        goal = _goal(asked)
+        goal = _reset_target(asked)
         if not asked.group or len(asked.topics) > TOPICS_MAX or not all(asked.topics):
             raise InvalidInputError(f"name a group, and at most {TOPICS_MAX} topics")
         offsets: list[OffsetChange] = []
@@ -176,7 +176,7 @@ class GroupChanges:
         return token
 
     def _put_preview(self, token: str, preview: GroupPreview) -> None:
-        """Let a preview wait, and forget those that are too old, or too many."""
+        """Keep a preview until it is confirmed, and forget those that are too old, or too many."""
         now_s = self._now_s()
         with self._lock:
             self._previews[token] = preview
@@ -188,14 +188,14 @@ class GroupChanges:
                 rows -= self._previews.popitem(last=False)[1].row_count
 
     def _find_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview that waits. The lock must be held."""
+        """Return a preview that waits to be confirmed. The caller holds the lock."""
         found = self._previews.get(token)
         if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
             raise ChangedMeanwhileError("there is no such preview: look at it again")
         return found
 
     def _take_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview, which waits no longer."""
+        """Return a preview and remove it, so that it can't be confirmed twice."""
         with self._lock:
             found = self._find_preview(token, owner)
             del self._previews[token]
@@ -223,10 +223,10 @@ class GroupChanges:
             try:
                 _check_unchanged(admin, found)
             except ChangedMeanwhileError as error:
-                log.warning("%s %s refused: %s", who, found.change, error.message)
+                log.warning("%s %s: change refused: %s", who, found.change, error.message)
                 raise
             except KafkaError as error:
-                log.warning("%s %s not begun, it can be confirmed again: %s", who, found.change, error)
+                log.warning("%s %s: change not begun, and it can be confirmed again: %s", who, found.change, error)
                 self._put_preview(token, found)
                 raise
             rows, errors = _make(admin, found)
@@ -235,14 +235,16 @@ class GroupChanges:
 
 
 def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) -> None:
-    """Write what was done, what may have been done, and what was refused."""
+    """Log which parts of a change were made, which may have been made, and which were refused."""
     if done := [_text(row) for row in rows if row["done"]]:
-        log.info("%s done: %s", what, "; ".join(done))
+        log.info("%s: change made: %s", what, "; ".join(done))
     if unknown := [_text(row) for row in rows if row["done"] is None]:
         why = _texts(error for error in errors if isinstance(error, OutcomeUnknownError))
-        log.warning("%s may have been done, outcome unknown: %s: %s", what, "; ".join(unknown), "; ".join(why))
+        log.warning(
+            "%s: change may have been made, its outcome is unknown: %s: %s", what, "; ".join(unknown), "; ".join(why)
+        )
     if refused := _texts(error for error in errors if not isinstance(error, OutcomeUnknownError)):
-        log.warning("%s refused: %s", what, "; ".join(refused))
+        log.warning("%s: change refused: %s", what, "; ".join(refused))
 
 
 def _texts(errors: Iterable[KafkaError]) -> list[str]:
@@ -250,7 +252,7 @@ def _texts(errors: Iterable[KafkaError]) -> list[str]:
     return list(dict.fromkeys(str(error) for error in errors))
 
 
-def _goal(asked: PreviewBody) -> Goal | None:
+def _reset_target(asked: PreviewBody) -> ResetTarget | None:
     """Return the target of a reset; None for the other changes, which have no target.
 
     Raises:
@@ -268,11 +270,11 @@ def _goal(asked: PreviewBody) -> Goal | None:
         raise InvalidInputError(
             "say where to: earliest, latest, current; or offset, shift, datetime, duration with a value"
         )
-    return parse_goal({asked.goal: True if kind is None else asked.value})
+    return parse_reset_target({asked.goal: True if kind is None else asked.value})
 
 
 def _state(admin: Admin, group: str) -> bytes:
-    """Return a digest of what must be the same when a preview is confirmed."""
+    """Return a digest of the group's members and offsets, which must be the same when a preview is confirmed."""
     found = admin.describe_consumer_groups([group]).result(group)
     committed = admin.list_consumer_group_offsets(group).all()
     digest = hashlib.sha256(repr((found.state, sorted(member.member_id for member in found.members))).encode())
@@ -300,7 +302,7 @@ def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
         raise ChangedMeanwhileError(f"group {preview.group!r} has changed since the preview: look at it again")
     if preview.offsets:
         keys = [change.key for change in preview.offsets]
-        bounds, errors = Goal("current").bounds(admin, keys)
+        bounds, errors = ResetTarget("current").bounds(admin, keys)
         for error in errors.values():
             raise error
         for change in preview.offsets:
@@ -322,7 +324,7 @@ def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any,
 
 
 def _text(row: View) -> str:
-    """Return a change as the log has it."""
+    """Return one row of a change as text for the log."""
     if "topic" not in row:
         return f"{row['offsets']} offsets"
     new = f" -> {row['new']}" if "new" in row else ""

@@ -105,7 +105,7 @@ class DashboardAccess:
         return f"{COOKIE if self.tls is None else SECURE_COOKIE}-{self.port}"
 
     def set_cookie(self, answer: Response, secret: str | None) -> None:
-        """Give the browser a session; None takes it away."""
+        """Set the session's cookie in the browser; None deletes it."""
         answer.set_cookie(
             self.cookie,
             secret or "",
@@ -157,7 +157,7 @@ class DashboardGuard:
         self._app, self._access, self._changes = app, access, changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Check a request, and answer it or pass it on to the application."""
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -222,7 +222,7 @@ def _cookie(header: str, name: str) -> str:
 
 
 def user_of(request: Request) -> str | None:
-    """Return who is logged in; None: there is no login."""
+    """Return the user of a request's session; None if the dashboard has no logins."""
     session: LoginSession | None = request.scope[SESSION]
     return None if session is None else session.user
 
@@ -258,7 +258,7 @@ def error_answer(status: int, text: str, reason: str) -> Response:
 
 
 def failure_answer(error: KafkaError) -> Response:
-    """Return the answer that says why there is none."""
+    """Return the HTTP answer for a failed call, with the error's status and text."""
     kinds = (
         (InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (ChangedMeanwhileError, 409),
         (BusyError, 429),

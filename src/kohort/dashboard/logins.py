@@ -72,7 +72,7 @@ class DashboardUsers:
         return known if fits else None
 
     def proof(self, user: str) -> bytes | None:
-        """Return what stands for a user's present password; None: there is no such user."""
+        """Return a keyed hash of a user's present password; None if there is no such user."""
         with self._lock:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
                 self._checked_s = self._now_s()
@@ -80,7 +80,10 @@ class DashboardUsers:
                     self._read()
                 except InvalidInputError as error:
                     if self._failures.due(error.message):
-                        log.warning("%s; the users that were read before stay valid", error.message)
+                        log.warning(
+                            "users file can't be read again: %s; the users that were read before stay valid",
+                            error.message,
+                        )
             return self._proofs.get(user)
 
     def _read(self) -> None:
@@ -100,7 +103,7 @@ class DashboardUsers:
         if not users and not self._read_as:
             raise InvalidInputError(f"{self._path} has no user: write NAME=PASSWORD in each line")
         if not users:
-            log.warning("%s has no user any more: nobody can log in", self._path)
+            log.warning("users file %s has no user any more: nobody can log in to the dashboard", self._path)
         self._proofs = {name: hmac.digest(self._key, word.encode(), "sha256") for name, word in users.items()}
         self._read_as = state
 
@@ -141,7 +144,7 @@ class FailedTries:
             del self._known[next(iter(self._known))]
 
     def count_failure(self, address: str, user: str) -> None:
-        """Count a failure."""
+        """Count a failed login of an address and a user."""
         now_s = self._now_s()
         for key, _ in _keys(address, user):
             self._free_at_s[key] = max(now_s, self._free_at_s.get(key, 0.0)) + TRY_INTERVAL_S
@@ -167,7 +170,7 @@ def _network(address: str) -> str:
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
-    """Return the address and the user as they are counted, with their tries."""
+    """Return the keys under which an address and a user are counted, each with its failed tries."""
     address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
@@ -175,7 +178,7 @@ def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[t
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """A login.
+    """A session of a logged-in user.
 
     Attributes:
         user: Its name.
@@ -189,7 +192,7 @@ class LoginSession:
 
 
 class DashboardLogins:
-    """The logins and their sessions. All calls come from one thread.
+    """The dashboard's logins and their sessions. All calls come from one thread.
 
     Args:
         users: The users.
@@ -225,7 +228,7 @@ class DashboardLogins:
         return secret
 
     def session(self, secret: str) -> LoginSession | None:
-        """Return a session; None: it never was, has ended, or its user is gone or has another password."""
+        """Return the session of this secret; None: it is unknown or over, or its user has gone or changed the password."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None
@@ -236,7 +239,7 @@ class DashboardLogins:
         return None
 
     def end(self, secret: str) -> None:
-        """End a session."""
+        """End the session of this secret: log its user out."""
         found = self._sessions.pop(_kept(secret), None)
         if found is not None:
             log.info("[user %s] logged out", found.user)

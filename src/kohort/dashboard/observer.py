@@ -212,7 +212,7 @@ class ClusterObserver(ClosedOnExit):
         self.wake_pages()
 
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
-        """Take over what an earlier process has seen: reads as far as a picture goes, and the last changes."""
+        """Restore an earlier process's history from the file: reads as far as a picture goes, and the last changes."""
 
         def add(values: ReadValues) -> None:
             with self._lock:
@@ -224,7 +224,7 @@ class ClusterObserver(ClosedOnExit):
             self._history.restore_changes(changes)
 
     def wake_pages(self) -> None:
-        """Call the listeners."""
+        """Call the listeners, so that open pages get the new read."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -236,7 +236,7 @@ class ClusterObserver(ClosedOnExit):
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function no more."""
+        """Stop calling a function after reads."""
         with self._lock:
             self._listeners.discard(listener)
 
@@ -252,11 +252,11 @@ class ClusterObserver(ClosedOnExit):
         }
 
     def overview(self) -> View:
-        """Return all groups."""
+        """Return the encoded overview of all groups as of the last read."""
         return {"cluster": self.cluster(), "overview": self._overview}
 
     def group(self, name: str) -> View:
-        """Return a group.
+        """Return the page view of a group as of the last read.
 
         Raises:
             NotFoundError: The last read has no such group.
@@ -328,7 +328,7 @@ def overview(report: LagReport | None, history: LagHistory) -> View:
 
 
 def _group_row(group: GroupLag, history: LagHistory) -> View:
-    name, read = group.description.group_id, group.read
+    name, read = group.description.group_id, group.known_partitions
     return {
         "group": name,
         "state": group.description.state,
@@ -424,7 +424,7 @@ def _member_row(member: MemberDescription, group: GroupLag) -> View:
         "partitions": len(owned),
         "owns": {topic: sorted(numbers) for topic, numbers in sorted(by_topic(owned).items())},
         "subscription": sorted(member.subscription or ()),
-        "lag": sum(part.lag or 0 for part in group.read if part.partition in owned),
+        "lag": sum(part.lag or 0 for part in group.known_partitions if part.partition in owned),
     }
 
 

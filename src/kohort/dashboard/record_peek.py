@@ -92,7 +92,7 @@ class PeekRequest:
 
 @dataclass(slots=True)
 class _Scan:
-    """The progress of a look."""
+    """The progress of one search for records to show."""
 
     request: PeekRequest
     ends: Mapping[TopicPartition, int]
@@ -205,7 +205,7 @@ def _partitions(consumer: Consumer, request: PeekRequest) -> list[TopicPartition
 
 
 def _begin(request: PeekRequest, start: int, end: int, partitions: int) -> int:
-    """Return where to begin in a partition."""
+    """Return the offset at which to begin to read a partition."""
     if request.offset is not None:
         return max(start, request.offset)
     share = max(1, RECORDS_SCANNED_MAX // partitions)
@@ -234,7 +234,7 @@ def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[
 
 
 class _Decoding:
-    """The values of one look by their schemas."""
+    """The decoding of record values by their schemas, for one request."""
 
     def __init__(self, registry: SchemaRegistry, now_s: Callable[[], float]) -> None:
         self._registry, self._now_s = registry, now_s

@@ -96,7 +96,7 @@ FILES: Mapping[str, tuple[str, str]] = {
 
 
 class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a login."""
+    """The body of a login request: user and password."""
 
     user: str
     password: str
@@ -125,13 +125,13 @@ class DashboardRoutes:
         self.is_closing = False
 
     def close(self) -> None:
-        """End the streams, and start no more calls."""
+        """End the open event streams, and start no more look-ups or changes."""
         self.is_closing = True
         for threads in (self._cluster, self._regions, self._memory, self._disk, self._changing):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:
-        """Return the application."""
+        """Return the ASGI application, with all routes behind the guard."""
         observer, lookups = self._observer, self._lookups
         answers: dict[str, tuple[ThreadPoolExecutor, Callable[[Request], Any]]] = {
             "/api/group": (self._memory, lambda request: observer.group(_text(request, "name"))),
@@ -187,7 +187,11 @@ class DashboardRoutes:
             async with self._turn:
                 if not self._is_current(request):
                     what = request.url.path.rpartition("/")[2]
-                    log.warning("[user %s] %s refused: the login ended while it waited", user_of(request), what)
+                    log.warning(
+                        "[user %s] request %s refused: the user's login ended while it waited for another change",
+                        user_of(request),
+                        what,
+                    )
                     return error_answer(401, "log in", "not_authorized")
                 return await self._in_thread(self._changing, lambda found: make(asked, found.scope[SECRET]))(request)
         finally:
@@ -356,7 +360,7 @@ class LimitedProtocol(H11Protocol):
     _unsent_then, _stands_since_s = 0, 0.0
 
     def take_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
-        """Take a place before the handshake."""
+        """Take one of the places for connections, before the TLS handshake."""
         self.places, self.sock = places, sock
         self._waits_since_s = self.loop.time()
         places.add(self)
@@ -372,7 +376,7 @@ class LimitedProtocol(H11Protocol):
         self._check_later()
 
     def give_place(self) -> None:
-        """Close the connection for a new one."""
+        """Close this connection to make room for a new one."""
         self.places.discard(self)
         if self.is_served:
             self.transport.abort()
@@ -384,7 +388,7 @@ class LimitedProtocol(H11Protocol):
         return [cast(LimitedProtocol, found) for found in self.connections]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Release the connection's place when it has closed."""
         self.places.discard(self)
         if self._check is not None:
             self._check.cancel()
@@ -397,7 +401,7 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Stop the answer until its reader has read, and close those that have too much unread."""
+        """Pause the answer until the browser has read; close connections whose browsers have too much unread."""
         super().pause_writing()
         others = self._others()
         unsent = sum(found.unsent() for found in others)
@@ -486,7 +490,7 @@ class LimitedServer(uvicorn.Server):
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
                 if self._failures.due(error.errno):
-                    log.warning("can't accept a connection, retrying: %s", error)
+                    log.warning("the dashboard can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue

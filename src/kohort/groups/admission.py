@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
 
 
 def check_group(config: GroupConfig, groups: int) -> bool:
-    """Return whether the shard may have another group beside so many (`group.coordinator.max.groups`)."""
+    """Return whether the shard may create another group, given how many it has (`group.coordinator.max.groups`)."""
     return groups < config.groups_max
 
 
@@ -224,7 +224,7 @@ class Imports:
         self._verdicts: dict[str, Verdict] = {}
 
     def verdict(self, group_id: str, now_ms: int) -> Verdict | None:
-        """Return the last answer if it is still valid."""
+        """Return the last import verdict about a group, if it is still valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 
@@ -234,7 +234,7 @@ class Imports:
         return 0 if verdict is None else verdict.failures
 
     def remember(self, group_id: str, verdict: Verdict) -> None:
-        """Remember an answer."""
+        """Remember the earlier coordinator's answer about a group."""
         self._verdicts.pop(group_id, None)
         self._verdicts[group_id] = verdict
         if len(self._verdicts) > VERDICTS_MAX:
@@ -255,7 +255,7 @@ class Imports:
         return RETRY_LATER
 
     def refuse(self, step: Step, event: GroupImported) -> None:
-        """Remember that there is nothing to import, or nothing that may be imported."""
+        """Remember that a group has nothing to import, or must not be imported."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
             self.remember(event.group_id, Verdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))

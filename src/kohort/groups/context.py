@@ -64,11 +64,11 @@ class Ledger:
             Tombstone: self._tombstone,
         }
         for kind in kinds:
-            for record, take in kind.takes.items():
+            for record, take in kind.appliers.items():
                 self._appliers[record] = partial(self._take, kind, take)
 
     def apply(self, record: Record) -> None:
-        """Apply one record to the state."""
+        """Apply one journal record to the hard state."""
         self._appliers[type(record)](record)
 
     def mark_changed(self, membership: GroupMembership) -> None:
@@ -88,7 +88,7 @@ class Ledger:
             yield from (slot.record for slot in pending if not slot.superseded)
 
     def group(self, group_id: str) -> Group:
-        """Return a group; create it if there is none."""
+        """Return the group of this id; create it, in memory only, if there is none."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))
@@ -232,7 +232,7 @@ class Context(Step):
         return self.ledger.groups.get(group_id)
 
     def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
-        """Let a group handle an event, by its table.
+        """Let a group handle an event, by the transition table of its protocol.
 
         Raises:
             UnexpectedTransitionError: the handler led to a state that the table does not name.

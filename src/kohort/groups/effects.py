@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import PushPosition, Topic
-from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 # -- Requests to push consumers, and replies about push groups alone; the other effects stand below
@@ -112,7 +112,7 @@ class DividePartitions:
     ticket: int
     assignor: str
     members: Mapping[str, PushMemberSaved]
-    current: Mapping[str, Pairs]
+    current: Mapping[str, TopicIdPartitions]
     topics: Mapping[str, Topic]
 
 
@@ -302,7 +302,7 @@ class ConsumerGroupHeartbeatReply(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedPartitions:
+class PartitionsOfTopic:
     """Some partitions of one topic, with the topic's id and its name."""
 
     topic_id: TopicId
@@ -325,8 +325,8 @@ class DescribedConsumer:
     client_host: str
     subscribed_topics: tuple[str, ...]
     subscribed_regex: str | None
-    assignment: tuple[NamedPartitions, ...]
-    target: tuple[NamedPartitions, ...]
+    assignment: tuple[PartitionsOfTopic, ...]
+    target: tuple[PartitionsOfTopic, ...]
     member_type: int
 
 
@@ -379,7 +379,7 @@ class Reply(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A frame for a member's connection that answers no request."""
+    """A frame that the coordinator sends to a push member by itself, and not in answer to a request."""
 
     connection: int
     value: Pushed
@@ -406,7 +406,7 @@ class ComputeAssignment:
     assignor: str
     members: Mapping[str, MemberSaved]
     subscribed: Mapping[str, tuple[str, ...]]
-    current: Mapping[str, Pairs]
+    current: Mapping[str, TopicIdPartitions]
     topics: Mapping[str, Topic]
     excluded: Mapping[str, tuple[TopicPartitions, ...]]
 

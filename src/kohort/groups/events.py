@@ -237,7 +237,7 @@ class OffsetColumns(Sequence[OffsetToCommit]):
 
     @classmethod
     def of(cls, offsets: Sequence[OffsetToCommit]) -> OffsetColumns:
-        """Return positions by column, whichever way they are kept."""
+        """Return committed positions by column, from either form in which an event has them."""
         if isinstance(offsets, OffsetColumns):
             return offsets
         return cls(list(zip(*offsets, strict=True)) or _NO_OFFSETS)
@@ -250,13 +250,13 @@ class OffsetColumns(Sequence[OffsetToCommit]):
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
 
     def moved_to(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
-        """Return other positions of the same partitions, with the same metadata."""
+        """Return a copy with other offsets for the same partitions, and the same metadata."""
         topics, partitions, _, _, metadata, topic_ids = self.columns
         return OffsetColumns((topics, partitions, offsets, leader_epochs, metadata, topic_ids), self.places)
 
     @property
     def metadata(self) -> Sequence[str]:
-        """The metadata of each position."""
+        """The commit metadata of each position."""
         return self.columns[4]
 
     def __len__(self) -> int:
@@ -579,7 +579,7 @@ class RegisterConsumer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The passing of `next_deadline_ms`."""
+    """The event that the time of `GroupMachine.next_deadline_ms` has passed."""
 
 
 OneGroupRequest: TypeAlias = (

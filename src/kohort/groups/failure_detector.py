@@ -58,7 +58,7 @@ def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interv
 
 
 def shorten_session(step: Step, session: Timer, due_ms: int) -> None:
-    """End a session at `due_ms` if it would end later."""
+    """Let a member's session end at `due_ms`, if it would end later."""
     if session.due_ms is None or due_ms < session.due_ms:
         step.deadlines.set(session, due_ms)
 
@@ -95,11 +95,11 @@ class LongPoll(Protocol):
 
     @property
     def request(self) -> int:
-        """The id of the request to answer."""
+        """The id of the heartbeat request to answer."""
 
     @property
     def delay_ms(self) -> int:
-        """How long its client tolerates a delay, 0: not at all."""
+        """How long the client tolerates a delayed response, in ms; 0: not at all."""
 
 
 class MonitoredMember:

@@ -41,7 +41,7 @@ from kohort.groups.step import Step
 from kohort.groups.table import Table, Trigger
 
 Partition = tuple[str, int]
-Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
+Appliers: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 """Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
 
 
@@ -63,7 +63,7 @@ class GroupMembership(LongPollingGroup):
         name: the protocol's name, and the type that ListGroups shows unless `listed_as` is set.
         listed_as: another type for ListGroups.
         table: what the group does with an event in each of its states.
-        takes: how each kind of record changes the membership; only the ledger calls these.
+        appliers: how each kind of record changes the membership; only the ledger calls these.
         is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
 
@@ -74,7 +74,7 @@ class GroupMembership(LongPollingGroup):
     is_shown: ClassVar[bool] = False
 
     group_id: str
-    takes: ClassVar[Takes]
+    appliers: ClassVar[Appliers]
     table: ClassVar[Table] = {}
 
     def __init__(self, group_id: str) -> None:
@@ -126,14 +126,14 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return whether a commit is accepted, or its error."""
+        """Return NONE if an OffsetCommit is accepted, else its error."""
 
     @abstractmethod
     def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return whether a transactional commit is accepted, or its error."""
+        """Return NONE if a TxnOffsetCommit is accepted, else its error."""
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Handle an accepted commit, which may be a sign of life."""
+        """Handle an accepted OffsetCommit, which may count as a member's sign of life."""
         return
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
@@ -141,7 +141,7 @@ class GroupMembership(LongPollingGroup):
         return None
 
     def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
-        """Return whether a fetch that names a member is answered, or its error."""
+        """Return NONE if an OffsetFetch that names a member is answered, else its error."""
         return ErrorCode.NONE
 
     def describe(self, step: Step) -> DescribedGroup | None:
@@ -238,7 +238,7 @@ class Group:
         return self.membership if isinstance(self.membership, kind) else None
 
     def is_void(self) -> bool:
-        """Return whether no record of the group is left."""
+        """Return whether the group has no record left: no members, and no committed or pending offsets."""
         return not (self.offsets or self.pending or self.membership.has_records())
 
     def state(self) -> GroupState:

@@ -325,7 +325,7 @@ class GroupMachine:
                 context.react(group, ConnectionLost, member_id, event)
 
     def _on_settings(self, event: GroupSettingsChanged) -> None:
-        """Store a group's own settings, also those of a group that does not exist yet."""
+        """Store a group's dynamic settings, also those of a group that does not exist yet."""
         self.context.settings[event.group_id] = event.settings
         self._on_result(event)
 

@@ -92,11 +92,11 @@ class CommittedOffsets:
         size = len(records)
         context.count(Meter.OFFSET_COMMITS, size)
         if taken is offsets or size == len(offsets):
-            reply = accepted(size)
+            reply = all_accepted_reply(size)
         else:
             reply = OffsetCommitReply(
                 tuple(
-                    (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
+                    (refused or {}).get((offset.topic, offset.partition)) or metadata_size_error(offset.metadata, limit)
                     for offset in event.offsets
                 )
             )
@@ -194,7 +194,7 @@ class CommittedOffsets:
         context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
     def held_back(self, found: FetchedOffset) -> FetchedOffset:
-        """Return a position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
+        """Return a committed position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
 
         The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
         """
@@ -242,11 +242,11 @@ class CommittedOffsets:
         """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
         topics = self.context.image.topics
         if not self.context.image.sure:
-            self.look_for_missing()
+            self.remove_unregistered()
         elif topics:
             self.drop_positions(lambda topic, topic_id: topic not in topics)
 
-    def look_for_missing(self) -> None:
+    def remove_unregistered(self) -> None:
         """Start a search for topics that are missing or have another id: absence from the image deletes nothing."""
         topics = self.context.image.topics
         missing: dict[str, set[TopicId]] = {}
@@ -285,7 +285,7 @@ class CommittedOffsets:
             self.take_over(event)
 
     def take_over(self, event: GroupImported) -> None:
-        """Write the import record and the offsets in one append."""
+        """Write an imported group: the import record and the offsets, in one append."""
         context = self.context
         group = context.find(event.group_id) or context.create_group(event.group_id)
         if group is None:
@@ -302,7 +302,7 @@ class CommittedOffsets:
         context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
     def named(self, offset: OffsetToCommit) -> OffsetToCommit:
-        """Return an offset with the id of its topic if that is known."""
+        """Return an offset to commit, completed by the id of its topic if that is known."""
         topic = self.context.image.topics.get(offset.topic)
         return offset if topic is None or self.context.image.sure else offset._replace(topic_id=topic.id)
 
@@ -368,8 +368,8 @@ class CommittedOffsets:
         return wall_ms - start_ms >= self.context.config.offsets_retention_ms
 
 
-def accepted(size: int) -> OffsetCommitReply:
-    """Return the reply to a commit of so many positions, all of which were accepted."""
+def all_accepted_reply(size: int) -> OffsetCommitReply:
+    """Return the reply to a commit of this many positions, all of which were accepted."""
     return _small_accepted(size) if size <= ACCEPTED_KEPT_MAX else OffsetCommitReply((NO_ERROR,) * size)
 
 
@@ -378,8 +378,8 @@ def _small_accepted(size: int) -> OffsetCommitReply:
     return OffsetCommitReply((NO_ERROR,) * size)
 
 
-def fitting(metadata: str, limit: int) -> ErrorCode:
-    """Return whether a position's metadata is within the limit, or the error."""
+def metadata_size_error(metadata: str, limit: int) -> ErrorCode:
+    """Return NONE, or OFFSET_METADATA_TOO_LARGE if a position's metadata exceeds the limit."""
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
@@ -408,11 +408,11 @@ def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: boo
     """Return the partitions' positions, or UNSTABLE_OFFSET_COMMIT where a transaction may change one."""
     found = zip(partitions, map(group.offsets.get, partitions), strict=True)
     if require_stable and group.pending:
-        return tuple([fetched(part, record, unstable=group.has_pending(part)) for part, record in found])
-    return tuple([fetched(part, record) for part, record in found])
+        return tuple([fetched_offset(part, record, unstable=group.has_pending(part)) for part, record in found])
+    return tuple([fetched_offset(part, record) for part, record in found])
 
 
-def fetched(partition: Partition, record: OffsetCommitted | None, *, unstable: bool = False) -> FetchedOffset:
+def fetched_offset(partition: Partition, record: OffsetCommitted | None, *, unstable: bool = False) -> FetchedOffset:
     """Return a partition of an OffsetFetch response: its committed offset, -1 if there is none, or an error."""
     if unstable:
         return FetchedOffset(*partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)

@@ -52,7 +52,7 @@ def proof(token: bytes, who: str, nonces: bytes) -> bytes:
 
 
 class FrameSealer:
-    """The sender's half of one direction."""
+    """The sender's half of one direction: seals frames with a keyed hash and a counter."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -106,7 +106,7 @@ def _mac(key: bytes, number: int, framed: bytes) -> bytes:
 
 
 class LinkFrames:
-    """Both directions of one connection."""
+    """The frame codecs for both directions of one connection."""
 
     def __init__(self, token: bytes, nonces: bytes, *, is_caller: bool) -> None:
         keys = [proof(token, f"frames of the {who}", nonces) for who in ("caller", "listener")]
@@ -250,7 +250,7 @@ class _Greeting:
         self._send_raw(data if self.tls is None else self.tls.encrypted(data))
 
     def receive(self, size: int) -> bytes:
-        """Return exactly so many bytes."""
+        """Read exactly this many bytes of the handshake."""
         if self.tls is not None:
             self._plain += self.tls.decrypted(b"")
         while len(self._plain) < size:

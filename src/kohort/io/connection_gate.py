@@ -24,7 +24,7 @@ class _Phase(Enum):
 
 
 class GatePlace:
-    """The place of one connection."""
+    """The place of one connection among those that a listener accepts."""
 
     def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
         self._gate, self.address, self.close = gate, address, close
@@ -35,12 +35,12 @@ class GatePlace:
         return self._gate._prove(self)
 
     def give_back(self) -> None:
-        """Give the place up; a second call does nothing."""
+        """Release the place because the connection has closed; a second call does nothing."""
         self._gate._leave(self)
 
 
 class ConnectionGate:
-    """The connections of one listener. Any thread may call its methods."""
+    """A limit on the connections of one listener, authenticated or not. Any thread may call its methods."""
 
     def __init__(
         self, members_max: int, strangers_max: int = STRANGERS_MAX, of_address_max: int = STRANGERS_OF_ADDRESS_MAX
@@ -68,7 +68,7 @@ class ConnectionGate:
         return place
 
     def _too_many(self, address: str) -> GatePlace | None:
-        """Return the stranger that is closed for another one of this address."""
+        """Return the unauthenticated connection to close for a new one from this address; None: there is room."""
         counts = Counter(place.address for place in self._strangers)
         if counts[address] >= self._of_address_max:
             busiest = address

@@ -32,7 +32,7 @@ BYTES_MAX = 64 * 1024 * 1024
 """A store of all public authorities has a few hundred kilobytes."""
 
 
-def trusted(location: str, password: str | None) -> bytes | None:
+def trusted_certificates(location: str, password: str | None) -> bytes | None:
     """Return the certificates of a JKS or PKCS#12 store as DER, concatenated as `ssl` takes them; None for other files.
 
     Args:

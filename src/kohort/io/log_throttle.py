@@ -129,7 +129,7 @@ class Allowance:
         return self._left >= 1
 
     def take(self) -> None:
-        """Count a written line."""
+        """Count a written line against the allowance."""
         self._left -= 1
 
 

@@ -58,13 +58,13 @@ class _BoundedInput(socket.SocketIO):
 
 
 class _Request(WSGIRequestHandler):
-    """One scrape."""
+    """The handler of one scrape request."""
 
     server: _Server
     timeout = SCRAPE_S
 
     def setup(self) -> None:
-        """Read through a bound."""
+        """Limit the bytes that are read of a request."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))
@@ -153,7 +153,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             pass  # a probe of the port alone, or an abort
         except ssl.SSLError as error:
             if self._failures.due(error.reason):
-                log.warning("TLS with %s failed, its scrape is not answered: %s", client_address[0], error.reason)
+                log.warning(
+                    "TLS handshake with %s failed, its metrics scrape is not answered: %s",
+                    client_address[0],
+                    error.reason,
+                )
         except OSError:
             pass  # the client has gone, or was too slow
         with self._lock:
@@ -193,7 +197,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log.error(
-                "unexpected error while answering the scrape from %s; closing its connection",
+                "unexpected error while answering the metrics scrape from %s; closing its connection",
                 client_address,
                 exc_info=error,
             )
@@ -218,7 +222,9 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="kohort-metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
-        log.info("metrics on %s://%s/metrics", "http" if tls is None else "https", self.address)
+        log.info(
+            "metrics for Prometheus are served on %s://%s/metrics", "http" if tls is None else "https", self.address
+        )
 
     def close(self) -> None:
         """Stop the server and release the port."""

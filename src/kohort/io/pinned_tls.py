@@ -134,7 +134,7 @@ class TlsPipe:
         return bytes(found)
 
     def _carried(self, size: int) -> None:
-        """Take note of a record with so many bytes of data."""
+        """Count a decrypted record that carried this many bytes of data."""
 
 
 class ListenerPipe(TlsPipe):

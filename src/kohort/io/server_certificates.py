@@ -72,7 +72,7 @@ class ServerCertificates:
             if found is self.loaded:
                 return None
             self.loaded = found
-        log.info("[%s] new certificates are in use from %s", self._server, self._identity)
+        log.info("[%s] new TLS certificates loaded from %s: new connections get them", self._server, self._identity)
         return found
 
     def context(self) -> ssl.SSLContext:
@@ -81,7 +81,7 @@ class ServerCertificates:
         return self.loaded.context
 
     def _load(self, before: LoadedCertificates | None) -> LoadedCertificates:
-        """Return the files as they are now; what was loaded before if they have not changed."""
+        """Load the files as they are now; return what was loaded before if they have not changed."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         authorities = None

@@ -162,7 +162,7 @@ class Survey:
             return None
 
     def _made_out(self, damage: LogDamage) -> set[str]:
-        """Return names in the damaged bytes, as far as these still look like records: only a hint."""
+        """Return names that appear in damaged bytes, as far as these still look like records: only a hint."""
         names: set[str] = set()
         try:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
@@ -185,8 +185,9 @@ def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     last = newest_of(source, first, name_of)
     shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
     log.warning(
-        "%s: truncated %d bytes after offset %d: an unacknowledged write when the broker ended; after a machine "
-        "failure, perhaps more. %ss that wrote last before it: %s",
+        "[partition %s] truncated %d bytes after offset %d: the broker ended during a write, which was not "
+        "acknowledged; "
+        "after a machine failure, acknowledged writes may be lost too. %ss in the last records before: %s",
         source.path.name,
         size,
         source.end_offset - 1,

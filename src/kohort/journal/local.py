@@ -21,7 +21,7 @@ from kohort.journal.checked import (
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.protocol import Owner
-from kohort.journal.sealing import sealed
+from kohort.journal.sealing import encode_append
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import parse_marker
 from kohort.log.partition import PartitionLog
@@ -93,7 +93,7 @@ class LogJournal:
         if not records:
             return
         try:
-            data = bytearray().join(sealed(records, now_ms))
+            data = bytearray().join(encode_append(records, now_ms))
         except struct.error as error:
             raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
         if len(data) > APPEND_BYTES_MAX:
@@ -167,7 +167,8 @@ class LogJournal:
         """Truncate an append that a crash left unfinished."""
         groups = newest_of(self._log, offset, group_of)
         log.warning(
-            "%s: truncated an unfinished append, offsets %d to %d: the broker ended during the write, which was never "
+            "[partition %s] truncated an unfinished append, offsets %d to %d: the broker ended during the write, "
+            "which was never "
             "acknowledged. Groups in it: %s",
             self._log.path.name,
             offset,

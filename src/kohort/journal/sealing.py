@@ -48,7 +48,7 @@ _GROUP: Final = itemgetter(0)
 _TOPIC: Final = itemgetter(1)
 
 
-def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
+def encode_append(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
     """Encode one append as batches, all at `now_ms`, in the records' order.
 
     Transactional offsets are in batches of their producer, and the end of a transaction is a marker. Large appends are
@@ -65,7 +65,7 @@ def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
     return batches
 
 
-def packed(records: Iterable[Record]) -> tuple[bytes, int]:
+def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
     """Encode the records of one append for a single batch of any size, and count them.
 
     Raises:
@@ -96,7 +96,7 @@ class _Batches:
         self._size = 0
 
     def continue_with(self, options: BatchOptions) -> None:
-        """Continue with batches of this kind."""
+        """Begin a new batch if the open one is of another kind: group records, or a producer's offsets."""
         if options != self._options:
             self._seal()
             self._options = options
@@ -108,7 +108,7 @@ class _Batches:
             self._parts, self._count, self._size = [], 0, 0
 
     def finish(self) -> list[bytes | bytearray]:
-        """Close and return all batches."""
+        """Complete the open batch, and return all batches of the append."""
         self._seal()
         return self._done
 
@@ -134,7 +134,7 @@ class _Batches:
                     self.add(*encode(record))
 
     def add(self, key: bytes, value: bytes | None) -> None:
-        """Add one record."""
+        """Add one record to the open batch."""
         key_size = len(key)
         value_size = len(value) if value is not None else 0
         if self._size + key_size + value_size > self._bytes_max:
@@ -160,7 +160,7 @@ class _Batches:
             self._done.append(build_marker(marker, self._now_ms))
 
     def _pack(self, offsets: list[OffsetCommitted]) -> bool:
-        """Add positions by the kernel; return whether it took them."""
+        """Add committed offsets by the compiled kernel; return whether it could encode them."""
         if PACK_OFFSETS is None or offsets[0].producer_id >= 0:
             return False
         self.continue_with({})
@@ -173,7 +173,7 @@ class _Batches:
         return True
 
     def add_offsets(self, run: Sequence[OffsetCommitted]) -> None:
-        """Add positions of one group."""
+        """Add committed offsets of one group to the open batch."""
         if len(run) >= _RUN_MIN:
             _, topics, partitions, offsets, epochs, *rest = zip(*run, strict=True)
             if topics.count(topics[0]) != len(run):

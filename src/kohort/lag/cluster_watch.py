@@ -95,7 +95,7 @@ class ClusterWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the reader, and give the shares up."""
+        """End the thread and the reader, and release the shares of groups to other exporters."""
         self._ended.set()
         self._is_due.set()
         self._reader.close()
@@ -105,7 +105,7 @@ class ClusterWatch:
 
     @property
     def current(self) -> LagReport | None:
-        """The last report, unless it is too old to be shown."""
+        """The last lag report; None if it is too old to be shown."""
         report = self.state.report
         if report is None:
             return None
@@ -140,7 +140,7 @@ class ClusterWatch:
             failure = f"cluster: {text}"
             if not is_known and failure not in self._said:
                 log.error(
-                    "[cluster %s] unexpected error during a read; retrying at the next interval",
+                    "[cluster %s] unexpected error while reading the lag; retrying at the next interval",
                     self.name,
                     exc_info=error,
                 )
@@ -158,12 +158,12 @@ class ClusterWatch:
             self._on_read(self.state)
         except Exception:  # the thread goes on here too
             log.exception(
-                "[cluster %s] unexpected error while using the result of a read; the next read follows as usual",
+                "[cluster %s] unexpected error while using the lag that was read; the next read follows as usual",
                 self.name,
             )
 
     def _begin_shares(self) -> Mapping[int, int]:
-        """Make the next read one of the shares that this process has; return these.
+        """Restrict the next read to the shares of groups that this process has; return these shares.
 
         Raises:
             KafkaError: It takes no part.
@@ -200,16 +200,17 @@ class ClusterWatch:
         """Log failures that the previous read did not have, and the first read without failures."""
         new = sorted(failures - self._said)
         for failure in new[:LOGGED_FAILURES_MAX]:
-            log.warning("[cluster %s] not read: %s; retrying at the next interval", self.name, failure)
+            log.warning("[cluster %s] lag could not be read: %s; retrying at the next interval", self.name, failure)
         if len(new) > LOGGED_FAILURES_MAX:
             left = len(new) - LOGGED_FAILURES_MAX
             log.warning(
-                "[cluster %s] %d more parts and groups could not be read; retrying at the next interval",
+                "[cluster %s] lag could not be read for %d more reasons, which are not logged; retrying at the next "
+                "interval",
                 self.name,
                 left,
             )
         if self._said and not failures:
-            log.info("[cluster %s] reading works again: the last read had no failures", self.name)
+            log.info("[cluster %s] lag is read again: the last read had no failures", self.name)
         self._said = frozenset(failures)
 
 
@@ -220,7 +221,7 @@ def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
 def _counted(
     before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
 ) -> dict[tuple[str, str], int]:
-    """Return the changes counted so far, of the groups that are there."""
+    """Return the counts of changes by group and kind, without groups that no longer exist."""
     counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
     known = {} if before.report is None else before.report.groups
     counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)

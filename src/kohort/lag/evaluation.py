@@ -25,7 +25,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.lag.snapshot import NO_RECORD, UNDATED, ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 
 WINDOW_MS = 60_000
 """How long a partition may make no progress, or its lag grow, before that is a finding. Longer than the pauses between
@@ -37,7 +37,7 @@ RISES_MIN = 2
 
 
 class LagStatus(IntEnum):
-    """How a partition or a group is, from good to bad.
+    """The status of a partition's or a group's lag, from good to bad.
 
     A group has the worst status of its partitions.
     """
@@ -79,7 +79,7 @@ CAUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a partition was at a time, from which rates are computed."""
+    """A partition's committed offset and log end at a time, from which rates are computed."""
 
     at_ms: int
     committed: int
@@ -263,24 +263,24 @@ class GroupLag:
     batch: int | None = None
 
     @property
-    def read(self) -> list[PartitionLag]:
+    def known_partitions(self) -> list[PartitionLag]:
         """The partitions with a known lag that the group still reads."""
         return [part for part in self.partitions if part.lag is not None and part.cause != ABANDONED]
 
     @property
     def sum_lag(self) -> int:
-        """The offsets still to be read."""
-        return sum(part.lag or 0 for part in self.read)
+        """The sum of the lag over partitions: how many offsets the group has still to read."""
+        return sum(part.lag or 0 for part in self.known_partitions)
 
     @property
     def max_lag(self) -> int:
         """The largest lag of a partition."""
-        return max((part.lag or 0 for part in self.read), default=0)
+        return max((part.lag or 0 for part in self.known_partitions), default=0)
 
     @property
     def max_time_lag_ms(self) -> int | None:
         """The largest time lag of a partition; None if none is known."""
-        return max((part.time_lag_ms for part in self.read if part.time_lag_ms is not None), default=None)
+        return max((part.time_lag_ms for part in self.known_partitions if part.time_lag_ms is not None), default=None)
 
     @property
     def status(self) -> LagStatus:
@@ -297,12 +297,12 @@ class GroupLag:
         """
         if not self.members_known:
             return "unknown"
-        unread = any(part.lag and part.time_lag_ms != 0 for part in self.read)
-        if not self.description.members and not any(_has_moved(part) for part in self.read):
+        unread = any(part.lag and part.time_lag_ms != 0 for part in self.known_partitions)
+        if not self.description.members and not any(_has_moved(part) for part in self.known_partitions):
             return "stopped" if unread else "empty"
-        if unread or any(part.consumed_per_s or part.produced_per_s for part in self.read):
+        if unread or any(part.consumed_per_s or part.produced_per_s for part in self.known_partitions):
             return "active"
-        return "idle" if all(part.consumed_per_s is not None for part in self.read) else "unknown"
+        return "idle" if all(part.consumed_per_s is not None for part in self.known_partitions) else "unknown"
 
 
 def _has_moved(part: PartitionLag) -> bool:
@@ -345,14 +345,14 @@ def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A snapshot, and what is known from the one before."""
+    """A snapshot of a cluster, with the report of the one before, while it is evaluated."""
 
     snapshot: ClusterSnapshot
     before: LagReport | None
     window_ms: int
 
     def group(self, reading: GroupReading) -> GroupLag:
-        """Evaluate one group."""
+        """Compute the lag and status of one group."""
         group = reading.description
         owners = {tp: member for member in group.members for tp in member.assignment or ()}
         earlier = None if self.before is None else self.before.groups.get(group.group_id)
@@ -439,7 +439,7 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A partition of a group."""
+    """One partition of a group, while its lag is evaluated."""
 
     reading: GroupReading
     partition: TopicPartition
@@ -477,7 +477,7 @@ def abandoned_topics(reading: GroupReading, topics: set[str]) -> set[str]:
         return set()
     try:
         for pattern in patterns:
-            wanted.update(matching(pattern, topics))
+            wanted.update(matching_names(pattern, topics))
     except InvalidInputError:  # a pattern that this process can't match: a broker could
         return set()
     return topics - wanted

@@ -119,7 +119,7 @@ class LagExporter(Collector):
 
 
 class _Families:
-    """The metric families of a page."""
+    """The metric families of one scrape, filled cluster by cluster."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
@@ -128,7 +128,7 @@ class _Families:
         }
 
     def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
-        """Add a sample; an unknown value is left out."""
+        """Add a sample to a metric family, unless its value is unknown."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
 
@@ -171,7 +171,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
         families.add_sample("kohort_consumergroup_members", place, len(of.members))
     for reason, count in of.causes.items():
         families.add_sample("kohort_consumergroup_rebalance_causes", (*place, reason), count)
-    read = group.read
+    read = group.known_partitions
     if not read:
         return
     families.add_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)

@@ -67,7 +67,7 @@ CALL_MS = 10_000
 
 
 def share_of(name: str) -> int:
-    """Return the share of a group's or topic's name."""
+    """Return the number of the share that a group's or topic's name hashes to."""
     return zlib.crc32(name.encode()) % SHARES
 
 
@@ -117,7 +117,7 @@ class ExporterShares:
         return self._owned if member is not None and member.is_in_session() else {}
 
     def check(self) -> None:
-        """Check that this exporter takes part.
+        """Check that this exporter is a member of the group that divides the cluster's groups.
 
         Raises:
             KafkaError: It does not, and why.
@@ -146,12 +146,16 @@ class ExporterShares:
             except Exception as error:  # a bug must not end the thread: others would wait for this one's shares
                 if self._ended.is_set():
                     return
-                log.exception("[cluster %s][group %s] unexpected error", self._cluster, self._group)
+                log.exception(
+                    "[cluster %s][group %s] unexpected error while dividing groups between exporters; retrying",
+                    self._cluster,
+                    self._group,
+                )
                 self._error = KafkaError(f"group {self._group!r}: unexpected error {type(error).__name__}")
             self._ended.wait(RETRY_S)
 
     def _make_topic(self) -> None:
-        """Make the topic if it is missing.
+        """Create the exporters' topic if it is missing.
 
         Raises:
             KafkaError: It can't be made, or has too few partitions.
@@ -177,7 +181,11 @@ class ExporterShares:
     def _create(self, admin: Admin) -> None:
         error = admin.create_topics([NewTopic(self.topic, SHARES)]).errors.get(self.topic)
         if error is None:
-            log.info("[cluster %s] topic %s made, for the shares of exporters", self._cluster, self.topic)
+            log.info(
+                "[cluster %s] topic %s created: its partitions divide the groups between exporters",
+                self._cluster,
+                self.topic,
+            )
         elif isinstance(error, NotAuthorizedError):
             command = f"kohort topics create {self.topic} --partitions {SHARES}"
             raise NotAuthorizedError(
@@ -188,7 +196,7 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Be a member until the exporter ends, or the topic is gone.
+        """Stay a member of the exporters' group until the exporter ends, or its topic is gone.
 
         Raises:
             KafkaError: The group can't be joined.
@@ -209,7 +217,7 @@ class ExporterShares:
                 self._member, self._owned = None, {}
 
     def _follow(self, member: GroupMember) -> None:
-        """Take over what the membership says. What must be given up is not shown any more when that is acknowledged."""
+        """Apply the member's assignment: hide the groups of revoked shares first, then acknowledge the revocation."""
         revocation = member.revocation()
         before = self._owned
         if revocation is not None:
@@ -222,7 +230,13 @@ class ExporterShares:
         kept = self._owned
         self._owned = {share: kept.get(share) or next(self._terms) for share in shares}
         if shares != before.keys():
-            log.info("[cluster %s][group %s] %d of %d shares", self._cluster, self._group, len(shares), SHARES)
+            log.info(
+                "[cluster %s][group %s] this exporter shows the groups of %d of the %d shares now",
+                self._cluster,
+                self._group,
+                len(shares),
+                SHARES,
+            )
         if shares - kept.keys():
             self.on_gain()
 

@@ -130,12 +130,12 @@ class ReadValues:
 
     @classmethod
     def of(cls, report: LagReport) -> ReadValues:
-        """Return the values of a report."""
+        """Extract the lag values of a report."""
         groups = report.groups
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
         return cls(
             report.taken_ms,
-            {name: group.sum_lag for name, group in groups.items() if group.read},
+            {name: group.sum_lag for name, group in groups.items() if group.known_partitions},
             {name: lag for name, lag in times.items() if lag is not None},
             {
                 (name, part.partition): part.lag
@@ -146,7 +146,7 @@ class ReadValues:
         )
 
     def encode(self) -> bytes:
-        """Return the bytes of a row of `last_reads`."""
+        """Encode the values of a read as a row of the table `last_reads`."""
         partitions: dict[str, dict[str, dict[int, int]]] = {}
         for (group, tp), lag in self.partitions.items() if len(self.partitions) <= PARTITIONS_MAX else ():
             partitions.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = lag
@@ -154,7 +154,7 @@ class ReadValues:
 
     @classmethod
     def decode(cls, at_ms: int, body: bytes) -> ReadValues:
-        """Return the values of a row.
+        """Decode the values of a read from a row of the table `last_reads`.
 
         Raises:
             CorruptDataError: The bytes are no such row.
@@ -196,7 +196,7 @@ class GroupMinute:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A read that is to be written."""
+    """A lag read that waits to be written to the file."""
 
     at_ms: int
     body: bytes
@@ -384,13 +384,19 @@ class HistoryWriter(ClosedOnExit):
                     self._remove_written(first)
                     with self._lock:
                         self._missed += 1
-                log.exception("[history] unexpected error; writing continues with the next read")
+                log.exception(
+                    "[history] unexpected error while writing the lag history; writing continues with the next read"
+                )
                 self._say(f"unexpected error {type(error).__name__}: {error}")
                 continue
             if self.error:
                 self.error = ""
                 missed, self._missed = self._missed, 0
-                log.info("[history] writing to %s works again; %d reads are missing in it", self._path, missed)
+                log.info(
+                    "[history] writing the lag history to %s works again; %d reads are missing in it",
+                    self._path,
+                    missed,
+                )
 
     def _remove_written(self, first: _Pending) -> None:
         with self._lock:
@@ -402,10 +408,10 @@ class HistoryWriter(ClosedOnExit):
     def _say(self, text: str) -> None:
         self.error = text
         if self._failures.due(text):
-            log.warning("[history] not written: %s; reads and the dashboard's pages continue", text)
+            log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection; open the file again if another one has its name now."""
+        """Return the connection to the file; open it again if another file has its name now."""
         if self._connection is not None and _inode(self._path) == self._inode:
             return self._connection
         self._close_connection()
@@ -731,7 +737,7 @@ def _opened_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return whether a file is new and empty.
+    """Check the version of a history file; return whether the file is new and empty.
 
     Raises:
         InvalidInputError: It is of a later version, or another program's.
@@ -765,7 +771,7 @@ def _damaged(path: Path, what: str) -> CorruptDataError:
 
 
 def _problem(path: Path, error: sqlite3.Error | OSError) -> KafkaError:
-    """Return what is wrong with a file, or with its disk."""
+    """Return the error for a failed access to a history file: damage, or a failing disk."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGE:
         return _damaged(path, str(error))

@@ -158,11 +158,13 @@ class OtlpPush:
                 try:
                     self._send()
                 except Exception:  # a bug must not end the thread
-                    log.exception("[otlp %s] unexpected error", self.url)
+                    log.exception(
+                        "[otlp %s] unexpected error while sending metrics; sending again at the next interval", self.url
+                    )
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _send(self) -> None:
-        """Send everything; after a request that fails, leave out the rest."""
+        """Send all metrics in batches; after a request that fails, leave out the rest."""
         for metrics in _batches(self._collector.collect(), time.time_ns()):
             scope = ScopeMetrics(self._scope, metrics, "")
             self._session.failure = "no request could be made of the metrics and OTEL_EXPORTER_OTLP_HEADERS"
@@ -176,13 +178,13 @@ class OtlpPush:
                     log.warning(text, self.url, self._session.failure)
                 return
             if self._session.complaint and self._throttle.due("complaint"):
-                log.warning("[otlp %s] %s", self.url, self._session.complaint)
+                log.warning("[otlp %s] the collector did not take all metrics: %s", self.url, self._session.complaint)
         if self._throttle.over("failure"):
             log.info("[otlp %s] metrics are sent again", self.url)
 
 
 class _CollectorSession(requests.Session):
-    """Requests to the collector.
+    """The HTTP session that posts metrics to the collector.
 
     Attributes:
         failure: Why the last request failed, without headers.
@@ -222,7 +224,7 @@ class _CollectorSession(requests.Session):
 
 
 class _Quiet(logging.Filter):
-    """Keeps the library's lines out of the log.
+    """A logging filter that keeps the OTLP library's lines out of the log.
 
     Attributes:
         has_said: Whether there was one.
@@ -231,7 +233,7 @@ class _Quiet(logging.Filter):
     has_said = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False."""
+        """Return False: the line is not logged, only noticed."""
         self.has_said = True
         return False
 
@@ -257,7 +259,7 @@ def _batches(families: Iterable[Family], now_ns: int) -> Iterator[list[Metric]]:
 
 
 def _resource(instance: str, version: str) -> Resource:
-    """Return what sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME go before."""
+    """Return the OTLP resource that sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it."""
     own = {"service.name": "kohort-exporter", "service.instance.id": instance, "service.version": version}
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in given})

@@ -34,8 +34,8 @@ from kohort.io.closing import ClosedOnExit
 from kohort.lag.evaluation import WINDOW_MS, LagReport, abandoned_topics, evaluate
 from kohort.lag.record_times import OFFSETS_MAX, RecordTimes
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.groups import ListGroupsRequest
 from kohort.wire.message import Message, RequestMessage
@@ -76,7 +76,7 @@ Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPa
 
 @dataclass(frozen=True, slots=True)
 class _Task(Generic[K, V]):
-    """Requests for keys, each of which has a node.
+    """One kind of request of a read, for keys (groups or partitions) that each have a node.
 
     Attributes:
         node_of: Return the node of a key. Raises the key's error; only a `RetriableError` is asked for again.
@@ -440,7 +440,7 @@ class LagReading:
     # Requests to several nodes at once.
 
     async def _asked(self, keys: Sequence[K], task: _Task[K, V]) -> dict[K, V | KafkaError]:
-        """Ask the node of each key, again where it moved; return an outcome for each key."""
+        """Send each key's request to its node, and again where the node has moved; return an outcome for each key."""
         done: dict[K, V | KafkaError] = {}
         left = list(keys)
         for attempt in range(ATTEMPTS_MAX):
@@ -470,7 +470,7 @@ class LagReading:
         return done
 
     async def _paused(self, attempt: int) -> bool:
-        """Wait before another attempt; return False when there is no time for one."""
+        """Wait before another attempt of the read; return False if its time limit leaves none."""
         wait = self.cluster.backoff_ms(attempt)
         if self.cluster.runtime.now_ms + wait >= self._deadline_ms:
             return False
@@ -520,8 +520,8 @@ def _undescribed(listed: GroupListing) -> GroupDescription:
     )
 
 
-@checked
-@documented(ConnectionConfig)
+@checks_arguments
+@documents_settings(ConnectionConfig)
 class LagReader(ClosedOnExit):
     """The one reader of lag: groups, members, offsets and timestamps of a cluster, and what follows from them.
 

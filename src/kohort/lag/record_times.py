@@ -96,13 +96,13 @@ class _Search:
 
     @property
     def partition(self) -> TopicPartition:
-        """The partition."""
+        """The partition in which the record is searched."""
         return self.offset[0]
 
 
 @dataclass(slots=True)
 class RecordTimes:
-    """The timestamps found so far, from read to read.
+    """The timestamps of the oldest unread records, found so far and kept from read to read.
 
     Attributes:
         found: The time by partition and offset.
@@ -159,7 +159,7 @@ class RecordTimes:
         self.reached = {offset: at for offset, at in self.reached.items() if offset in wanted}
 
     def _chosen(self, searches: list[_Search], limit: int) -> list[_Search]:
-        """Return at most `limit` of them, others in the next read."""
+        """Return at most `limit` of the searches, and others in the next read."""
         if len(searches) <= limit:
             return searches
         first = self._next % len(searches)
@@ -167,7 +167,7 @@ class RecordTimes:
         return [*searches[first:], *searches[:first]][:limit]
 
     def _is_at_end(self, search: _Search) -> bool:
-        """Settle a search that has reached the end; return whether it has.
+        """Return whether a search has reached the partition's end without a record, and settle it then.
 
         Records after the last stable offset belong to open transactions, and are looked at too: they are unread.
         """
@@ -232,7 +232,7 @@ class RecordTimes:
         return code is not ErrorCode.NONE
 
     def _use_answer(self, search: _Search, part: FetchedPartition) -> bool:
-        """Use an answer; return whether the search is over."""
+        """Apply a fetch's answer to a search; return whether the search is over."""
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         try:
             time, reached = first_record_timestamp(part.records or b"", max(search.offset[1], search.at), aborted)

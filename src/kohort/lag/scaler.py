@@ -62,7 +62,7 @@ class ScaledGroup:
 
     @classmethod
     def of(cls, scaled: ScaledObject) -> ScaledGroup:
-        """Read the metadata of a trigger.
+        """Parse the metadata of a KEDA trigger.
 
         Raises:
             InvalidInputError: Something is missing or invalid.
@@ -83,7 +83,7 @@ class ScaledGroup:
 
     @property
     def metric(self) -> str:
-        """The name of its metric."""
+        """The name of the metric that KEDA asks for."""
         return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
 
 
@@ -97,7 +97,7 @@ def _number(text: str, key: str) -> int | None:
 
 @dataclass(slots=True)
 class _Watched:
-    """A scaled object, with the last decision about it.
+    """A scaled group, with the last decision about its number of members.
 
     Attributes:
         asked_s: When somebody asked last, on the monotonic clock.
@@ -172,7 +172,7 @@ class GroupScaling(ClosedOnExit):
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function no more."""
+        """Stop calling a function after reads."""
         with self._lock:
             self._listeners.discard(listener)
 
@@ -196,7 +196,11 @@ class GroupScaling(ClosedOnExit):
             if self._ended:
                 return
             failure = f"the cluster can't be read: {_text_of(error)}"
-            log.warning("[scaler] %s; the number of members stays as it is", failure, exc_info=_unexpected(error))
+            log.warning(
+                "[scaler] no decisions: %s; the number of members of all groups stays as it is",
+                failure,
+                exc_info=_unexpected(error),
+            )
         with self._lock:
             for wanted, watched in self._watched.items():
                 if report is None:
@@ -222,14 +226,14 @@ def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) ->
         _decide(wanted, watched, report)
     except Exception as error:
         watched.error = f"no decision about group {wanted.group}: {_text_of(error)}"
-        log.exception("[scaler] %s; the number of members stays as it is", watched.error)
+        log.exception("[scaler] unexpected error: %s; its number of members stays as it is", watched.error)
 
 
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     """Decide about a group, and log what changes."""
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)
-    if group is not None and group.read:
+    if group is not None and group.known_partitions:
         watched.decision, watched.state = decide(group, report.taken_ms, wanted.target, watched.state)
     elif group is not None or (error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
         members = 0 if group is None else len(group.description.members)

@@ -68,7 +68,7 @@ def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScalingTarget:
-    """The target of a group.
+    """The scaling target of a group.
 
     Raises:
         InvalidInputError: The numbers of members contradict each other.
@@ -121,7 +121,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """The memory from decision to decision.
+    """The state that one scaling decision leaves for the next.
 
     Attributes:
         wanted: The members that were wanted last.
@@ -174,7 +174,7 @@ def _first_state(group: GroupLag, now_ms: int, target: ScalingTarget) -> Scaling
 def _offsets(group: GroupLag) -> dict[TopicPartition, tuple[int, int]]:
     return {
         part.partition: (part.committed, part.log_end)
-        for part in group.read
+        for part in group.known_partitions
         if part.committed is not None and part.log_end is not None
     }
 
@@ -183,14 +183,14 @@ def _most(group: GroupLag, target: ScalingTarget) -> int:
     """Return the most members that can have work: in all but share groups a partition has one reader."""
     most = target.max_members
     if group.description.type.lower() != "share":
-        partitions = max(1, len(group.read))
+        partitions = max(1, len(group.known_partitions))
         most = partitions if most is None else min(most, partitions)
     return 1_000_000 if most is None else max(most, target.min_members)
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A partition over the measured time. Rates are per second."""
+    """The load of one partition over the measured time. Rates are in records per second."""
 
     part: PartitionLag
     written: float
@@ -199,7 +199,7 @@ class _Load:
 
 
 class _Scaling:
-    """One decision."""
+    """The computation of one scaling decision."""
 
     def __init__(self, group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState) -> None:
         if before.offsets:  # a partition that gets its first commit counts from now on
@@ -207,10 +207,10 @@ class _Scaling:
         self.group, self.now_ms, self.target, self.before = group, now_ms, target, before
         self.members = frozenset(member.member_id for member in group.description.members)
         self.most = _most(group, target)
-        self.partitions = max(1, len(group.read))
+        self.partitions = max(1, len(group.known_partitions))
         self.downtime_ms = usual_downtime_ms(group)
         self.span_ms = now_ms - before.since_ms
-        self.loads = [self._load(part) for part in group.read] if self.span_ms > 0 else []
+        self.loads = [self._load(part) for part in group.known_partitions] if self.span_ms > 0 else []
         self.free = [load for load in self.loads if not load.is_blocked]
         lags = [load.part.time_lag_ms for load in self.free if load.part.time_lag_ms is not None]
         self.time_lag_ms = max(lags, default=None)
@@ -256,7 +256,7 @@ class _Scaling:
         A member that reads its partitions in turn commits as often as the one that pauses least.
         """
         pauses_ms: dict[object, int] = {}
-        for part in self.group.read:
+        for part in self.group.known_partitions:
             if part.trend is not None and part.trend.longest_pause_ms:
                 reader = part.partition if part.owner is None else part.owner.member_id
                 pause_ms = part.trend.longest_pause_ms
@@ -268,7 +268,7 @@ class _Scaling:
         busy_ms = min(BUSY_LAG_MS, self.target.max_lag_ms // 2)
         return frozenset(
             part.owner.member_id
-            for part in self.group.read
+            for part in self.group.known_partitions
             if part.owner is not None
             and (part.time_lag_ms or 0) > busy_ms
             and (part.trend is None or not part.trend.stuck_ms)

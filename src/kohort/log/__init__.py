@@ -17,11 +17,11 @@ from kohort.log.config import (
     check_known,
     check_together,
 )
-from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, completed
+from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, run_steps
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
-from kohort.log.recompress import is_as_wanted, prepared
+from kohort.log.recompress import is_as_wanted, prepare_batches
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
     AbortedTxn,
@@ -71,7 +71,7 @@ __all__ = [
     "check_known",
     "check_together",
     "compact_now",
-    "completed",
     "is_as_wanted",
-    "prepared",
+    "prepare_batches",
+    "run_steps",
 ]

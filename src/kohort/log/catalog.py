@@ -28,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class CatalogTopic:
-    """One topic.
+    """One topic as the catalog has it: id, partition count and configs.
 
     Attributes:
         configs: explicitly set configs under Kafka's property names; all others have the store's defaults.
@@ -70,7 +70,7 @@ def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
 
 
 class _Found(NamedTuple):
-    """The content of a catalog file."""
+    """The parsed content of a catalog file."""
 
     topics: dict[str, CatalogTopic]
     power_losses: int = 0
@@ -134,7 +134,7 @@ class TopicPlan:
 
 
 class Names:
-    """The names of the topics, and the ones that metrics can't distinguish."""
+    """The topics' names, with those that metrics can't distinguish, as `a.b` and `a_b`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_metric = {_metric_name(name): name for name in names}
@@ -208,7 +208,7 @@ class Catalog:
         self._write_catalog(self.topics)
 
     def put(self, topics: Mapping[str, CatalogTopic]) -> None:
-        """Add new or changed topics; durable when this returns.
+        """Write new or changed topics to the catalog; durable when this returns.
 
         Raises:
             OSError: the file could not be written; nothing has changed.

@@ -18,7 +18,7 @@ from kohort.log.config import LogConfig
 from kohort.log.continuity import Epochs, Located, Pins, Rules, survey, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
-from kohort.log.gaps import blamed_by_index, shortened, without
+from kohort.log.gaps import blamed_by_index, missing_end_damage, without
 from kohort.log.index import AbortedRange, OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.markers import parse_marker
 from kohort.log.recovery import OpenOptions
@@ -30,7 +30,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One defect.
+    """One defect of a data folder that a check found.
 
     Attributes:
         partition: `<topic>-<partition>`; "" for a file of the whole folder.
@@ -67,7 +67,7 @@ class Report:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked_folder(path: Path) -> Iterator[None]:
     """Lock a data folder that no broker uses, without changing anything in it.
 
     Raises:
@@ -97,7 +97,7 @@ def log_bytes(path: Path) -> int:
 
 
 class FolderCheck:
-    """A check of a data folder that is `locked`."""
+    """A check of a data folder under `locked_folder`."""
 
     def __init__(self, path: Path, progress: Progress = lambda _: None) -> None:
         self.path = path
@@ -144,7 +144,7 @@ class FolderCheck:
         return self.report
 
     def options(self, tp: TopicPartition) -> OpenOptions:
-        """Return the checkpoints' knowledge about a partition."""
+        """Return what the data folder's checkpoints say about a partition, as options for opening it."""
         return OpenOptions(
             clean=self.clean,
             verified_offset=None if self._kept_running else (self._points or {}).get(tp, 0),
@@ -184,14 +184,14 @@ class AbortedTransactions:
         self._open: dict[int, int] = {}
 
     def begin_segment(self, base_offset: int, *, has_gaps: bool) -> None:
-        """Note that the next batches are those of this segment; compaction may have removed some of those with gaps."""
+        """Begin a segment, whose batches come next; in one with `gaps`, compaction may have removed some."""
         if self._has_gaps:
             self._whole_from = base_offset
             self._open.clear()
         self._has_gaps, self.in_segment = has_gaps, {}
 
     def note_batch(self, found: Located, file: OpenFile) -> None:
-        """Note the next batch of the log."""
+        """Record the next batch of the log, which may begin or end a transaction."""
         header = found.header
         if header.producer_id < 0 or not header.is_transactional:
             return
@@ -285,7 +285,7 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _report_hole(self) -> None:
-        """Add a note if a broker would truncate the log at its next start (`recovery.end_at_hole`)."""
+        """Add a note if a broker would truncate the log at its next start (`recovery.truncate_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
@@ -370,7 +370,7 @@ class PartitionCheck:
         progress(size - reported)
         if rules.gaps and last is None:
             claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
-            last = shortened(rules, size, end_offset, claim, set(stamps.values()))
+            last = missing_end_damage(rules, size, end_offset, claim, set(stamps.values()))
         self._end(file, size, rules, known_end, last, end_offset)
         self._indexes(rules, ends, stamps, size)
         self._transaction_index(rules)

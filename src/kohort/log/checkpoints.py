@@ -144,7 +144,7 @@ def read_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[str, set[int]]
     except (CorruptDataError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in FILES_OWN:
             raise
-        log.warning("%s can't be read, the offset checkpoints are not verified: %s", path, error)
+        log.warning("checksum file %s can't be read, so the offset checkpoints are not verified: %s", path, error)
         return {}
     return found
 
@@ -240,7 +240,9 @@ def readable_index_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[int,
         rows = _read_lines(folder / TRANSACTION_INDEXES, 3, fs)
         return {int(base): IndexChecksum(int(entries), int(crc)) for base, entries, crc in rows}
     except (CorruptDataError, ValueError, OSError) as error:
-        log.warning("%s/%s can't be read, transaction indexes are not verified: %s", folder, TRANSACTION_INDEXES, error)
+        log.warning(
+            "%s/%s can't be read, so the transaction indexes are not verified: %s", folder, TRANSACTION_INDEXES, error
+        )
         return {}
 
 

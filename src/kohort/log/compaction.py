@@ -191,7 +191,7 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Add what remains of a batch to `kept`."""
+        """Add the records of a batch that compaction keeps to `kept`."""
         old = header.base_offset < self._settled and header.max_timestamp < self._tombstones_before_ms
         if not header.is_control:
             yield from self._run(header, partial(self._filter, data, header, kept, old))
@@ -257,7 +257,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
 
 
 def _sound(segment: Segment, batch: Located) -> bytes:
-    """Return a batch's bytes.
+    """Read a batch, and check its checksum before it is rewritten.
 
     Raises:
         DamagedError: the checksum does not match. A new checksum would hide that.

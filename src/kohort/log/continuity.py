@@ -209,7 +209,7 @@ class _Survey:
         self.expected, self.epoch = batch.header.next_offset, batch.header.partition_leader_epoch
 
     def _take_back(self) -> None:
-        """Discard the previous batch, which is the damaged one."""
+        """Discard the previously scanned batch, which turned out to be the damaged one."""
         assert self.pending is not None
         self.position = self.pending.position
         self.expected, self.epoch = self.before

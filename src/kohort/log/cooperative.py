@@ -17,8 +17,8 @@ Steps: TypeAlias = Generator[None, None, T]
 """A generator that yields after each step of some microseconds to milliseconds, and returns the result."""
 
 
-def completed(steps: Steps[T]) -> T:
-    """Run all steps without interruption, and return the result."""
+def run_steps(steps: Steps[T]) -> T:
+    """Run all steps of an operation at once, without yielding to the event loop, and return its result."""
     while True:
         try:
             next(steps)
@@ -33,8 +33,8 @@ Search: TypeAlias = Generator[Callable[[], Any], Any, T]
 """A generator that yields jobs for another thread, takes their results, and returns the result of the whole."""
 
 
-def searched(search: Search[T]) -> T:
-    """Run all jobs of a search in this thread, and return its result."""
+def run_search(search: Search[T]) -> T:
+    """Run all jobs that a search yields in this thread, and return the search's result."""
     found = None
     while True:
         try:

@@ -39,7 +39,7 @@ class FolderOwnership:
     cluster_id: str
 
     def opened(self) -> None:
-        """Record that all logs are open, so that only later power losses matter.
+        """Record on disk that all logs are open, so that only later power losses matter.
 
         A start may be interrupted before.
 

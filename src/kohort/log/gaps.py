@@ -65,7 +65,7 @@ def _doubted(rules: Rules, batch: Located, first: int, following: int | None) ->
     return LogDamage(rules.path, batch.position, batch.header.size, first, following, reason)
 
 
-def shortened(
+def missing_end_damage(
     rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
 ) -> LogDamage | None:
     """Return the damage at the end of a compacted file that is too short according to its time index.
@@ -99,7 +99,7 @@ class GapCount:
         self._expected: int | None = base_offset
 
     def counting(self, findings: Iterable[Located | LogDamage]) -> Iterator[Located | LogDamage]:
-        """Yield the scan results unchanged."""
+        """Yield the scan results unchanged, and count the gaps between them."""
         for found in findings:
             if isinstance(found, Located):
                 header = found.header

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
-from kohort.log.cooperative import LoopBudget, Search, searched
+from kohort.log.cooperative import LoopBudget, Search, run_search
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove_if_exists, sync_folder
 from kohort.log.index import AbortedRange
@@ -54,7 +54,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
 
 
 def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the epochs of a log from `start` to `end` after another one begins.
+    """Return the leader epochs of a log from `start` to `end`, after another epoch begins.
 
     Epochs without remaining records are left out.
     """
@@ -159,7 +159,7 @@ class PartitionLog:
         if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
-            _log.error("damaged records: %s", damage.sentence())
+            _log.error("damaged records, reads of them fail: %s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
@@ -473,7 +473,7 @@ class PartitionLog:
 
         Special timestamps are -1 for the end, -2 and -4 for the start, and -3 for the latest timestamp.
         """
-        return searched(self.search_by_time(timestamp, isolation))
+        return run_search(self.search_by_time(timestamp, isolation))
 
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
@@ -566,7 +566,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Note that compaction has processed everything before an offset."""
+        """Record that compaction has processed everything before an offset."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
@@ -621,17 +621,17 @@ class PartitionLog:
             aside = recovery.set_segment_aside(segment, self.recovery, self.files.fs)
             if aside is not None:
                 _log.warning(
-                    "%s: the log begins at offset %d by %s, and %s ends before it: it is kept as %s",
+                    "[partition %s] %s lies before the log start offset %d of %s: the segment is renamed to %s",
                     self.path.name,
+                    segment.path.name,
                     offset,
                     checkpoints.LOG_STARTS,
-                    segment.path.name,
                     aside.name,
                 )
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """Create a segment."""
+        """Create a new segment that begins at an offset."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create_file()
         self._names_new = True

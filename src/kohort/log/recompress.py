@@ -31,7 +31,7 @@ def compression_of(config: LogConfig) -> tuple[int, int | None]:
     return COMPRESSIONS[codec], levels.get(codec)
 
 
-def prepared(validator: BatchValidator, batches: ReadBuffer, config: LogConfig, now_ms: int) -> CheckedBatches:
+def prepare_batches(validator: BatchValidator, batches: ReadBuffer, config: LogConfig, now_ms: int) -> CheckedBatches:
     """Validate the batches of a producer, and return them in the topic's codec.
 
     Raises:

@@ -5,7 +5,7 @@ its writes; at most the last write is torn. If the machine died, anything after 
 garbage. That part is read again and verified by CRC.
 
 A torn end has nothing readable after it. It is truncated, unless a checkpoint or snapshot proves that there were
-records. If the machine died, the log also ends at the first damage after the last fsync (`end_at_hole`). All other
+records. If the machine died, the log also ends at the first damage after the last fsync (`truncate_at_hole`). All other
 unreadable data is damage: it stays in place, and reads of it fail.
 """
 
@@ -44,30 +44,30 @@ _COPY_BYTES = 1 << 20
 log = logging.getLogger("kohort.log")
 
 
-def end_at_hole(
+def truncate_at_hole(
     segments: list[Segment],
     torn: list[bool],
-    sure: int,
-    start: int,
+    durable_end: int,
+    log_start_offset: int,
     config: LogConfig,
     files: FileCache,
     report: RecoveryReport,
 ) -> None:
-    """Truncate the log at the first damage from offset `sure` on, if something readable follows it.
+    """Truncate the log at the first damage from offset `durable_end` on, if something readable follows it.
 
     Damage with nothing readable after it is the ordinary end after a crash, and is not changed here.
 
     Args:
         segments: the loaded segments; changed in place.
         torn: for each segment, whether it ends in bytes that are no batch; changed in place.
-        sure: the offset before which everything was on the disk.
-        start: the log start offset. A hole before it is ignored.
+        durable_end: the offset before which everything was on the disk (`surely_on_disk`).
+        log_start_offset: the log start offset. A hole before it is ignored.
 
     Raises:
         OSError: the disk failed or is full. Another attempt continues where this one stopped.
     """
     fs = files.fs
-    holes = ((number, _hole(segment, sure, start, fs)) for number, segment in enumerate(segments))
+    holes = ((number, _hole(segment, durable_end, log_start_offset, fs)) for number, segment in enumerate(segments))
     number, hole = next(((number, hole) for number, hole in holes if hole is not None), (-1, None))
     if hole is None:
         return
@@ -82,11 +82,11 @@ def end_at_hole(
     sync_folder(segment.path.parent, fs)
     report.truncated_bytes += size - hole.position
     log.warning(
-        "%s; the machine stopped before these bytes were known to be on the disk: the log is truncated at offset %d, "
-        "and the rest is kept in %s",
-        hole.sentence(),
+        "log truncated at offset %d, and the rest kept in %s: the machine stopped before these bytes were known to be "
+        "on the disk: %s",
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),
+        hole.sentence(),
     )
     gone = {segment.path, *(after.path for after in later)}
     report.damages = [damage for damage in report.damages if damage.path not in gone]
@@ -95,12 +95,12 @@ def end_at_hole(
     torn[number:] = is_torn
 
 
-def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> LogDamage | None:
-    """Return the first damage from `sure` on. A file that can't be opened may be intact and is passed over."""
+def _hole(segment: Segment, durable_end: int, log_start_offset: int, fs: FileSystem) -> LogDamage | None:
+    """Return the first damage from `durable_end` on. A file that can't be opened may be intact and is passed over."""
     if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:
-        if damage.first_offset >= sure and (damage.next_offset is None or damage.next_offset > start):
+        if damage.first_offset >= durable_end and (damage.next_offset is None or damage.next_offset > log_start_offset):
             return damage
     return None
 
@@ -250,10 +250,10 @@ def open_segments(
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
-        sure = surely_on_disk(options)
+        durable_end = surely_on_disk(options)
         if not options.synced_unknown:
-            end_at_hole(segments, torn, sure, options.log_start_offset or 0, config, files, report)
-        _drop_unread(segments, torn, sure, report)
+            truncate_at_hole(segments, torn, durable_end, options.log_start_offset or 0, config, files, report)
+        _drop_unread(segments, torn, durable_end, report)
     last = segments[-1]
     if torn[len(segments) - 1]:
         whole = whole_end(
@@ -303,7 +303,7 @@ def _open_each(
 
 
 def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> opening.LoadedSegment:
-    """Load the end of a segment.
+    """Load a segment and find where its valid batches end.
 
     Raises:
         OSError: the file can't be opened, and its end offset is unknown.
@@ -345,7 +345,7 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
 def _end_at(
     segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
 ) -> list[Segment]:
-    """Complete the end of the log.
+    """Complete the end of the log when it is opened.
 
     Truncate a torn end. After damage to records that are known to have existed, begin another segment.
 
@@ -421,7 +421,7 @@ def snapshot_offsets(names: Iterable[str]) -> list[int]:
 
 
 def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
-    """Complete or undo what a crash interrupted.
+    """Complete or undo file changes of a partition that a crash interrupted.
 
     Returns:
         The base offsets of the remaining segments, and of those whose file is missing.
@@ -444,7 +444,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
         if name in checkpoints.OF_PARTITION or name.endswith((".snapshot", ".log.swap", ASIDE, *_LEFTOVERS)):
             continue
         if not SEGMENT_FILE.fullmatch(name):
-            log.warning("%s: ignoring the file %s, which is not part of a log", path.name, name)
+            log.warning("[partition %s] ignoring the file %s, which is not part of a log", path.name, name)
         elif int(name[:20]) not in bases:
             if bases and bases[0] < int(name[:20]) < bases[-1] and not name.endswith(".txnindex"):
                 missing.add(int(name[:20]))
@@ -580,7 +580,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             raise CorruptDataError(f"the file does not know of epoch {newest}")
         return known
     except (CorruptDataError, ValueError) as error:
-        log.warning("%s: rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
+        log.warning("[partition %s] rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
         for batch in segment.scan(0, skip=True):

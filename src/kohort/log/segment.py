@@ -17,7 +17,7 @@ from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
-from kohort.log.gaps import GapCount, blamed_by_index, shortened, without
+from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.log.unverified import UnverifiedBytes
@@ -205,7 +205,7 @@ class SegmentFile:
         self._since_entry += size
 
     def flush_indexes(self) -> None:
-        """Write all index entries to the index files."""
+        """Write all index entries in memory to the index files."""
         self._since_flush = 0
         self.index.flush()
         self.time_index.flush()
@@ -304,7 +304,7 @@ class SegmentFile:
         if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
             self.look_through()
             if not fits or self.index.positions:
-                log.warning("%s: index rebuilt: it was missing or wrong", self.name)
+                log.warning("[segment %s] offset index rebuilt: it was missing or wrong", self.name)
 
     @property
     def name(self) -> str:
@@ -333,15 +333,15 @@ class SegmentFile:
         if self.gaps and last is None:
             if self.end_offset < end_offset:
                 unseen.add(end_offset)
-            missing = shortened(rules, size, self.end_offset, claim, unseen.timestamps)
+            missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
             inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
         inherited.add(0, size)
         for damage in inherited.damages:
-            log.error("damaged records: %s", damage.sentence())
+            log.error("damaged records, reads of them fail: %s", damage.sentence())
         if unseen.count and not pins.positions:
-            log.error("%s: offsets not verified: %s", self.name, unseen.sentence())
+            log.error("[segment %s] offsets not verified: %s", self.name, unseen.sentence())
         if inherited.done:
             self.inherited = None
 
@@ -484,7 +484,7 @@ def find_newest(where: FileRange, _: BatchHeader, offset: int, limit: int) -> in
 
 
 def _give_way() -> None:
-    """Do nothing in another thread, so that the loop serves others in between."""
+    """Run a job that does nothing on another thread, so that the event loop serves others in between."""
 
 
 class Segment(SegmentFile):
@@ -547,7 +547,7 @@ class Segment(SegmentFile):
     def _read_to(
         self, damage: LogDamage, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> tuple[FileRange | None, int]:
-        """Read the batches before some damage."""
+        """Read the complete batches before a damaged range."""
         found = self.locate(offset)
         if found is None:
             return None, self.end_offset
@@ -668,7 +668,7 @@ class Segment(SegmentFile):
             if first is not None and first.header.max_timestamp == entry[0]:
                 return first.position
             self.look_through()
-            log.warning("%s: time index rebuilt: it was wrong", self.name)
+            log.warning("[segment %s] time index rebuilt: it was wrong", self.name)
         return 0
 
     def search_by_time(self, timestamp: int, offset: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:

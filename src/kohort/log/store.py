@@ -22,7 +22,7 @@ from kohort.log.catalog import Catalog, CatalogTopic, Draft, TopicPlan, effectiv
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction, OffLoop
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
-from kohort.log.cooperative import LoopBudget, Search, Steps, completed
+from kohort.log.cooperative import LoopBudget, Search, Steps, run_steps
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FILES_OWN, FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, folder_mode, is_internal
@@ -225,7 +225,7 @@ class StoreCheckpoints:
 
     @classmethod
     def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> StoreCheckpoints:
-        """Read the files.
+        """Read the three checkpoint files.
 
         Raises:
             OSError: a resource is missing that another attempt may have.
@@ -235,7 +235,7 @@ class StoreCheckpoints:
         return cls(*(checkpoints.readable_offsets(folder / name, checksums, fs=fs) for name in names))
 
     def topics(self) -> set[str]:
-        """Return the topics in the files."""
+        """Return the names of the topics that the checkpoints mention."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
     def of(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
@@ -354,10 +354,10 @@ class LogStore(ClosedOnExit):
         owned.opened()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info(
-            "%s: %d logs open, data folder %s, in %.0f ms",
+            "data folder %s opened (%s): %d partition logs in %.0f ms",
             self.path,
-            len(self._logs),
             how,
+            len(self._logs),
             1000 * (time.monotonic() - began),
         )
 
@@ -373,17 +373,20 @@ class LogStore(ClosedOnExit):
             if isinstance(error, OSError) and error.errno not in FILES_OWN:
                 raise
             self._logs[tp] = refused = UnreadableLog(path, config, options, error)
-            log.error("%s is not served, the other partitions are: %s", tp, refused.damage.sentence())
+            log.error("[partition %s] not served, the other partitions are: %s", tp, refused.damage.sentence())
             return
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
             log.warning(
-                "%s: truncated %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
+                "[partition %s] recovered: truncated %d bytes, rebuilt %s",
+                tp,
+                found.truncated_bytes,
+                found.rebuilt_indexes or "nothing",
             )
         self._logs[tp] = opened
 
     def _ours(self, known: OpenOptions) -> OpenOptions:
-        """Combine what is known of one partition with the settings of all."""
+        """Combine one partition's checkpoints with the options that hold for all partitions."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
@@ -439,7 +442,7 @@ class LogStore(ClosedOnExit):
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        (made,) = completed(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
+        (made,) = run_steps(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
         if isinstance(made, KafkaError):
             raise made
         return made
@@ -549,8 +552,8 @@ class LogStore(ClosedOnExit):
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        completed(self.deleting([name]))
-        completed(self.removing())
+        run_steps(self.deleting([name]))
+        run_steps(self.removing())
         return topic
 
     def deleting(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
@@ -608,7 +611,7 @@ class LogStore(ClosedOnExit):
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
             NotFoundError: there is no such topic.
         """
-        (grown,) = completed(self.growing({name: partitions}))
+        (grown,) = run_steps(self.growing({name: partitions}))
         if isinstance(grown, KafkaError):
             raise grown
         return grown
@@ -755,10 +758,10 @@ class LogStore(ClosedOnExit):
                 yield waits
                 if self._logs.get(tp) is not partition:
                     return
-            log.info("%s: compacted, %d bytes saved", tp, run.finish())
+            log.info("[partition %s] compacted, %d bytes saved", tp, run.finish())
         except CorruptDataError as error:
             self._not_compacted[tp] = (partition, partition.cuts)
-            log.error("%s is not compacted until it is repaired (kohort log check --repair): %s", tp, error)
+            log.error("[partition %s] not compacted until it is repaired (kohort log check --repair): %s", tp, error)
             if run is not None:
                 run.discard()
         except OSError:

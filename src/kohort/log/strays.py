@@ -55,7 +55,7 @@ def remove_strays(
             if partition is not None and topic_id == partition.id:
                 ids[entry.name] = topic_id
             elif topic_id is not None and topic_id in removed:
-                log.warning("%s: removing %s, whose topic was deleted", data_dir, entry.name)
+                log.warning("data folder %s: removing %s, whose topic was deleted", data_dir, entry.name)
                 if not _remove(entry.path):
                     stay.add(topic_id)
             elif partition is None or not _is_damaged_id(entry, topic_id, partition.id):
@@ -100,9 +100,11 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
     """Keep a folder that looks like a partition's but is not the broker's: somebody may have put it there."""
     if in_the_way:
         stays = step_aside(data_dir / name).name
-        log.warning("%s: renamed folder %s to %s: it belongs to no topic of the catalog", data_dir, name, stays)
+        log.warning(
+            "data folder %s: renamed folder %s to %s: it belongs to no topic of the catalog", data_dir, name, stays
+        )
     else:
-        log.warning("%s: kept folder %s, which belongs to no topic of the catalog", data_dir, name)
+        log.warning("data folder %s: kept folder %s, which belongs to no topic of the catalog", data_dir, name)
 
 
 def step_aside(path: Path) -> Path:
@@ -123,7 +125,7 @@ def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTE
     if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in names):
         return
     if found is None or any(name.endswith(".log") and fs.stat(path / name).st_size for name in names):
-        log.warning("%s: renamed to %s: it belongs to no topic of the catalog", path, step_aside(path).name)
+        log.warning("folder %s renamed to %s: it belongs to no topic of the catalog", path, step_aside(path).name)
     else:
         shutil.rmtree(path)
     fs.mkdir(path, folder_mode(path))

@@ -8,7 +8,7 @@ from kohort.log.damage import LogDamage
 
 
 class UnverifiedBytes:
-    """The bytes of a segment that existed when it was opened.
+    """The bytes of a segment that an earlier process wrote, and how far this one has verified them.
 
     Attributes:
         end: their number. Later bytes were written by this process.

@@ -82,7 +82,7 @@ def _admitted(
 def _before_birth(
     region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[SavedFacts, UUID, list[Sink | None]]:
-    """Return the region's facts, its id and the sinks checked under that id.
+    """Return the facts and id of a region that may not exist yet, and its sinks, checked under that id.
 
     A region without an id gets a random one.
 
@@ -99,7 +99,7 @@ def _before_birth(
 
 
 def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> Sink | None:
-    """Return the sink, checked: it belongs to this region or to nobody, and agrees with the region's topic.
+    """Bind a sink to the region, if it is this region's or nobody's, and agrees with the region's topic.
 
     The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
     the topic knows of is shown by the second read.

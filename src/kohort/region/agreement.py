@@ -42,7 +42,7 @@ class SequenceBounds:
     emptied: bool = False
 
     def allow(self, shows: int) -> bool:
-        """Return whether a sink that shows this sequence shares the topic's history."""
+        """Return whether a sink that shows this sequence agrees with the region's topic."""
         return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
 
 
@@ -75,7 +75,7 @@ class Last:
 
 
 def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> SequenceBounds:
-    """Return the bounds of a sink.
+    """Return the range of sequences that a sink may show, by the region's topic.
 
     Args:
         place: the sink's name.

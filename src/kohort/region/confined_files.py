@@ -23,7 +23,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class _Spot(NamedTuple):
-    """A name in an open folder; without a folder, a path of the system's."""
+    """A file name relative to an open folder's descriptor; without a folder, an ordinary path."""
 
     fd: int | None
     name: str
@@ -39,7 +39,7 @@ class ConfinedFiles:
 
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[_Spot]:
-        """Open the folder that a path is in."""
+        """Open the folder that contains a path, without following symbolic links."""
         if not path.startswith(f"{self._root}/"):
             yield _Spot(None, path)
             return
@@ -199,7 +199,7 @@ def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
 
 
 def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:
-    """Return a folder's file operations; a test's own stay as they are."""
+    """Return file operations confined to a folder; operations that a test passes stay as they are."""
     return ConfinedFiles(root, private=private) if files is SYSTEM else files
 
 

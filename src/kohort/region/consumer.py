@@ -157,7 +157,9 @@ class RegionConsumer(OneProcess):
                 if not self._flow.void:
                     self._stager.drop_unsettled()
                     log.info(
-                        "%s: the loop over tables() ended within a table: its rows are dropped, its records read again",
+                        "[member %s] the loop over tables() ended before its table was done: the table's rows are "
+                        "dropped, and "
+                        "its records read again",
                         self.name,
                     )
                 self._flow.put_back(dirty=dirty)
@@ -277,7 +279,7 @@ class RegionConsumer(OneProcess):
         self._post(ResetWanted(cause))
 
     def _post(self, event: Event) -> None:
-        """Post an event. Do not wake the event thread if the calling thread may hold one of its locks already."""
+        """Post an event to the member's thread. Do not wake it if the calling thread may hold one of its locks."""
         post = self._events.post_quietly if self._inside.is_here() else self._events.post
         with self._in_use():
             post(event)
@@ -355,7 +357,7 @@ class RegionConsumer(OneProcess):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Mark this thread as inside the member: code that interrupts it must not wait for it."""
+        """Mark the thread as inside a method of the member, so that a signal handler on it does not wait for it."""
         self._check_process()
         with self._inside.enter():
             yield
@@ -380,11 +382,11 @@ class RegionConsumer(OneProcess):
             try:
                 self.abort(f"the application has failed: {error!r}")
             except TimedOutError as late:  # the application's own error is the cause, and stays the one that is raised
-                log.warning("%s", late)
+                log.warning("[member %s] still closing, after an error of the application: %s", self.name, late)
 
 
 def _made_of(piece: Piece) -> str:
-    """Describe the records of the current table, for a row that does not name its record."""
+    """Describe the current table's records, for the error of a row that does not name its own record."""
     table = piece.table.select(["topic", "partition", "offset"])
     spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
     spans.sort(key=lambda span: (span["topic"], span["partition"]))

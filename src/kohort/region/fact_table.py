@@ -37,7 +37,7 @@ REASONS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record of a committed transaction, or of none, with its author."""
+    """A record of the region's topic, of a committed transaction or of none, with the producer that wrote it."""
 
     offset: int
     author: Author
@@ -47,7 +47,7 @@ class StoredRecord:
     seal: bytes
 
 
-def sealed(
+def seal_headers(
     key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
 ) -> list[tuple[str, bytes]]:
     """Return the headers that make a record valid: its seal."""
@@ -55,7 +55,7 @@ def sealed(
 
 
 class FactTable:
-    """The facts of one partition.
+    """The region's valid records in one partition of its topic, the newest for each key.
 
     Attributes:
         facts: by the record's key, each with its offset.
@@ -102,7 +102,7 @@ class FactTable:
         return self._other_keys.get(region, {}).get(producer_id, "")
 
     def take(self, record: StoredRecord) -> tuple[Fact | None, str]:
-        """Take a record, in the order of the log; return its fact, or why it is ignored."""
+        """Apply a record, in the order of the log; return its fact, or why it is ignored."""
         if record.key is None:
             return self._ignore(record, "", "has no key")
         claims = claimed_region(record.key)
@@ -214,13 +214,14 @@ class IgnoredLog:
         if not count:
             return
         log.warning(
-            "%s, offset %s: ignored a record of producer %s, because it %s; %s such records since this was last logged",
+            "[partition %s] ignored the record at offset %s of producer %s, because it %s; %s such records since this "
+            "was last logged",
             self._partition, offset, author.producer_id, why, count,
         )  # fmt: skip
 
 
 def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> list[Fact]:
-    """Take records in the order of the log, and return their facts."""
+    """Apply records to a fact table in the order of the log, and return the facts of the valid ones."""
     facts = []
     for record in records:
         fact, why = table.take(record)

@@ -14,12 +14,12 @@ class Inside:
         self._threads: set[int] = set()
 
     def is_here(self) -> bool:
-        """Return whether the calling thread is inside already, below a handler or a callback that calls again."""
+        """Return whether the calling thread is inside a method already, and runs a handler or callback within it."""
         return threading.get_ident() in self._threads
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Mark the thread as inside; a thread that is inside already stays so until its first call ends."""
+        """Mark the calling thread as inside a method; a nested call leaves it so until the outer one ends."""
         ident = threading.get_ident()
         if ident in self._threads:
             yield

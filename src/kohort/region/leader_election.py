@@ -32,7 +32,7 @@ LOSSES_MAX = 4
 
 
 class NobodyServesError(ConnectionError):
-    """The error that there is no control plane, and that this process may not become it."""
+    """The error that a region has no control plane, and this process may not become it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class LeaderElection:
             raise
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
-        """Raise the error until an unreachable control plane has been unreachable for long enough."""
+        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it."""
         until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
             raise error
@@ -137,14 +137,15 @@ class LeaderElection:
             self._announced_term.add(address.term)
             where = f"{address.host}:{address.port}"
             log.info(
-                "the control plane of term %s can't be reached at %s, so a new term may begin: %s",
+                "the region's control plane of term %s can't be reached at %s, so another application may begin a new "
+                "term: %s",
                 address.term,
                 where,
                 error,
             )
 
     def _compete(self) -> ControlPlaneAddress:
-        """Take over while other candidates may do the same; after losing an election, back off exponentially."""
+        """Take over as control plane, unless another candidate does; after a lost election, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
             raise NobodyServesError("another application is taking over")
         try:
@@ -177,7 +178,7 @@ class LeaderElection:
         return None if plane is None or plane.over.is_set() else plane
 
     def serve(self) -> ControlPlane:
-        """Take over now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
+        """Take over as control plane now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
 
         Raises:
             OverError: another candidate won each time.
@@ -191,7 +192,7 @@ class LeaderElection:
                 except FINAL:
                     raise
                 except KafkaError as error:
-                    log.info("could not begin a term, retrying: %s", error)
+                    log.info("could not begin a term as the region's control plane, retrying: %s", error)
                     time.sleep(_backoff_s(losses))
             else:
                 self._take_over()
@@ -199,7 +200,7 @@ class LeaderElection:
             return self._plane
 
     def _serve_again(self, lost: ControlPlane) -> None:
-        """Begin another term after one that no other application has ended.
+        """Begin another term here, after a lost one that no other application has succeeded.
 
         A term also ends when the coordinator aborts its transaction at `TRANSACTION_MS`, which a busy cluster or a
         process that slept can cause. Members of applications that may not serve would then wait for ever.
@@ -214,17 +215,18 @@ class LeaderElection:
                     if address is not None and address.term != lost.term:
                         break
                     log.info(
-                        "region %s: term %s has ended, and no other application has begun the next: beginning it",
+                        "[region %s] term %s has ended, and no other application has begun a later one: beginning it "
+                        "here",
                         lost.region,
                         lost.term,
                     )
                     self._take_over()
                 except FINAL as error:
-                    text = "region %s: could not begin a term after term %s, another application has to serve it: %s"
+                    text = "[region %s] could not begin a term after term %s, another application has to serve it: %s"
                     log.warning(text, lost.region, lost.term, error)
                     break
                 except KafkaError as error:
-                    log.info("region %s: could not begin a term, retrying: %s", lost.region, error)
+                    log.info("[region %s] could not begin a term as control plane, retrying: %s", lost.region, error)
                 else:
                     return
         self.replaced.set()

@@ -152,7 +152,7 @@ def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]
 
 
 def about_region(key: bytes) -> str | None:
-    """Return the region in a key; None: the kind is unknown, or a claim."""
+    """Return the region that a record's key names; None if it is a claim, or of an unknown kind."""
     try:
         kind, *about = msgspec.json.decode(key)
     except _NO_KEY:
@@ -161,7 +161,7 @@ def about_region(key: bytes) -> str | None:
 
 
 def claimed_region(key: bytes) -> str | None:
-    """Return the region in the key of a claim; None: the key is none of a claim."""
+    """Return the region that a claim's key names; None if the key is not a claim's."""
     try:
         kind, *about = msgspec.json.decode(key)
     except _NO_KEY:
@@ -169,7 +169,7 @@ def claimed_region(key: bytes) -> str | None:
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 
 
-def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
+def tombstones_of_sequence(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
     """Return tombstones for a sequence that no reset returns to."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {msgspec.json.encode(name): None for name in names}

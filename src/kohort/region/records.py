@@ -84,7 +84,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """The initial offset of a partition."""
+    """The offset at which the region began to read a partition."""
 
     region: str
     group: str
@@ -184,7 +184,7 @@ def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
 
 
 def _is_whole(given: Contribution) -> bool:
-    """Return whether the state must cover all that was read in its group, or all of some partitions."""
+    """Return whether a member's state must cover all records read in its group, or all of some partitions."""
     return bool(given.pinned) or not given.shares
 
 
@@ -232,7 +232,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A stopped region; with an empty cause, it has been resumed."""
+    """The fact that the region was stopped; with an empty cause, that it was resumed."""
 
     region: str
     cause: str

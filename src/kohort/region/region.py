@@ -161,7 +161,7 @@ class Region(ClosedOnExit):
             return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
     def count_in(self, member: Measured) -> None:
-        """Export the metrics of another kind of member than `consumer` returns."""
+        """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
         with self._calls.enter(), self._lock:
             self._counted.add(member)
 
@@ -334,7 +334,7 @@ class Region(ClosedOnExit):
         return self.describe().published
 
     def checkpoint(self) -> None:
-        """Request a checkpoint."""
+        """Request a checkpoint of all members, and return without waiting for it."""
         with self._call("checkpoint"):
             self._ask(messages.AskCheckpoint())
 
@@ -474,7 +474,7 @@ class Region(ClosedOnExit):
             return self._home.reseal()
 
     def delete(self) -> None:
-        """Delete the region, which no application serves. Its sinks keep their rows."""
+        """Delete the region's records; no application may serve it. Its sinks keep their rows."""
         with self._call("delete"):
             self._home.delete()
 

@@ -35,7 +35,7 @@ _PRESENT: Final = b"\1"
 
 
 class Author(NamedTuple):
-    """The producer of a batch."""
+    """The author of a record batch, by producer id and epoch."""
 
     producer_id: int
     epoch: int
@@ -43,7 +43,7 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionKey:
-    """A key, from which each purpose and region derives its own.
+    """The secret key of a region's processes, from which the keys of each region and purpose are derived.
 
     Attributes:
         origin: where the key comes from, for messages.
@@ -68,7 +68,7 @@ class RegionKey:
         return hmac.compare_digest(seal, self.seal(region, author, key, value))
 
     def has_sealed(self, seal: bytes) -> bool:
-        """Return whether a seal claims to be this key's."""
+        """Return whether a seal names this key as its own; `opens` proves it."""
         return seal[:_ID_BYTES] == self._id()
 
     def token(self, region: str, term: int) -> bytes:
@@ -104,7 +104,7 @@ def found_key() -> RegionKey | None:
 
 
 def no_key() -> RegionKey:
-    """Return a key that has sealed no record, to read with where there is none."""
+    """Return a random key, which has sealed no record, for readers that have no key."""
     return RegionKey(secrets.token_bytes(KEY_CHARACTERS_MIN), "no key")
 
 
@@ -151,7 +151,7 @@ def _machine_key(folder: Path) -> RegionKey:
 
 
 def _create(path: Path) -> None:
-    """Create the file whole or not at all: a second name of a file that is written."""
+    """Create the key's file as a whole or not at all: link a finished file to its name."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

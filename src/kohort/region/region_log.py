@@ -29,10 +29,10 @@ from kohort.io.channel import Link
 from kohort.region.agreement import adopt
 from kohort.region.control_plane.events import Offsets, Outsider
 from kohort.region.control_plane.state import Known
-from kohort.region.fact_table import FactTable, TrustingTable, sealed
+from kohort.region.fact_table import FactTable, TrustingTable, seal_headers
 from kohort.region.leader_election import ControlPlaneAddress
 from kohort.region.parts import Part
-from kohort.region.record_codec import key_of, retired, value_of
+from kohort.region.record_codec import key_of, tombstones_of_sequence, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
 from kohort.region.region_key import Author, RegionKey, found_key, no_key, region_key
 from kohort.region.region_topic import (
@@ -233,7 +233,7 @@ class Home:
         with Producer(self._servers, **{**self._settings, **own}) as producer:
             producer.init_transactions()
             producer.begin_transaction()
-            headers = sealed(self._key, self._region, Author(producer.producer_id, producer.epoch), key, value)
+            headers = seal_headers(self._key, self._region, Author(producer.producer_id, producer.epoch), key, value)
             sent = producer.send(TOPIC, value, key, partition=CLAIMS, headers=headers)
             sent.result()
             producer.commit_transaction()
@@ -377,7 +377,7 @@ class RegionLogWriter:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
                 log.info(
-                    "region %s: unknown whether term %s has begun, reading the topic and retrying: %s",
+                    "[region %s] unknown whether term %s has begun, reading the topic and retrying: %s",
                     self._region,
                     self._term,
                     error,
@@ -437,7 +437,7 @@ class RegionLogWriter:
         return Producer(self._servers, **{**self._settings, **own})
 
     def _followed(self) -> SavedFacts:
-        """Return the current facts, unless a later term has begun."""
+        """Return the region's current facts; raise OverError if a later term has begun."""
         saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
@@ -479,9 +479,9 @@ class RegionLogWriter:
         away = set(manifest.away.items())
         for sequence in old:
             here = [name for name in self._members[sequence] if (name, sequence) not in away]
-            records += retired(self._region, sequence, here).items()
+            records += tombstones_of_sequence(self._region, sequence, here).items()
         for name, sequence in self._waiting - away:
-            records += retired(self._region, sequence, [name]).items()
+            records += tombstones_of_sequence(self._region, sequence, [name]).items()
         members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
         names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
@@ -506,7 +506,7 @@ class RegionLogWriter:
         author = Author(producer.producer_id, producer.epoch)
         self._sent_by = author.producer_id
         for key, value in (*self._statement(author), *records):
-            headers = sealed(self._key, self._region, author, key, value)
+            headers = seal_headers(self._key, self._region, author, key, value)
             self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
 
     def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
@@ -570,7 +570,11 @@ class RegionLogWriter:
         try:
             producer.abort_transaction()
         except KafkaError as error:
-            log.debug("region %s: no answer to an abort: %s", self._region, error)
+            log.debug(
+                "[region %s] no answer to the abort of a transaction, which the next transaction settles: %s",
+                self._region,
+                error,
+            )
             self._drop_producer()
 
     def adopt(self, place: str, was: str, shows: int) -> None:

@@ -36,7 +36,7 @@ from kohort.settings.config import is_loopback
 
 log = logging.getLogger("kohort.region")
 
-TERM_FAILED = "region %s: unexpected error in the control plane; its term ends, and the next begins here or elsewhere"
+TERM_FAILED = "[region %s] unexpected error in the control plane; its term ends, and the next begins here or elsewhere"
 T = TypeVar("T")
 Pauses: TypeAlias = Generator[float, None, T]
 
@@ -138,7 +138,7 @@ class FactWriter:
                 )
             except UnknownOutcomeError as error:
                 log.warning(
-                    "region %s: unknown whether sequence %s was committed, looking it up: %s",
+                    "[region %s] unknown whether the checkpoint of sequence %s was committed, looking it up: %s",
                     self._region,
                     manifest.sequence,
                     error,
@@ -160,7 +160,9 @@ class FactWriter:
             except (OverError, UnknownOutcomeError):
                 raise
             except KafkaError as error:
-                log.warning("region %s: %s could not be written, retrying: %s", self._region, what, error)
+                log.warning(
+                    "[region %s] %s could not be written to the region's topic, retrying: %s", self._region, what, error
+                )
                 if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
                     raise OverError(f"{what} can't be written: {error}") from error
             yield AGAIN_S[min(failures, len(AGAIN_S) - 1)]
@@ -298,7 +300,7 @@ class ControlPlane:
         if self._closed:  # before there was a loop that `close` could tell
             self._end.set()
         self._spawn(self._accept())
-        log.info("region %s: serving as control plane, term %s", self.region, self.term)
+        log.info("[region %s] serving as control plane, term %s", self.region, self.term)
         self._spawn(self._write())
         self._spawn(self._keep_alive())
         self._spawn(self._keep_looking())
@@ -335,7 +337,7 @@ class ControlPlane:
             try:
                 accepted, (address, *_) = await loop.sock_accept(sock)
             except OSError as error:
-                log.warning("region %s: no connection can be accepted, retrying: %s", self.region, error)
+                log.warning("[region %s] no connection can be accepted, retrying: %s", self.region, error)
                 await asyncio.sleep(ACCEPT_DELAY_S)
             else:
                 self._spawn(self._serve_connection(accepted, address))
@@ -354,7 +356,7 @@ class ControlPlane:
             link = await greet_caller_async(sock, self._token, self._listening.tls)
             if not place.prove():
                 log.warning(
-                    "region %s: connection refused: %s members and operators are connected, the most that it serves",
+                    "[region %s] connection refused: %s members and operators are connected, the most that it serves",
                     self.region,
                     CONNECTIONS_MAX,
                 )
@@ -362,7 +364,7 @@ class ControlPlane:
             self._links[connection] = link
             await self._read(connection, link)
         except (OSError, ValueError, TimeoutError) as error:
-            log.debug("region %s: a connection of %s ended: %s", self.region, address, error)
+            log.debug("[region %s] a connection from %s ended: %s", self.region, address, error)
         finally:
             place.give_back()
             if self._links.pop(connection, None) is not None and not self._end.is_set():
@@ -395,7 +397,7 @@ class ControlPlane:
         link = self._links.get(connection)
         if link is not None and not link.send(encode(message)):
             log.warning(
-                "region %s: closing a member's connection: it does not read, and more than %s bytes wait for it",
+                "[region %s] closing a member's connection: it does not read, and more than %s bytes wait for it",
                 self.region,
                 UNREAD_BYTES_MAX,
             )
@@ -412,7 +414,7 @@ class ControlPlane:
         before = self._machine.state
         effects = self._machine.step(event, _now_ms())
         if self._machine.state is not before:
-            log.debug("region %s: state changed from %s to %s", self.region, before.name, self._machine.state.name)
+            log.debug("[region %s] state changed from %s to %s", self.region, before.name, self._machine.state.name)
         for effect in effects:
             self._carry_out(effect)
         self._plan_tick()
@@ -460,13 +462,13 @@ class ControlPlane:
                 return
             except KafkaError as error:
                 log.info(
-                    "region %s: can't check whether another control plane has taken over, retrying: %s",
+                    "[region %s] can't check whether another control plane has taken over, retrying: %s",
                     self.region,
                     error,
                 )
 
     def _is_over(self, error: OverError) -> None:
-        log.warning("region %s: term %s is over: %s", self.region, self.term, error)
+        log.warning("[region %s] this control plane stops serving, term %s is over: %s", self.region, self.term, error)
         self._end.set()
 
     async def _write(self) -> None:
@@ -501,7 +503,9 @@ class ControlPlane:
             )
         except KafkaError as error:
             log.info(
-                "group %s could not be described, so members from outside the region go unnoticed: %s",
+                "[region %s][group %s] the group could not be described, so members from outside the region go "
+                "unnoticed: %s",
+                self.region,
                 effect.group,
                 error,
             )

@@ -31,7 +31,7 @@ PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "do
 
 
 @dataclass(frozen=True, slots=True)
-class _Extent:
+class _TypeSize:
     """The size of a type: of its schema, and of its smallest value.
 
     Attributes:
@@ -72,7 +72,7 @@ def measured_schema(text: str, name: str) -> tuple[Any, int]:
         level = [part for value in level for part in _children(value)]
         if not level:
             measure = _Measure(name)
-            measure.extent(parsed_schema(found, name), "")
+            measure.measure(parsed_schema(found, name), "")
             return found, measure.density
     raise UnusableSchemaError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
 
@@ -111,44 +111,44 @@ class _Measure:
     def __init__(self, name: str) -> None:
         self._name = name
         self.density = 1
-        self._named: dict[str, _Extent | None] = {}
+        self._named: dict[str, _TypeSize | None] = {}
 
-    def extent(self, schema: Any, space: str) -> _Extent:
-        found = self._extent(schema, space)
+    def measure(self, schema: Any, namespace: str) -> _TypeSize:
+        found = self._type_size(schema, namespace)
         if found.parts > PARTS_MAX:
             raise self._not_usable(f"has more than {PARTS_MAX} parts when its names are written out")
         return found
 
-    def _extent(self, schema: Any, space: str) -> _Extent:
+    def _type_size(self, schema: Any, namespace: str) -> _TypeSize:
         if isinstance(schema, str):
             return self._by_name(schema)
         if isinstance(schema, list):
-            branches = [self.extent(branch, space) for branch in schema]
-            return _Extent(
+            branches = [self.measure(branch, namespace) for branch in schema]
+            return _TypeSize(
                 1 + sum(branch.parts for branch in branches),
                 1 + min((branch.size for branch in branches), default=0),  # a union has its branch's number
                 max((branch.free for branch in branches), default=0),
             )
         kind = schema["type"]
         if kind == "array":
-            item = self.extent(schema["items"], space)
+            item = self.measure(schema["items"], namespace)
             if not item.size:
                 raise self._not_usable("has an array whose item takes no bytes: a damaged value could hold any number")
             return self._repeated(item, item.size)
         if kind == "map":
-            item = self.extent(schema["values"], space)
+            item = self.measure(schema["values"], namespace)
             return self._repeated(item, 1 + item.size)
         if kind in ("record", "error", "enum", "fixed"):
-            return self._definition(schema, kind, space)
+            return self._definition(schema, kind, namespace)
         return self._by_name(kind)
 
-    def _repeated(self, item: _Extent, size: int) -> _Extent:
+    def _repeated(self, item: _TypeSize, size: int) -> _TypeSize:
         self.density = max(self.density, -(-item.free // size))
-        return _Extent(1 + item.parts, 1)
+        return _TypeSize(1 + item.parts, 1)
 
-    def _by_name(self, name: str) -> _Extent:
+    def _by_name(self, name: str) -> _TypeSize:
         if name in PRIMITIVE_SIZES:
-            return _Extent(1, PRIMITIVE_SIZES[name], int(name == "null"))
+            return _TypeSize(1, PRIMITIVE_SIZES[name], int(name == "null"))
         if name not in self._named:
             raise self._not_usable(f"has a type that is not defined: {name[:80]!r}")
         found = self._named[name]
@@ -156,11 +156,11 @@ class _Measure:
             raise self._not_usable(f"is recursive: {name} contains itself; such values can't be read safely")
         return found
 
-    def _definition(self, schema: dict[str, Any], kind: str, space: str) -> _Extent:
+    def _definition(self, schema: dict[str, Any], kind: str, namespace: str) -> _TypeSize:
         name = schema["name"]
         if not isinstance(name, str) or not name:
             raise self._not_usable(f"has a type without a name: {json.dumps(name)[:80]}")
-        if name in PRIMITIVE_SIZES or (space and "." not in name):
+        if name in PRIMITIVE_SIZES or (namespace and "." not in name):
             raise self._not_usable(f"has the type {name[:80]!r} without a namespace within another")
         if name in self._named:
             raise self._not_usable(f"defines {name[:80]} a second time")
@@ -168,16 +168,16 @@ class _Measure:
         self._named[name] = made = self._defined(schema, kind, name.rpartition(".")[0])
         return made
 
-    def _defined(self, schema: dict[str, Any], kind: str, space: str) -> _Extent:
+    def _defined(self, schema: dict[str, Any], kind: str, namespace: str) -> _TypeSize:
         if kind == "enum":
-            return _Extent(1, 1)
+            return _TypeSize(1, 1)
         if kind == "fixed":
             size = schema["size"]
             if type(size) is not int or size < 0:  # -1 would read all that is left, and then nothing without end
                 raise self._not_usable("has a fixed without a size of 0 or more")
-            return _Extent(1, size, int(size == 0))
-        parts = [self.extent(field["type"], space) for field in schema["fields"]]
-        return _Extent(
+            return _TypeSize(1, size, int(size == 0))
+        parts = [self.measure(field["type"], namespace) for field in schema["fields"]]
+        return _TypeSize(
             1 + sum(part.parts for part in parts),
             sum(part.size for part in parts),
             1 + sum(part.free for part in parts),

@@ -120,7 +120,7 @@ class _Names:
 
 
 class _Resolution:
-    """One comparison of a reader's and a writer's schema."""
+    """One comparison of a reader's and a writer's Avro schema, by the rules of schema resolution."""
 
     def __init__(self) -> None:
         self._reader, self._writer = _Names(), _Names()
@@ -329,7 +329,7 @@ class Subjects:
             return [schema.version for schema in self._of(subject)]
 
     def find_numbered(self, subject: str, version: str) -> RegisteredSchema:
-        """Return a version of a subject by its number, `latest` or -1."""
+        """Return the schema that a subject has as this version: a number, `latest` or -1."""
         with self._lock:
             found = self._of(subject)
             if version in ("latest", "-1"):
@@ -585,7 +585,7 @@ class _RegistryServer(ThreadingHTTPServer):
 
 
 class _RegistryHandler(BaseHTTPRequestHandler):
-    """One connection."""
+    """The handler of one HTTP connection to the registry."""
 
     subjects: ClassVar[Subjects]
     protocol_version = "HTTP/1.1"

@@ -365,7 +365,10 @@ class ProtobufSchema:
             CorruptDataError: there is none, or clients count otherwise: those in Python count the messages that maps
                 and groups make, those in Java do not.
         """
-        with_entries, without = self._found(indexes, entries=True), self._found(indexes, entries=False)
+        with_entries, without = (
+            self._message_at_indexes(indexes, counts_generated=True),
+            self._message_at_indexes(indexes, counts_generated=False),
+        )
         if with_entries is not None and with_entries.GetOptions().map_entry:
             with_entries = None
         if with_entries is not None and without is not None and with_entries.full_name != without.full_name:
@@ -378,31 +381,33 @@ class ProtobufSchema:
             raise CorruptDataError(f"{self.name} has no message at the indexes {list(indexes)}")
         return found
 
-    def _found(self, indexes: tuple[int, ...], *, entries: bool) -> Descriptor | None:
+    def _message_at_indexes(self, indexes: tuple[int, ...], *, counts_generated: bool) -> Descriptor | None:
         """Return the message at these indexes; None if there is none.
 
         Args:
             indexes: one index for each level of nesting, from the file's own messages inwards.
-            entries: whether to count the messages that protoc generates for maps and groups.
+            counts_generated: whether to count the messages that protoc generates for maps and groups.
         """
         found: Descriptor | None = None
         for index in indexes:
-            inside = self._messages_inside(found, entries=entries)
+            inside = self._messages_inside(found, counts_generated=counts_generated)
             if index >= len(inside):
                 return None
             found = inside[index]
         return found
 
-    def _messages_inside(self, outer: Descriptor | None, *, entries: bool) -> tuple[Descriptor, ...]:
+    def _messages_inside(self, outer: Descriptor | None, *, counts_generated: bool) -> tuple[Descriptor, ...]:
         """Return the messages of a message, or of the file; made once, because damaged values may name any."""
-        key = ("" if outer is None else outer.full_name, entries)
+        key = ("" if outer is None else outer.full_name, counts_generated)
         found = self._inside.get(key)
         if found is None:
             inside = self.file.message_types_by_name.values() if outer is None else outer.nested_types
-            found = self._inside[key] = tuple(message for message in inside if entries or not self._is_made(message))
+            found = self._inside[key] = tuple(
+                message for message in inside if counts_generated or not self._is_generated(message)
+            )
         return found
 
-    def _is_made(self, message: Descriptor) -> bool:
+    def _is_generated(self, message: Descriptor) -> bool:
         """Return whether protoc generated the message for a map or a group."""
         return bool(message.GetOptions().map_entry) or message.full_name in self._groups
 
@@ -424,7 +429,7 @@ class ProtobufSchema:
             self.message_at(indexes)
         except CorruptDataError as error:
             raise InvalidInputError(f"{error.message}: write a message of the file's first level") from None
-        if self._found(indexes, entries=False) != message:
+        if self._message_at_indexes(indexes, counts_generated=False) != message:
             raise InvalidInputError(
                 f"{self.name}: clients in Java count {message.full_name} otherwise than those in Python, because of a "
                 "map or group before it: write a message of the file's first level"

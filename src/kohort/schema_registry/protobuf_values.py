@@ -103,7 +103,7 @@ def _messages_within(message: Descriptor) -> list[Descriptor]:
 
 
 def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
-    """Return a message of bytes.
+    """Parse a message from its bytes.
 
     Raises:
         CorruptDataError: they are none, or a required field is missing.
@@ -175,10 +175,10 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
 
 
 class _MessageReader:
-    """Makes dicts of messages of one type."""
+    """A converter of messages of one type to dicts."""
 
     def take_fields(self, message: Descriptor, readers: MessageReaders) -> None:
-        """Take the fields of the message.
+        """Make the readers of the message's fields.
 
         Raises:
             ValueError: a default is not UTF-8.
@@ -218,13 +218,13 @@ Convert: TypeAlias = Callable[[Any, "MessageBudget"], Any]
 
 
 class MessageBudget:
-    """The messages that a value may still have."""
+    """The number of messages that one value may still contain."""
 
     def __init__(self) -> None:
         self._left = MESSAGES_MAX
 
     def take_messages(self, count: int) -> None:
-        """Take messages.
+        """Count messages against the budget.
 
         Raises:
             ValueError: there are too many.
@@ -463,14 +463,14 @@ def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 class _MessageWriter:
-    """Makes of a mapping what the class of a message takes."""
+    """A converter of mappings to the constructor arguments of one message type."""
 
     def __init__(self, message: Descriptor) -> None:
         self._message = message
         self._fields: dict[str, tuple[Callable[[Any], Any], str | None]] | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        """Return the arguments.
+        """Return the constructor arguments of a message for a mapping.
 
         Raises:
             ValueError: a field is unknown, or its value is not of the type; or two fields of one oneof are set.

@@ -34,7 +34,7 @@ from kohort.errors import (
 )
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
-from kohort.settings.arguments import checked, checked_call
+from kohort.settings.arguments import checked_call, checks_arguments
 
 SCHEMA_BYTES_MAX = 1024 * 1024
 """Size of the largest schema: Confluent's registry keeps it in one record, for which Kafka's limit is 1 MiB."""
@@ -152,7 +152,7 @@ class _FailedLookup:
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """One address of a registry."""
+    """One address of a registry: scheme, host, port, path and credentials."""
 
     url: str
     secure: bool
@@ -195,7 +195,7 @@ def _url_refused() -> InvalidInputError:
     )
 
 
-@checked
+@checks_arguments
 class SchemaRegistry:
     """A client of a schema registry: Confluent's, or another with the same REST interface.
 
@@ -409,7 +409,7 @@ class SchemaRegistry:
     # Schemas by id.
 
     def _look_up(self, number: int, *, waits: bool = False) -> _KnownSchema:
-        """Return the schema of an id.
+        """Look up the schema of an id in memory or at the registry.
 
         Args:
             number: the id.
@@ -638,7 +638,7 @@ def _cut_off(connected: socket.socket, after_s: float) -> threading.Timer:
 
 
 def _refusal(address: _Address, status: int, data: bytes) -> KafkaError:
-    """Return the error of an answer other than 200."""
+    """Return the exception for a registry's answer with another HTTP status than 200."""
     answer = _object(data) or {}
     said = str(answer.get("message", data[:200].decode(errors="replace")))[:500]
     text = f"the schema registry {address.url} answered {status}: {said}"
@@ -759,7 +759,7 @@ def with_imports(
 
 
 def _name_of(schema: RegisteredSchema) -> str:
-    """Return a schema's name in errors."""
+    """Return the name by which errors mention a schema."""
     if schema.id and not schema.subject:
         return f"the schema {schema.id}"
     return f"the schema {schema.id} of {schema.subject}" if schema.subject else "the schema"

@@ -36,7 +36,7 @@ _SETTINGS_CHECK = ("bootstrap_servers",)
 """The parameters that are checked as settings."""
 
 
-def checked(cls: type[T]) -> type[T]:
+def checks_arguments(cls: type[T]) -> type[T]:
     """Make the public methods of a class raise InvalidInputError for arguments that their signatures do not admit."""
     for name, method in list(vars(cls).items()):
         if not name.startswith("_") and inspect.isfunction(method) and not hasattr(method, "checks_itself"):
@@ -45,7 +45,7 @@ def checked(cls: type[T]) -> type[T]:
 
 
 def checks_itself(method: F) -> F:
-    """Mark a method that `checked` leaves unchanged."""
+    """Mark a method that `checks_arguments` leaves unchanged."""
     method.checks_itself = True  # type: ignore[attr-defined]
     return method
 

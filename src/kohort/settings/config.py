@@ -360,7 +360,7 @@ def _range(fact: SettingDeclaration) -> str:
     return f"from {fact.low} to {fact.high}{unit}"
 
 
-def described(cls: type, indent: str = "") -> str:
+def settings_documentation(cls: type, indent: str = "") -> str:
     """Return the documentation of a configuration class's settings: keyword, default, limits, purpose."""
     lines = []
     for setting in settings(cls).values():
@@ -371,7 +371,7 @@ def described(cls: type, indent: str = "") -> str:
     return "\n".join(indent + line for line in lines)
 
 
-def documented(config: type) -> Callable[[type[T]], type[T]]:
+def documents_settings(config: type) -> Callable[[type[T]], type[T]]:
     """Add the settings of `config` to the documentation of a class that takes them as keyword arguments.
 
     The text is made when it is first requested.
@@ -390,7 +390,8 @@ class _Documentation:
         self._config = config
 
     def __get__(self, instance: object, owner: type) -> str:
-        return f"{self._text}\n\nSettings, by keyword, with their defaults:\n{described(self._config, '    ')}\n"
+        listed = settings_documentation(self._config, "    ")
+        return f"{self._text}\n\nSettings, by keyword, with their defaults:\n{listed}\n"
 
 
 def default_of(setting: Setting) -> str:

@@ -116,7 +116,7 @@ class ValidationError(Exception):
         location = f"{'a key of ' if self.key else ''}{name}{self.path}"
         if hides_value(location):
             return f"{location} must be {self.expected}, not {type(self.value).__name__}"
-        given = _full(self.value) if "kohort." in self.expected else shown(self.value)
+        given = _full(self.value) if "kohort." in self.expected else value_text(self.value)
         write = self.write
         return f"{location} must be {self.expected}, not {given}" + (f"; write {write}" if write else "")
 
@@ -176,7 +176,7 @@ def shown_url(url: str) -> str:
     return f"{scheme}{address}{'…' if more else ''}"
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value as code in a message, cut when it is long."""
     kind = type(value)
     text = _written(value) if kind.__module__.startswith("kohort.") and _is_value(kind) else repr(value)
@@ -202,7 +202,7 @@ def _is_value(kind: Any) -> bool:
 def _full(value: object) -> str:
     """Return a value with the module of its type: it has the expected name but is another library's."""
     kind = type(value)
-    return shown(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{shown(value)}"
+    return value_text(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{value_text(value)}"
 
 
 def validator_for(hint: Any, name: str = "") -> Validator:
@@ -322,7 +322,7 @@ def list_of(item: Validator, kind: str = "list") -> Validator:
                 taken.append(item.take(content))
             except ValidationError as error:
                 if item.fits(value):
-                    raise ValidationError(expected, value, form.format(shown(value))) from None
+                    raise ValidationError(expected, value, form.format(value_text(value))) from None
                 if isinstance(value, Mapping):
                     raise ValidationError(expected, value, partial(_items, item, value)) from None
                 error.within(f"[{at}]" if isinstance(value, Sequence) else "")
@@ -342,13 +342,13 @@ def _as_list(item: Validator, value: Any, form: str) -> str | None:
             if error.path or error.write is None or not isinstance(value, str | bytes)
             else form.format(error.write)
         )
-    return form.format(shown(value))
+    return form.format(value_text(value))
 
 
 def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
     """Return the correct form of a dict where pairs are expected."""
     pairs = list(value.items())
-    return shown(pairs) if all(item.fits(pair) for pair in pairs) else None
+    return value_text(pairs) if all(item.fits(pair) for pair in pairs) else None
 
 
 def _dict(key: Validator, item: Validator) -> Validator:
@@ -526,7 +526,7 @@ def _form(kind: Any, value: Any) -> str | None:
     elif all(hasattr(value, part) for part in needed) and not isinstance(value, str):
         words = [_part(parts[part], getattr(value, part)) for part in needed]
     elif parts[needed[0]].fits(value) if needed else False:
-        words = [shown(value), *needed[1:]]
+        words = [value_text(value), *needed[1:]]
     else:
         words = [*needed, "…"] if len(needed) < len(parts) else needed
     return f"{name}({', '.join(words)})"
@@ -534,6 +534,6 @@ def _form(kind: Any, value: Any) -> str | None:
 
 def _part(validator: Validator, value: Any) -> str:
     try:
-        return shown(validator.take(value))
+        return value_text(validator.take(value))
     except ValidationError as error:
         return error.write or "…"

@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 def account() -> str:
-    """Return the summary: what was replaced in the job, and the offsets of its groups."""
+    """Return the job's summary: which uses of Spark's Kafka source ran on kohort, and its groups' committed offsets."""
     from kohort.spark.driver_server import rows_read
     from kohort.spark.in_place_of_kafka import CHANGES
 

@@ -340,7 +340,7 @@ def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading
 
 
 def _numbers(names: Sequence[str]) -> list[int]:
-    """Return the batches; temporary files and checksums begin with a dot."""
+    """Return the batch numbers among file names, without temporary files and checksums, which begin with a dot."""
     return sorted(int(name) for name in names if _BATCH.fullmatch(name))
 
 
@@ -409,7 +409,7 @@ def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> OffsetLogFile:
 
 
 def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]:
-    """Return the lines of the batch that is under way; none while Spark writes them."""
+    """Return the offset log's lines of the batch that is under way; none while Spark still writes them."""
     try:
         return {line.name: line for line in _read_log(files, batch).sources}
     except CorruptDataError:

@@ -34,7 +34,7 @@ from kohort.spark.source.kafka_offsets import (
     positions_of,
     read_initial,
     taken_over,
-    unfinished,
+    unfinished_batch,
 )
 
 Kind: TypeAlias = Literal["kafka", "kohort"]
@@ -119,7 +119,7 @@ class CheckpointLog:
         self.done = set(_numbers(folder / "commits"))
 
     def log(self, batch: int) -> OffsetLogFile:
-        """Parse one file of the offset log."""
+        """Parse the offset log's file of one batch."""
         path = self.folder / "offsets" / str(batch)
         return OffsetLogFile.parse(str(path), path.read_bytes())
 
@@ -227,7 +227,7 @@ class CheckpointLog:
                 f"{self.folder}: batch {seen.batch} is not finished, and sources/{seen.source}/0, which says where it "
                 "begins, is missing"
             )
-        start, batch = unfinished(seen.starts, kafka_offset(seen.ends), query)
+        start, batch = unfinished_batch(seen.starts, kafka_offset(seen.ends), query)
         if before is not None:
             before = before.with_offset(seen.source, start.to_json())
         return seen, log.with_offset(seen.source, batch.to_json()), before

@@ -228,7 +228,7 @@ class KohortDataSource(DataSource):
         if len(_warned) >= WARNED_MAX:
             _warned.clear()
         _warned.add(warning)
-        log.warning("%s", text)
+        log.warning("options that have no effect here: %s", text)
 
 
 def _schema_from_registry(options: SourceOptions) -> str | None:

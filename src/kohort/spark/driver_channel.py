@@ -130,7 +130,9 @@ class ChannelServer:
                 sock, (address, *_) = self._listening.accept()
             except OSError as error:
                 if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
-                    log.warning("connections of sources can't be accepted, retrying: %s", error)
+                    log.warning(
+                        "the driver program can't accept connections of its queries' sources, retrying: %s", error
+                    )
                 continue
             with self._lock:
                 if self._closed.is_set():
@@ -145,7 +147,9 @@ class ChannelServer:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
         except RuntimeError as error:  # the process has all the threads that it may have
             log.warning(
-                "closing the connection of a source, which will reconnect: no thread can be started for it: %s", error
+                "the driver program closes a source's connection, for which it can't start a thread: %s; the source "
+                "reconnects",
+                error,
             )
             place.give_back()
             with self._lock:
@@ -158,7 +162,10 @@ class ChannelServer:
         try:
             link = greet_caller(sock, self.address.token)
             if not place.prove():
-                log.warning("rejected a source's connection: the limit of %s connections is reached", SOURCES_MAX)
+                log.warning(
+                    "the driver program refuses a source's connection: the limit of %s connections is reached",
+                    SOURCES_MAX,
+                )
                 return
             for message in map(decode, link.bodies()):
                 announced = message.get("query")
@@ -171,9 +178,13 @@ class ChannelServer:
                 elif announced == query:
                     self._take(link, query, message)
         except (OSError, ValueError) as error:
-            log.debug("closing a source's connection: %s", error)
+            log.debug("the driver program closes a source's connection: %s", error)
         except Exception:
-            log.exception("[query %s] failed to handle a message from its source; closing the connection", query)
+            log.exception(
+                "[query %s] unexpected error while the driver program handled its source's message; closing the "
+                "connection",
+                query,
+            )
         finally:
             if link is not None:
                 self._part(link, query)
@@ -204,7 +215,7 @@ class ChannelServer:
                 self._links.pop(query or "", None)
 
     def _orphan(self) -> None:
-        """Close the copies in a forked child: a thread that is not in the child may hold the lock."""
+        """Close a forked child's copies of the connections: a thread that is not in the child may hold the lock."""
         for sock in (self._listening, *self._sockets):
             sock.close()
 
@@ -253,7 +264,7 @@ class ChannelClient:
         return self._link is not None and bool(self._query)
 
     def drives(self, query: str) -> None:
-        """Announce the query of this process: its messages arrive from now on."""
+        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
         with self._changed:
             if query == self._query:
                 return
@@ -336,7 +347,11 @@ class ChannelClient:
                 link = self._connect()
             except OSError as error:
                 if not self._logged:
-                    log.info("the driver program can't be reached on port %s, retrying: %s", self._address.port, error)
+                    log.info(
+                        "a query's source can't reach the driver program on port %s, retrying: %s",
+                        self._address.port,
+                        error,
+                    )
                     self._logged = True
             else:
                 self._logged = False
@@ -438,7 +453,7 @@ class SinkDoneReceiver:
         return self.line.connected
 
     def drives(self, query: str) -> None:
-        """Announce the query of this process: its messages arrive from now on."""
+        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
         self.line.drives(query)
 
     def last_words(self, running: Callable[[], bool]) -> None:

@@ -222,7 +222,7 @@ class Application:
         return self._listener.rows
 
     def _initial(self, _query: str, message: Message) -> Message:
-        """Answer a source's request for the start of its first batch."""
+        """Answer a source's request for the offsets at which its first batch starts."""
         from kohort.spark.source.first_batch import answer_initial
 
         return answer_initial([] if self._listener is None else self._listener.sessions(), message)

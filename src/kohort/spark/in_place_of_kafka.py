@@ -74,7 +74,7 @@ class Changes:
     def count_change(self, what: str) -> None:
         """Count a change, and log the first of its kind."""
         if what not in self.counts:
-            log.info("kohort replaces Spark's Kafka source and sink: %s", what)
+            log.info("a query that names Spark's Kafka source or sink uses kohort's: %s", what)
         self.counts[what] += 1
 
 
@@ -98,7 +98,7 @@ class WriteBatch:
         self._options = options
 
     def __call__(self, batch: DataFrame, _number: int) -> None:
-        """Append the batch."""
+        """Append the rows of a micro-batch to the query's topic."""
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 

@@ -55,7 +55,7 @@ SPELLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """The options of one read or write, by whose they are.
+    """The options of one read or write, sorted into those of kohort, of the Kafka client, and unknown ones.
 
     Attributes:
         own: those of a class of options, in their proper spelling.
@@ -69,7 +69,7 @@ class GivenOptions:
 
 
 def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] = ()) -> GivenOptions:
-    """Sort the given options by owner.
+    """Sort given options into those of kohort, of the Kafka client, and unknown ones.
 
     Args:
         raw: the options as Spark passes them; case does not matter.
@@ -125,7 +125,7 @@ def distance(first: str, second: str) -> int:
     return rows[-1][-1]
 
 
-def ignored(names: Iterable[str], reason: str) -> str | None:
+def ignored_options_note(names: Iterable[str], reason: str) -> str | None:
     """Return the names of options that have no effect, with the reason; None if there are none."""
     listed = ", ".join(names)
     return f"{listed} ({reason})" if listed else None
@@ -137,9 +137,9 @@ def it_or_these(names: Collection[str]) -> str:
 
 
 def ignored_warning(ignored_options: Iterable[str]) -> str | None:
-    """Return one warning for all options that have no effect; None if there are none."""
+    """Return the warning's text about all options that have no effect; None if there are none."""
     listed = "; ".join(ignored_options)
-    return f"options that have no effect here: {listed}. {STRICT}=true makes them an error" if listed else None
+    return f"{listed}. {STRICT}=true makes them an error" if listed else None
 
 
 def refuse_ignored(ignored_options: Iterable[str], strict: bool) -> None:

@@ -16,7 +16,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import STRICT, ignored, it_or_these, refuse_ignored, sort_options
+from kohort.spark.option_names import STRICT, ignored_options_note, it_or_these, refuse_ignored, sort_options
 from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
@@ -67,7 +67,7 @@ class ClientOptions:
         STRICT, False, why="whether an option that has no effect is an error instead of a warning"
     )
     kafka: dict[str, str] = field(default_factory=dict, repr=False)
-    ignored: list[str] = field(default_factory=list, compare=False)
+    ignored_options_note: list[str] = field(default_factory=list, compare=False)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -225,7 +225,7 @@ class SourceOptions(ClientOptions):
     )
 
     def says_of_values(self) -> bool:
-        """Return whether values get a type, or an option asks for something that only typed values have."""
+        """Return whether an option concerns typed values: a `valueFormat`, or something that only those have."""
         given = (
             self.value_format,
             self.value_schema,
@@ -274,15 +274,15 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
     prefix = ["groupIdPrefix"] if GROUP_ID_PREFIX in lower else []
     ignored_options = [
-        ignored(tuning, f"{'it tunes' if len(tuning) == 1 else 'they tune'} {SPARKS_SOURCE}"),
-        ignored(prefix, "a query is in the group of group.id, or in none"),
+        ignored_options_note(tuning, f"{'it tunes' if len(tuning) == 1 else 'they tune'} {SPARKS_SOURCE}"),
+        ignored_options_note(prefix, "a query is in the group of group.id, or in none"),
         *client.ignored,
-        ignored(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
+        ignored_options_note(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
     ]
     if streaming is False:
         of_streams = [name for name in IGNORED_BY_A_BATCH if name in own]
         ignored_options.append(
-            ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores {it_or_these(of_streams)} too")
+            ignored_options_note(of_streams, f"a batch read of {SPARKS_SOURCE} ignores {it_or_these(of_streams)} too")
         )
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
@@ -373,7 +373,7 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
         raise InvalidInputError(f'{name} must be JSON like {{"topic": [0, 1]}}, not {text!r}') from None
 
 
-def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
+def parse_partition_offsets(name: str, text: str) -> dict[TopicPartition, int]:
     """Parse one offset or timestamp for each partition from JSON such as `{"topic": {"0": 23}}`.
 
     Raises:
@@ -388,14 +388,14 @@ def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
 
 
 def _listed(numbers: object) -> list[Any]:
-    """Return a list as it is: the characters of a string would be numbers too."""
+    """Return a JSON value that is a list, and refuse a string, whose characters would pass as numbers."""
     if not isinstance(numbers, list):
         raise TypeError(numbers)
     return numbers
 
 
 def _whole(number: Any) -> int:
-    """Return a number, also from a string; `int` would cut a fraction off, and take true for 1."""
+    """Return a JSON value as a whole number, also from a string; refuse fractions and true, which `int` would take."""
     if isinstance(number, bool) or (isinstance(number, float) and not number.is_integer()):
         raise ValueError(number)
     return int(number)

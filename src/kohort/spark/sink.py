@@ -43,13 +43,15 @@ class TopicWriter(DataSourceArrowWriter):
         return RecordsWritten(self._writing.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log the total; every task is done, and nothing is left to do."""
-        log.info("write finished: %d records acknowledged", _total(messages))
+        """Log how many records were written: every task is done, and nothing is left to commit."""
+        log.info("batch write to Kafka topics finished: %d records acknowledged", _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log the total after a task failed for good; the records of the others stay."""
+        """Log how many records finished tasks have written; they stay, although another task failed for good."""
         log.warning(
-            "write failed: %d records of completed tasks stay in their topics; repeating the write adds them again",
+            "batch write to Kafka topics failed: %d records of completed tasks stay in their topics; repeating the "
+            "write "
+            "adds them again",
             _total(messages),
         )
 
@@ -66,13 +68,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return RecordsWritten(self._writing.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Log the total; every task is done, and nothing is left to do."""
-        log.debug("batch %d: write finished, %d records acknowledged", batchId, _total(messages))
+        """Log how many records were written: every task is done, and nothing is left to commit."""
+        log.debug(
+            "batch %d of a streaming query written to Kafka topics: %d records acknowledged", batchId, _total(messages)
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Log the total after a task failed for good; the query's next start writes the batch again."""
+        """Log how many records finished tasks have written; the query's next start writes the whole batch again."""
         log.warning(
-            "batch %d failed: %d records of completed tasks stay in their topics; the query's next start writes the "
+            "batch %d of a streaming query could not be written: %d records of completed tasks stay in their topics; "
+            "the query's next start writes the "
             "batch again, so that they are there twice",
             batchId,
             _total(messages),

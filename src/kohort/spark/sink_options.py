@@ -11,7 +11,7 @@ from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import client_settings_of, with_prefix
-from kohort.spark.option_names import ignored, it_or_these, refuse_ignored, sort_options
+from kohort.spark.option_names import ignored_options_note, it_or_these, refuse_ignored, sort_options
 from kohort.spark.options import ClientOptions, passed_on
 
 OF_SPARK = frozenset(
@@ -101,7 +101,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         raise InvalidInputError(with_prefix(error.message, ProducerConfig), error.code) from None
     ignored_options = [
         *client.ignored,
-        ignored(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
+        ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
     ]
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)

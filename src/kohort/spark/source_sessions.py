@@ -209,11 +209,11 @@ class SourceSession(Protocol):
             batch: the number in `BatchOffset`, not Spark's.
         """
 
-    def end(self, batch: int) -> None:
+    def complete_batch(self, batch: int) -> None:
         """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
     def lost(self, lost: LostRecords) -> None:
-        """Report lost records, before the batch that begins behind them, or before the query ends."""
+        """Report lost records, before a batch begins after the gap, or before the query ends."""
 
 
 class SourceSessions:
@@ -245,7 +245,7 @@ class SourceSessions:
             return self._queries.get(id)
 
     def answer(self, query: str, message: Message) -> Message:
-        """Answer a source's request.
+        """Answer a source's request to the session that its message names.
 
         Args:
             query: the identity of the query that the source serves.
@@ -259,7 +259,7 @@ class SourceSessions:
     def lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; only log it if that has ended."""
         lost = LostRecords.from_message(message)
-        log.warning("records may be lost: %s", lost.text)
+        log.warning("a source reports records that may be lost: %s", lost.text)
         try:
             seat = self._session(query, message.get("seat"))
         except InvalidInputError:
@@ -283,7 +283,7 @@ class SourceSessions:
         if what == "begin":
             return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}
         if what == "end":
-            session.end(_integer_of(message, "batch"))
+            session.complete_batch(_integer_of(message, "batch"))
             return {"ok": True}
         raise InvalidInputError(f"a source asked {what!r:.50}, which this kohort does not know: use one version of it")
 

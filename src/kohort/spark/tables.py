@@ -49,7 +49,7 @@ _MANY = "array<struct<topic: string, partition: int>>"
 
 @dataclass(frozen=True, slots=True)
 class TableOptions(ClientOptions):
-    """The options of a table."""
+    """The options of reading a table of group data."""
 
     table: str = declare_setting(
         "table",
@@ -98,7 +98,7 @@ class TablePart(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """The reader of a table."""
+    """The reader of `option("table", …)`: groups, members, offsets, lag or topics as rows."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
@@ -136,7 +136,7 @@ class TableReader(DataSourceReader):
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """One table of group data that `option("table", …)` reads.
 
     Attributes:
         columns: name and Spark type of each column.
@@ -175,7 +175,7 @@ def _groups(admin: Admin, options: TableOptions) -> list[str]:
 
 
 def _described(admin: Admin, groups: Iterable[str]) -> list[GroupDescription]:
-    """Return the groups' descriptions, without those of groups that ended meanwhile.
+    """Describe groups, leaving out those that were deleted meanwhile.
 
     Raises:
         KafkaError: a group can't be described.

@@ -103,7 +103,7 @@ class TopicPattern:
 
 @lru_cache(maxsize=1_000)
 def topic_pattern(pattern: str) -> TopicPattern:
-    """Translate a pattern of Java's.
+    """Translate a Java regular expression into the language that Python and RE2 share.
 
     Raises:
         InvalidInputError: the pattern is invalid, or has a construct that can't be translated.
@@ -394,7 +394,7 @@ class _Parser:
         return self._escape()
 
     def _escape(self) -> str | Letters:
-        """Parse the term after a backslash: a character, or a class."""
+        """Parse an escape, after its backslash: a character, or a class of characters."""
         letter = self._take()
         if letter in "pP":
             return self._property(letter == "P")

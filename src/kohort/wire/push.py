@@ -144,7 +144,7 @@ def _encode_count(count: int, what: str) -> bytes:
     return _INT16.pack(count)
 
 
-def framed(body: bytes) -> bytes:
+def with_length_prefix(body: bytes) -> bytes:
     """Return a whole frame: its size, not counting itself, and the bytes."""
     return _INT32.pack(len(body)) + body
 

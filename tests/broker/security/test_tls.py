@@ -153,7 +153,7 @@ def test_new_certificates_serve_new_connections_without_a_restart(
         first = TlsClient(broker.bootstrap_servers, tmp_path)
         used.write_text("half a file")
         sign = ("x509", "-req", "-in", "broker.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-        until(lambda: "changed certificates ignored" in capfd.readouterr().err, "the damaged file is noticed")
+        until(lambda: "changed TLS certificate files ignored" in capfd.readouterr().err, "the damaged file is noticed")
         with TlsClient(broker.bootstrap_servers, tmp_path) as between:
             assert between.serial == first.serial
         openssl(tmp_path, *sign, "-out", "renewed.crt", "-days", "2", "-extfile", "ext")

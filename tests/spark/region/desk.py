@@ -106,7 +106,7 @@ class Desk:
             self.begun.append(batch)
             return True
 
-    def end(self, batch: int) -> None:
+    def complete_batch(self, batch: int) -> None:
         with self._changed:
             if self._running == batch:
                 self._running = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.region.checkpoint_files import operator_noted, with_paths_below
+from kohort.spark.region.checkpoint_files import operator_metadata_in_folder, operator_noted
 from kohort.spark.region.folders import find_source, last_batch, offsets_of
 from kohort.spark.source.batch_offset import BatchOffset
 
@@ -105,7 +105,7 @@ def _noted(*paths: str) -> str:
 def test_schemas_are_found_below_the_new_folder(scheme: str) -> None:
     """Spark writes paths without escaping, so blanks and per cent signs stay."""
     inside = "state/0/_stateSchema/default/0_1b7c"
-    text, schemas = with_paths_below("v2/0", _noted(f"{scheme}/a b%20c/state/9/e1/{inside}"), "/neu ä/e2")
+    text, schemas = operator_metadata_in_folder("v2/0", _noted(f"{scheme}/a b%20c/state/9/e1/{inside}"), "/neu ä/e2")
     assert schemas == [inside]
     (found,) = operator_noted("v2/0", text)["stateStoreInfo"][0]["stateSchemaFilePaths"]
     assert re.fullmatch(f"(file:|file://)?/neu ä/e2/{inside}", found) and found.startswith(scheme)
@@ -116,12 +116,12 @@ def test_schemas_are_found_below_the_new_folder(scheme: str) -> None:
 )
 def test_other_paths_are_refused(path: str) -> None:
     with pytest.raises(InvalidInputError, match="which is no schema of state"):
-        with_paths_below("v2/0", _noted(path), "/e2")
+        operator_metadata_in_folder("v2/0", _noted(path), "/e2")
 
 
 def test_metadata_without_paths_stays_as_it_is() -> None:
     text = f"v2\n{json.dumps(NOTED)}"
-    assert with_paths_below("v2/0", text, "/e2") == (text, [])
+    assert operator_metadata_in_folder("v2/0", text, "/e2") == (text, [])
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_limits_of_a_batch_hold(region: Region) -> None:
     region.desk.hand({0: 0, 1: 0})
     batch = region.batch(region.query(maxOffsetsPerTrigger=5), FIRST)
     assert sorted(span.offsets for span in batch.spans.values()) == [2, 3]
-    region.desk.end(1)
+    region.desk.complete_batch(1)
     query = region.query(minOffsetsPerTrigger=21, maxTriggerDelay="1h")
     first = region.batch(query, FIRST)
     assert sum(span.offsets for span in first.spans.values()) == 20, "a run's first trigger waits for no more"

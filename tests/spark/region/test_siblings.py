@@ -25,7 +25,7 @@ from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.source_assignments import SourceAssignments
-from kohort.spark.region.spark_region import _Started
+from kohort.spark.region.spark_region import StartedQuery
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_when_a_query_is_closed_no_source_begins_a_batch_between(both: Both, mon
         began.append(both.query.run.ask("begin", 1, version=held.version, batch=2))
 
     monkeypatch.setattr(lead, "leave_region", leave)
-    closing = _Started(beside=False)
+    closing = StartedQuery(reads_outside_region=False)
     closing.members = [lead, second]
     closing.leave()
     both.query.turn(1)
@@ -315,7 +315,7 @@ MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[st
         {},
     ),
     "the batch of a run that was stopped runs for ever": (
-        lambda: mock.patch.object(SourceAssignments, "end_batch"),
+        lambda: mock.patch.object(SourceAssignments, "discard_running_batch"),
         "test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more",
         {},
     ),

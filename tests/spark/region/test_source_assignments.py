@@ -225,9 +225,9 @@ def test_the_begin_and_the_end_of_a_batch_are_reported() -> None:
     held = seated.run.wait_partitions(0)
     assert held is not None
     seated.session.begin(held.version, 4)
-    seated.run.end(3)
+    seated.run.complete_batch(3)
     assert seated.session.running() == 4, "another batch's end"
-    seated.run.end(4)
+    seated.run.complete_batch(4)
     assert seated.session.running() is None
     assert seated.reported == ["begun", "done"]
 
@@ -275,7 +275,7 @@ def test_the_end_of_an_earlier_run_s_batch_is_none_of_this_one_s() -> None:
     later = seated.session.start(5)
     held = later.wait_partitions(0)
     assert held is not None and seated.session.begin(held.version, 1)
-    seated.run.end(1)
+    seated.run.complete_batch(1)
     assert seated.session.running() == 1
-    later.end(1)
+    later.complete_batch(1)
     assert seated.session.running() is None

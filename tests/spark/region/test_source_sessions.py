@@ -237,7 +237,8 @@ def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFix
     sessions.lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
     sessions.lost("q1", lost.to_message("t"))
-    assert desk.lost_parts == [lost] and caplog.messages == ["records may be lost: records are gone"] * 2
+    assert desk.lost_parts == [lost]
+    assert caplog.messages == ["a source reports records that may be lost: records are gone"] * 2
 
 
 def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(closing: Callable[[Any], Any]) -> None:
@@ -275,4 +276,4 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     with pytest.raises(ConnectionError):
         line.ask({"kind": "ask", "seat": "s", "what": "begin", "version": 0, "batch": 1}, 60)
     until(lambda: not board.queries(), "the connection has ended")
-    assert "[query q1] failed to handle a message from its source" in caplog.text and "of a test" in caplog.text
+    assert "[query q1] unexpected error while the driver program handled" in caplog.text and "of a test" in caplog.text

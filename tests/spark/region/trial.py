@@ -87,7 +87,7 @@ class Application:
     def runs(self) -> bool:
         """Whether all of its queries have begun since it was started last."""
         said = self.log.read_bytes()[self._said :].decode()
-        return all(f"[query {query}] started in epoch" in said for query in self.options.queries)
+        return all(f"[query {query}] started in its region's epoch" in said for query in self.options.queries)
 
     def check(self) -> None:
         code = None if self.process is None else self.process.poll()

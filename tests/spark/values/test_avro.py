@@ -20,7 +20,7 @@ from tests.support.long_runs import examples
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
-from kohort.spark.values.avro_records import AvroDecoder, parsed
+from kohort.spark.values.avro_records import AvroDecoder, parse_for_fastavro
 from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of
 from kohort.spark.values.declared import avro_of, declare
 from kohort.spark.values.isolate import VALUE_BYTES
@@ -375,7 +375,7 @@ def test_schema_nested_too_deep_is_refused_and_one_just_below_is_read(kind: str,
     if levels == 60:
         text = nested(kind, deepest)
         assert node_of(schema_of(text)).ddl.count("<") == deepest
-        parsed(schema_of(text))
+        parse_for_fastavro(schema_of(text))
         levels = deepest + 1
     for name in ("valueSchema", "the schema 7"):
         with pytest.raises(InvalidInputError, match=f"{name} is nested deeper than {NESTING_MAX} levels"):

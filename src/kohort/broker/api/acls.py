@@ -88,7 +88,7 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
             rules.append(rule)
     added = _changed(node.acls, rules, [], results)
     for rule in added:
-        log.info("ACL added by %s: %s", request.name, shown(rule))
+        log.info("ACL added by request %s: %s", request.name, rule_text(rule))
     return CreateAclsResponse(results=results)
 
 
@@ -156,7 +156,7 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
         gone.update(dict.fromkeys(rules))
     node.acls.change_rules([], gone)
     for rule in gone:
-        log.info("ACL deleted by %s: %s", request.name, shown(rule))
+        log.info("ACL deleted by request %s: %s", request.name, rule_text(rule))
     return DeleteAclsResponse(filter_results=results)
 
 
@@ -182,7 +182,7 @@ def _deleted(rule: AclRule) -> DeleteAclsResponse.DeleteAclsFilterResult.DeleteA
     )
 
 
-def shown(rule: AclRule) -> str:
+def rule_text(rule: AclRule) -> str:
     """Return a rule in words, for log lines."""
     pattern = " (prefix)" if rule.pattern == AclPattern.PREFIXED else ""
     may = AclPermission(rule.permission).name

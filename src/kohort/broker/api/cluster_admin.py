@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
+from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -236,7 +236,7 @@ def _unwanted(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, versio
 
 def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> None:
     """Write transaction markers when an administrator aborts a transaction; answer when all are written."""
-    if not may_see(node, request, AclOperation.ALTER, Resource.CLUSTER, CLUSTER_NAME) and not allowed(
+    if not may_see(node, request, AclOperation.ALTER, Resource.CLUSTER, CLUSTER_NAME) and not is_allowed(
         node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER
     ):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -13,7 +13,7 @@ from enum import IntEnum
 from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
-from kohort.broker.security.addresses import bracketed
+from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.settings import SECRET, reloadable
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
@@ -184,8 +184,8 @@ def listener_facts(node: Node) -> tuple[str, str, str]:
     for listener in node.listeners:
         host = listener.advertised_host or config.advertised_host or listener.host
         port = listener.advertised_port or config.advertised_port or listener.port
-        listeners.append(f"{listener.name}://{bracketed(listener.host)}:{listener.port}")
-        advertised.append(f"{listener.name}://{bracketed(host)}:{port}")
+        listeners.append(f"{listener.name}://{bracketed_host(listener.host)}:{listener.port}")
+        advertised.append(f"{listener.name}://{bracketed_host(host)}:{port}")
         protocols.append(f"{listener.name}:{listener.protocol}")
     return ",".join(listeners), ",".join(advertised), ",".join(protocols)
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
-from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, allowed
+from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
 from kohort.broker.config.live_settings import ALL, stores_of
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
@@ -95,7 +95,7 @@ def _check_right(node: Node, caller: Caller, operation: AclOperation, named: Nam
     """Reject a resource whose settings the client may not describe or alter. Those of brokers belong to the cluster."""
     resource = _GUARDED.get(ConfigResourceType(named.resource_type)) if named.resource_type in _TYPES else None
     kind, name = (Resource.CLUSTER, CLUSTER_NAME) if resource is None else (resource, named.resource_name)
-    if not allowed(node, caller, operation, kind, name):
+    if not is_allowed(node, caller, operation, kind, name):
         raise NotAuthorizedError(kind.refusal.text, kind.refusal)
 
 
@@ -219,8 +219,8 @@ def _with_stores(
         if not loaded.cancelled():
             if loaded.exception() is not None:
                 log.error(
-                    "unexpected error: the key or trust stores of new listener settings could not be loaded: the "
-                    "settings are refused, and the previous stores stay in use",
+                    "unexpected error while loading the TLS key or trust stores of changed listener settings: the "
+                    "change is refused, and the previous stores stay in use",
                     exc_info=loaded.exception(),
                 )
             request.reply(alter(changes))

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
-from kohort.broker.api.permitted import permitted
+from kohort.broker.api.permitted import permitted_operations
 from kohort.broker.authorization import Resource, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
@@ -25,7 +25,7 @@ from kohort.groups.effects import (
     ConsumerGroupHeartbeatReply,
     DescribedConsumer,
     DescribedConsumerGroup,
-    NamedPartitions,
+    PartitionsOfTopic,
 )
 from kohort.groups.records import TopicPartitions
 from kohort.ids import AclOperation
@@ -141,13 +141,13 @@ def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHe
 
 
 def _is_kept(value: ConsumerGroupHeartbeatReply) -> bool:
-    """Return whether a response is kept: it has no news for its member, so that the next one will be the same."""
+    """Return whether a response is cached: it changes nothing for its member, so the next one will be the same."""
     return value.assignment is None and not value.error and len(value.member_id) <= KEPT_ID_MAX
 
 
 @lru_cache(maxsize=BODIES_KEPT)
 def _settled_body(version: int, member_id: str, epoch: int, interval_ms: int) -> bytes:
-    """Return the encoded response for a member that has no news to learn."""
+    """Return the encoded heartbeat response for a member whose assignment is unchanged."""
     return _response(ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member_id, epoch, interval_ms)).encode(version)
 
 
@@ -196,7 +196,7 @@ def _described(
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
         members=[_member(member, version) for member in group.members],
-        authorized_operations=permitted(
+        authorized_operations=permitted_operations(
             operations_asked and not group.error, host, request, Resource.GROUP, group.group_id
         ),
     )
@@ -225,7 +225,7 @@ def _member(member: DescribedConsumer, version: int) -> _Describe.DescribedGroup
     return described
 
 
-def _named(partitions: Iterable[NamedPartitions]) -> _Describe.DescribedGroup.Member.Assignment:
+def _named(partitions: Iterable[PartitionsOfTopic]) -> _Describe.DescribedGroup.Member.Assignment:
     make = _Describe.TopicPartitions
     return _Describe.Assignment(
         topic_partitions=[

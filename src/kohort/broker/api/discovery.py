@@ -8,7 +8,7 @@ the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. De
 from __future__ import annotations
 
 from kohort.broker.api.permitted import permitted_on_cluster
-from kohort.broker.authorization import Resource, allowed
+from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
 from kohort.broker.host import GroupHost
@@ -130,7 +130,7 @@ def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key:
     except ValueError:
         return ErrorCode.INVALID_REQUEST, NOWHERE
     resource = _RESOURCES.get(kind)
-    if resource is not None and not allowed(host, request, AclOperation.DESCRIBE, resource, key):
+    if resource is not None and not is_allowed(host, request, AclOperation.DESCRIBE, resource, key):
         return resource.refusal, NOWHERE
     found = host.places.coordinator(kind, key, request.connection)
     return (found, NOWHERE) if isinstance(found, ErrorCode) else (ErrorCode.NONE, found)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
-from kohort.broker.authorization import Resource, allowed
+from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
@@ -146,14 +146,14 @@ class Fetch:
         """
         request, node = self._request, self._node
         follower = replica_of(request) >= 0
-        if follower and allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
+        if follower and is_allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
             return {}
         refused: dict[str | uuid.UUID, ErrorCode] = {}
         for topic in {part.key[0] for part in self._parts}:
             name = topic if isinstance(topic, str) else _name_of(node, topic)
             if name is None:
                 continue
-            if follower or not allowed(node, request, AclOperation.READ, Resource.TOPIC, name):
+            if follower or not is_allowed(node, request, AclOperation.READ, Resource.TOPIC, name):
                 refused[topic] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return refused
 
@@ -170,7 +170,11 @@ class Fetch:
         except KafkaError as error:
             return _failed(index, error.code), 0
         except OSError as error:
-            log.error("%s could not be read, answering KAFKA_STORAGE_ERROR: %s", source.path.name, error)
+            log.error(
+                "[partition %s] could not be read, answering the fetch with KAFKA_STORAGE_ERROR: %s",
+                source.path.name,
+                error,
+            )
             return _failed(index, ErrorCode.KAFKA_STORAGE_ERROR), 0
         aborted = result.aborted
         answer = _Partition(
@@ -224,7 +228,7 @@ class Fetch:
 
 
 def _news(entry: Found) -> bool:
-    """Return whether an incremental response must include the partition, and record the state sent to the client."""
+    """Return whether an incremental response must include the partition; record the state that the client then has."""
     part, answer, size = entry
     news = (
         size > 0
@@ -320,7 +324,7 @@ def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
 def _fetch_on(
     node: Node, request: Request[FetchRequest], session_id: int, epoch: int, by_id: bool
 ) -> FetchResponse | None:
-    """Handle the next fetch of a session."""
+    """Handle the next incremental fetch of a session."""
     session = node.sessions.get(session_id, request.principal)
     if session is None:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)

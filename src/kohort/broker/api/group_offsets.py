@@ -13,7 +13,7 @@ from itertools import compress, islice, repeat, starmap
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from kohort.broker.authorization import Resource, allowed, may_see, refused_names
+from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -329,7 +329,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     message, version = request.message, request.version
     topics = message.topics
     everything = topics is None and version >= 2
-    may_fetch = allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
+    may_fetch = is_allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
     refused = _refused_topics(host, request, topics or ()) if may_fetch else frozenset()
     partitions = (
         None
@@ -404,7 +404,7 @@ def _fetch_group(
     named: dict[str, None] = {}
     unknown: list[_FetchedTopic] = []
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
-    if not allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id):
+    if not is_allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id):
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
         done(OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group.group_id, error_code=code))
         return
@@ -416,7 +416,7 @@ def _fetch_group(
                 known = host.topics.by_id.get(topic.topic_id)
                 name = known.name if known is not None else None
             error = ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.NONE
-            if name is not None and not allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
+            if name is not None and not is_allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
                 error = _HIDDEN
             if name is None or error:
                 refused = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, Final
 
-from kohort.broker.api.permitted import permitted
+from kohort.broker.api.permitted import permitted_operations
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost
@@ -190,7 +190,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
 
 @cache
 def _heartbeat_body(version: int, error: ErrorCode) -> bytes:
-    """Return the encoded response to a heartbeat, of which there are few."""
+    """Return the encoded response to a heartbeat, from a cache: there are few different ones."""
     return HeartbeatResponse(error_code=error).encode(version)
 
 
@@ -329,7 +329,7 @@ def _described(
             )
             for entry in group.members
         ],
-        authorized_operations=permitted(
+        authorized_operations=permitted_operations(
             operations_asked and not group.error, host, request, Resource.GROUP, group.group_id
         ),
     )

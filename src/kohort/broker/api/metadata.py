@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from kohort.broker.api.permitted import permitted, permitted_on_cluster
-from kohort.broker.authorization import Caller, Resource, allowed, may_see, refused_names
+from kohort.broker.api.permitted import permitted_on_cluster, permitted_operations
+from kohort.broker.authorization import Caller, Resource, is_allowed, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request
@@ -32,7 +32,7 @@ _Described: TypeAlias = DescribeTopicPartitionsResponse.DescribeTopicPartitionsR
 
 
 def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse:
-    """Return nodes and topics, without creating any."""
+    """Answer Metadata: return nodes and topics, without creating topics."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
         return metadata_of(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
@@ -61,12 +61,12 @@ def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> M
 
 
 def once(asked: list[Asked]) -> list[Asked]:
-    """Return the requested topics without duplicates."""
+    """Return the topics that a Metadata request names, without duplicates."""
     return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 
 
 def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]) -> MetadataResponse:
-    """Return the response with these topics."""
+    """Return a Metadata response with the nodes and these topics."""
     message, places = request.message, host.places
     make = MetadataResponse.MetadataResponseBroker
     response = MetadataResponse(
@@ -84,7 +84,9 @@ def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list
     if request.version >= 8 and message.include_topic_authorized_operations:
         for topic in topics:
             if not topic.error_code:
-                topic.topic_authorized_operations = permitted(True, host, request, Resource.TOPIC, topic.name or "")
+                topic.topic_authorized_operations = permitted_operations(
+                    True, host, request, Resource.TOPIC, topic.name or ""
+                )
     return response
 
 
@@ -108,12 +110,12 @@ def asked_topic(
         topic = host.topics.by_id.get(asked.topic_id)
         error = ErrorCode.UNKNOWN_TOPIC_ID
         if topic is not None:
-            if allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
+            if is_allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
                 return _topic(host, topic)
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return TopicMetadata(error_code=error, topic_id=asked.topic_id, name=None if request.version >= 12 else "")
     name = asked.name or ""
-    if not allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
+    if not is_allowed(host, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
         return TopicMetadata(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
     topic = host.topics.by_name.get(name)
     if topic is not None:
@@ -156,7 +158,7 @@ def describe_topic_partitions(
     response = DescribeTopicPartitionsResponse()
     for name in names:
         described = _described_topic(host, name, start, left)
-        described.topic_authorized_operations = permitted(True, host, request, Resource.TOPIC, name)
+        described.topic_authorized_operations = permitted_operations(True, host, request, Resource.TOPIC, name)
         if described.partitions or described.error_code:
             response.topics.append(described)
         left -= len(described.partitions)

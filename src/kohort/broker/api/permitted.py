@@ -5,7 +5,7 @@ Each operation of the protocol's ACLs has one bit. Source: KIP-430.
 
 from __future__ import annotations
 
-from kohort.broker.authorization import CLUSTER_NAME, Caller, Guarded, Resource, allowed, may_see
+from kohort.broker.authorization import CLUSTER_NAME, Caller, Guarded, Resource, is_allowed, may_see
 from kohort.ids import AclOperation
 
 UNKNOWN_OPERATIONS = -(2**31)
@@ -21,7 +21,7 @@ OPERATIONS = {kind: [AclOperation[name] for name in names.split()] for kind, nam
 _ALL = {kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()}
 
 
-def permitted(asked: bool, host: Guarded, caller: Caller, resource: Resource, name: str) -> int:
+def permitted_operations(asked: bool, host: Guarded, caller: Caller, resource: Resource, name: str) -> int:
     """Return the `authorized_operations` of a resource: the ACL operations that the caller may perform, as bits.
 
     It is UNKNOWN_OPERATIONS if the client did not ask.
@@ -36,6 +36,6 @@ def permitted(asked: bool, host: Guarded, caller: Caller, resource: Resource, na
 
 def permitted_on_cluster(asked: bool, host: Guarded, caller: Caller) -> int:
     """Return the operations that the caller may do with the cluster: none if it may not describe it."""
-    if asked and not allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
+    if asked and not is_allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
         return 0
-    return permitted(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)
+    return permitted_operations(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from kohort.broker.authorization import Resource, allowed
+from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.record_workers import ProducedBatches
@@ -38,7 +38,7 @@ _Delayed: TypeAlias = tuple[str, _Data, _Partition]
 
 
 class _Turn(NamedTuple):
-    """One request's time, what it may still decompress on the loop, and what it left to worker threads."""
+    """The state of one Produce request: its time, what it may still decompress on the loop, and its worker jobs."""
 
     now_ms: int
     budget: LoopBudget
@@ -89,7 +89,7 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
 def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
     """Return the error of a client that may not write in the request's transaction, or 0."""
     transactional_id = request.message.transactional_id
-    if transactional_id is None or allowed(
+    if transactional_id is None or is_allowed(
         node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
     ):
         return 0
@@ -102,7 +102,10 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
         # No response was requested, so only closing the connection makes the client refresh its metadata.
-        log.info("%s: records with acks=0 rejected; closing the connection", request.name)
+        log.info(
+            "records of request %s rejected: it has acks=0, so its connection is closed instead of an answer",
+            request.name,
+        )
         request.connection.close()
     else:
         request.skip()
@@ -208,7 +211,7 @@ def _append_batches(
     part: _Data,
     how: tuple[PartitionLog | None, int, LoopBudget | CheckedBatches],
 ) -> _Partition:
-    """Append a partition's batches: to a log, at a time, checked before or to be checked now within a budget."""
+    """Append a partition's batches to its log; check them now within a budget, unless a worker thread has."""
     target, now_ms, checked = how
     index = part.index
     if target is None:
@@ -238,7 +241,12 @@ def _append_batches(
     except KafkaError as error:
         return _refusal(request, index, error)
     except OSError as error:
-        log.error("%s-%d could not be written, answering KAFKA_STORAGE_ERROR: %s", name, index, error)
+        log.error(
+            "[partition %s-%d] could not be written, answering the producer with KAFKA_STORAGE_ERROR: %s",
+            name,
+            index,
+            error,
+        )
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
     node.waits.appended(target, len(records))
     return _Partition(
@@ -253,7 +261,7 @@ def _append_batches(
 
 
 def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) -> _Partition:
-    """Return the response for rejected batches."""
+    """Return the Produce response for a partition whose batches were rejected."""
     code = error.code
     if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
         code = ErrorCode.TRANSACTION_ABORTABLE

@@ -82,7 +82,7 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
 
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
-    """Send the coordinator and the brokers."""
+    """Answer ClusterMetadata with the group's coordinator and the brokers."""
     found, nodes = host.places.pushing(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):

@@ -91,7 +91,7 @@ def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) 
         node.users.change(deletions, upsertions)
     if upsertions and all(listener.sasl is None for listener in node.listeners):
         log.warning(
-            "[user %s] credential stored, but no listener of this broker uses SASL, so nothing checks it: "
+            "[user %s] SCRAM credential stored, but no listener of this broker uses SASL, so nothing checks it: "
             "add a listener of SASL_SSL (kohort broker --sasl)",
             upsertions[0][0],
         )

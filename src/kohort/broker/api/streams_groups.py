@@ -24,7 +24,7 @@ def streams_group_heartbeat(
     group = request.message.group_id
     if node.streams_refusals.count_event(group):
         log.warning(
-            "group %s is refused: %s from %s asks for a streams group, which this broker does not have; "
+            "[group %s] heartbeat refused: %s from %s asks for a streams group, which this broker does not have; "
             "set group.protocol=classic in the settings of Kafka Streams",
             group,
             request.client_id or "a client",

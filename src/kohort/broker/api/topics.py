@@ -39,7 +39,7 @@ ERROR_SINCE_OF_CREATE_TOPICS, ERROR_SINCE_OF_DELETE_TOPICS, ERROR_SINCE_OF_CREAT
 
 
 def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
-    """Create topics, or only validate the request."""
+    """Create the topics of a CreateTopics request, or only validate it."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
     planned: dict[str, TopicPlan | KafkaError] = {}
@@ -319,7 +319,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                     result.error_code = error.code
                 except OSError as error:  # others of the request may have been moved
                     log.error(
-                        "log start offset of %s-%d could not be advanced, answering KAFKA_STORAGE_ERROR: %s",
+                        "[partition %s-%d] DeleteRecords could not advance the log start offset, answering "
+                        "KAFKA_STORAGE_ERROR: %s",
                         topic.name,
                         part.partition_index,
                         error,

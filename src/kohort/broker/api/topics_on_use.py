@@ -6,7 +6,7 @@ import logging
 
 from kohort.broker.api.metadata import Asked, TopicMetadata, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.audit import AuditedChange
-from kohort.broker.authorization import CLUSTER_NAME, Resource, allowed, may_see
+from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -64,7 +64,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         error = node.topics.refusal(name)
         if node.topics.is_internal(name):
             error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        if not (creates_all or allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
+        if not (creates_all or is_allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
             error = NotAuthorizedError(f"no right to create {name}", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if error is None:
             plan = node.topics.plan_on_use(name)
@@ -72,7 +72,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             if error is None:
                 plans[name] = plan
         if error is not None:
-            log.info("topic not created automatically: %s (request %s)", error.message, request.name)
+            log.info("topic %s not created automatically for request %s: %s", name, request.name, error.message)
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}

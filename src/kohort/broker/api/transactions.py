@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
-from kohort.broker.authorization import Resource, allowed, may_see, refused_names
+from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
 from kohort.broker.dispatch import Handled, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -76,7 +76,7 @@ def _refused_producer(node: Node, request: Request[InitProducerIdRequest]) -> Er
         return ErrorCode.NONE if may else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if guard.allows_some(request, AclOperation.WRITE, Resource.TOPIC):
         return ErrorCode.NONE
-    may = allowed(node, request, AclOperation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    may = is_allowed(node, request, AclOperation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     return ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
@@ -84,7 +84,7 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
     """Add partitions to transactions."""
     message, version = request.message, request.version
     if version >= 4:
-        if not allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
+        if not is_allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
             return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         results = []
         for transaction in message.transactions:
@@ -100,7 +100,7 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
         return AddPartitionsToTxnResponse(results_by_transaction=results)
     producer = (message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
     transactional_id, asked = message.v3_and_below_transactional_id, message.v3_and_below_topics
-    if not allowed(node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+    if not is_allowed(node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         topics = _results(asked, lambda _: code)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
@@ -117,7 +117,7 @@ def _added(
     ways: tuple[bool, int],
     hidden: Collection[str] = (),
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """Return the results of one transaction.
+    """Add partitions to one transaction, and return the result of each.
 
     Args:
         node: the broker.
@@ -184,7 +184,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         known = node.transactions.get(transactional_id)
         state = DescribeTransactionsResponse.TransactionState(transactional_id=transactional_id)
         states.append(state)
-        if not allowed(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
+        if not is_allowed(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
             state.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             continue
         if known is None:
@@ -201,7 +201,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
         state.topics = [
             make(topic=topic, partitions=parts)
             for topic, parts in by_topic(known.partitions).items()
-            if allowed(node, request, AclOperation.DESCRIBE, Resource.TOPIC, topic)
+            if is_allowed(node, request, AclOperation.DESCRIBE, Resource.TOPIC, topic)
         ]
     return DescribeTransactionsResponse(transaction_states=states)
 

@@ -20,14 +20,14 @@ TEXT_MAX = 1_000
 
 
 class AclStore:
-    """The rules, durable and indexed.
+    """The store of all access rules (ACLs), durable and indexed.
 
     Attributes:
         index: all rules, for an authorizer.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the rules.
+        """Read the stored access rules.
 
         Raises:
             CorruptDataError: the file can't be read. A broker without its rules must not start: it could allow what

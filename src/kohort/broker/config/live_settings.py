@@ -50,7 +50,7 @@ def alterable() -> dict[str, Setting]:
 
 
 class LiveSettings:
-    """The current settings of the broker.
+    """The broker's settings in effect: those from its start, with alterations by requests.
 
     Args:
         folder: the data folder.
@@ -80,7 +80,7 @@ class LiveSettings:
                 _parsed(key, altered[key])
             except InvalidInputError as error:
                 log.warning(
-                    "%s: ignoring an altered setting, so that its configured value or default applies: %s",
+                    "%s: an altered setting in this file is ignored, so its configured value or default applies: %s",
                     self._path,
                     error.message,
                 )
@@ -104,7 +104,7 @@ class LiveSettings:
         return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
-        """Return the altered settings.
+        """Return the settings that requests have altered, for this broker or for all.
 
         Args:
             name: this broker's id, or `ALL`.

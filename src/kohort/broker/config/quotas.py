@@ -66,7 +66,7 @@ def check(entity: Entity, key: str, value: float) -> None:
 
 
 class Quotas:
-    """The quotas by entity.
+    """The client quotas by entity (user, client id, IP), as requests have set them.
 
     Attributes:
         listeners: callbacks after a change.

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from kohort.broker.security.addresses import ADVERTISED, ANY_HOST, advertised_of, bracketed, client_listeners, listed
+from kohort.broker.security.addresses import (
+    ADVERTISED,
+    ANY_HOST,
+    advertised_of,
+    bracketed_host,
+    client_listeners,
+    split_list,
+)
 from kohort.broker.security.settings import is_security, security_names
 from kohort.errors import InvalidInputError
 
@@ -323,9 +330,9 @@ def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, A
         listeners = client_listeners("listeners", properties)
         listen = ",".join(str(listener._replace(host=listener.host or ANY_HOST)) for listener in listeners)
     elif "port" in properties:
-        listen = f"{bracketed(str(properties.get('host.name') or ANY_HOST))}:{properties['port']}"
+        listen = f"{bracketed_host(str(properties.get('host.name') or ANY_HOST))}:{properties['port']}"
     name = "log.dirs" if properties.get("log.dirs") else "log.dir"
-    folders = listed(properties.get(name))
+    folders = split_list(properties.get(name))
     if len(folders) > 1:
         raise InvalidInputError(f"{name}: kohort keeps its data in one folder, not in {len(folders)}; name one of them")
     return BrokerLocation(listen, folders[0] if folders else None), rest
@@ -386,13 +393,13 @@ def _one_copy(value: str) -> str | None:
 
 
 def _roles(value: str) -> str | None:
-    if set(listed(value)) in ({"broker"}, {"broker", "controller"}):
+    if set(split_list(value)) in ({"broker"}, {"broker", "controller"}):
         return None
     return "kohort broker is a broker, with nothing to control; remove it or set broker"
 
 
 def _alone(value: str) -> str | None:
-    if len(listed(value)) < 2:
+    if len(split_list(value)) < 2:
         return None
     return "kohort is one node without a quorum; remove it, or name this node alone"
 
@@ -412,7 +419,7 @@ def _only(word: str, why: str) -> _Check:
 
 
 def _taken(_value: str) -> str | None:
-    """Accept a value that `client_listeners` checks together with the listeners."""
+    """Accept a property's value unchecked: `client_listeners` checks it together with the listeners."""
     return None
 
 

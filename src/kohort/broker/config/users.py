@@ -28,7 +28,7 @@ SALT_BYTES_MAX = 1024
 
 
 class Users:
-    """The users' credentials, by mechanism."""
+    """The store of users' SCRAM credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
         self._secret_path = folder / SECRET_FILE
@@ -68,7 +68,9 @@ class Users:
             replace_file(self._secret_path, secret, mode=0o600)
         except OSError as error:
             log.warning(
-                "%s could not be written, so the salts of unknown users change at a restart, and show who exists: %s",
+                "%s could not be written: it keeps the secret for SCRAM salts of unknown users, which change at the "
+                "next "
+                "restart and so show which users exist: %s",
                 self._secret_path,
                 error,
             )

@@ -43,16 +43,16 @@ class ListenerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.name}://{bracketed(self.host)}:{self.port}"
+        return f"{self.name}://{bracketed_host(self.host)}:{self.port}"
 
 
-def listed(value: Any) -> list[str]:
+def split_list(value: Any) -> list[str]:
     """Split a comma-separated list."""
     words = value if isinstance(value, (list, tuple)) else str(value or "").split(",")
     return [str(word).strip() for word in words if str(word).strip()]
 
 
-def bracketed(host: str) -> str:
+def bracketed_host(host: str) -> str:
     """Return a host as it stands before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
@@ -80,8 +80,8 @@ def client_listeners(key: str, properties: Mapping[str, Any]) -> list[ListenerAd
     Raises:
         InvalidInputError: an entry has another form, or there is none for clients, or a name comes twice.
     """
-    controllers = {name.upper() for name in listed(properties.get(CONTROLLERS))} | {_CONTROLLER}
-    found = [listener_address(key, text) for text in listed(properties[key])]
+    controllers = {name.upper() for name in split_list(properties.get(CONTROLLERS))} | {_CONTROLLER}
+    found = [listener_address(key, text) for text in split_list(properties[key])]
     ours = [listener for listener in found if listener.name not in controllers]
     if not ours:
         raise InvalidInputError(f"{key}: there is no listener for clients")
@@ -104,7 +104,7 @@ def protocol_of(name: str, properties: Mapping[str, Any]) -> SecurityProtocol:
     """
     protocols = {
         listener.strip().upper(): protocol.strip().upper()
-        for listener, _, protocol in (entry.partition(":") for entry in listed(properties.get(PROTOCOL_MAP)))
+        for listener, _, protocol in (entry.partition(":") for entry in split_list(properties.get(PROTOCOL_MAP)))
     }
     protocol = protocols.get(name, name)
     try:
@@ -125,7 +125,7 @@ def addresses_of(listen: str) -> list[ListenerAddress]:
     if "://" not in listen:
         host, port = parse_listen(listen)
         return [ListenerAddress(SecurityProtocol.PLAINTEXT.value, host, port)]
-    found = [listener_address("listen", text) for text in listed(listen)]
+    found = [listener_address("listen", text) for text in split_list(listen)]
     _refuse_twice("listen", found)
     return [listener._replace(host=listener.host or "127.0.0.1") for listener in found]
 

@@ -202,7 +202,9 @@ def sasl_servers(
             }
             servers[name] = SaslServer(name, plan.by_mechanism, exchanges, logins)
             if PLAIN in exchanges and not plan.protocol.uses_tls:
-                log.warning("[listener %s] passwords of PLAIN cross the network unencrypted: use SASL_SSL", name)
+                log.warning(
+                    "[listener %s] passwords of SASL/PLAIN logins cross the network unencrypted: use SASL_SSL", name
+                )
     return servers
 
 

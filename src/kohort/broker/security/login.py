@@ -47,7 +47,7 @@ Dispatch = Callable[[Any, Frame], None]
 
 
 class LoginState(Enum):
-    """How far the login of a connection is."""
+    """The progress of a connection's SASL login."""
 
     INITIAL = auto()
     HANDSHAKE = auto()
@@ -58,7 +58,7 @@ class LoginState(Enum):
 
 
 class LoginClient(Protocol):
-    """The client of a connection, as its login knows it."""
+    """The interface of a connection's client whose principal a login sets."""
 
     principal: Principal
 
@@ -96,7 +96,7 @@ class LoginConnection(Protocol):
 
 
 class LoginRequest(Protocol):
-    """A request of the login, as the dispatcher makes it."""
+    """The interface of a SaslHandshake or SaslAuthenticate request, to which a login replies."""
 
     @property
     def version(self) -> int: ...
@@ -128,7 +128,7 @@ class SaslServer:
         self.logins = logins
 
     def begin(self, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
-        """Let a new connection log in."""
+        """Begin the SASL login of a new connection."""
         return SaslLogin(self, connection, dispatch, pending)
 
     @property
@@ -383,7 +383,12 @@ class SaslLogin:
         who = f" of user {claimed!r}" if claimed else ""
         if self._server.logins.notices.is_new(host, f"{claimed}\0{why}"):
             log.warning(
-                "[listener %s] login%s from %s refused (%s): %s", self._server.name, who, name, self._mechanism, why
+                "[listener %s] login%s from %s refused (mechanism %s): %s",
+                self._server.name,
+                who,
+                name,
+                self._mechanism,
+                why,
             )
 
     def closed(self) -> None:

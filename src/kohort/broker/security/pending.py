@@ -56,7 +56,7 @@ class HostNotices:
 
 
 class PendingLogin:
-    """One client until it is known.
+    """One client from its connection until it is authenticated.
 
     Attributes:
         waits: whether the broker waits for the client, and not the reverse.
@@ -78,7 +78,7 @@ class PendingLogin:
 
 
 class PendingLogins:
-    """All clients that are not known yet, and the threads that work for them.
+    """All clients that are not authenticated yet, and the threads that check their logins.
 
     Attributes:
         notices: log lines about clients that keep failing.
@@ -118,7 +118,7 @@ class PendingLogins:
         return pending
 
     def discard(self, pending: PendingLogin) -> None:
-        """Stop counting a client."""
+        """Stop counting a client as not authenticated, because it is known or gone."""
         self._clients.pop(pending, None)
 
     def run(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
@@ -186,7 +186,7 @@ class TlsHandshake:
     def begin(
         self, timeout_ms: int, done: Callable[[str | None, PendingLogin], None], gone: Callable[[], None]
     ) -> None:
-        """Start.
+        """Start the TLS handshake.
 
         Args:
             timeout_ms: the deadline.
@@ -283,7 +283,7 @@ class TlsHandshake:
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
             log.warning(
-                "[listener %s] closing the connection from %s:%d, not authenticated yet: %s",
+                "[listener %s] closing the connection from %s:%d, whose client has not authenticated: %s",
                 self._listener,
                 host,
                 port,

@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeAlias, cast
 
 from kohort.broker.security.principals import PrincipalMapping, subject_name
 from kohort.broker.security.settings import SecurityConfig
-from kohort.broker.transport import MORE_FOLLOWS, LogSlice, unmapped
+from kohort.broker.transport import MORE_FOLLOWS, LogSlice, ipv4_of_mapped
 from kohort.errors import InvalidInputError
-from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
 from kohort.io.tls_records import RecordCounter, SilentRecords
 from kohort.settings.config import parse_value, settings
 from kohort.wire.schema import Buffer
@@ -102,7 +102,7 @@ def _set_client_auth(context: ssl.SSLContext, config: SecurityConfig) -> None:
             context.load_verify_locations(cadata=certificates)
             return
         assert location is not None
-        stored = trusted(location, config.truststore_password)
+        stored = trusted_certificates(location, config.truststore_password)
         if stored is None:
             context.load_verify_locations(cafile=location)
         else:
@@ -163,7 +163,9 @@ class ServerTls:
     def use_stores(self, stores: LoadedStores) -> None:
         """Use loaded stores for new connections."""
         self._config, self.context, self._stamps = stores
-        log.info("[listener %s] certificates replaced by a request", self._name)
+        log.info(
+            "[listener %s] TLS certificates replaced by a change of its settings: new connections get them", self._name
+        )
 
     @property
     def shows_certificates(self) -> bool:
@@ -183,14 +185,14 @@ class ServerTls:
             context = tls_server_context(config)
         except InvalidInputError as error:
             log.error(
-                "[listener %s] changed certificates ignored: %s; the previous ones stay in use",
+                "[listener %s] changed TLS certificate files ignored: %s; the previous certificates stay in use",
                 self._name,
                 error.message,
             )
         else:
             if self._config is config:  # no request has replaced them meanwhile
                 self.context = context
-                log.info("[listener %s] certificates reloaded", self._name)
+                log.info("[listener %s] changed TLS certificate files loaded: new connections get them", self._name)
 
     def user(self, certificate: bytes | None) -> str | None:
         """Return the user's name for a client's DER certificate; None for a client that sent no certificate.
@@ -252,7 +254,7 @@ class TlsTransport:
         self.fd = sock.fileno()
         self.peer = peer
         host, port = sock.getsockname()[:2]
-        self.local = (unmapped(host), port)
+        self.local = (ipv4_of_mapped(host), port)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")
@@ -314,7 +316,7 @@ class TlsTransport:
 
     @property
     def cipher(self) -> str:
-        """Version and cipher suite of the connection, for the log."""
+        """The TLS version and cipher suite of the connection, for the log."""
         suite = self._tls.cipher()
         return f"{self._tls.version()} {suite[0] if suite else ''}"
 
@@ -351,7 +353,7 @@ class TlsTransport:
         return max(count, 0)
 
     def _decrypt(self, buffer: memoryview) -> int:
-        """Decrypt what is there; return how many bytes, or -1 if the client has ended TLS."""
+        """Decrypt the received TLS records; return how many bytes, or -1 if the client has ended TLS."""
         count = 0
         try:
             while count < len(buffer):

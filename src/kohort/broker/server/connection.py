@@ -22,7 +22,7 @@ from kohort.broker.security.principals import ANYONE
 from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.repeated_requests import Repetition
 from kohort.broker.server.server_requests import ServerRequests
-from kohort.broker.transport import LogSlice, Part, Parts, Transport, gathered
+from kohort.broker.transport import LogSlice, Part, Parts, Transport, join_small_buffers
 from kohort.groups.client_quirks import DelayTolerance, classic_delay_ms, delay_tolerance
 from kohort.groups.events import Client
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
@@ -154,9 +154,9 @@ class Outgoing:
         self.size = 0
 
     def add(self, parts: Parts) -> None:
-        """Append a response."""
+        """Append a response to the unsent bytes."""
         if len(parts) > 1:
-            parts = gathered(parts)
+            parts = join_small_buffers(parts)
         self._parts.extend(parts)
         self.size += sum(map(len, parts))
 
@@ -202,7 +202,7 @@ class Outgoing:
         return sent == offered
 
     def _chunk(self) -> tuple[list[Buffer], int, bool]:
-        """Return the buffers at the front, their size, and whether log bytes follow them."""
+        """Return the unsent buffers at the front, their size, and whether bytes of a log file follow."""
         chunk: list[Buffer] = []
         size = 0
         for part in self._parts:
@@ -215,7 +215,7 @@ class Outgoing:
         return chunk, size, False
 
     def _drop(self, sent: int) -> None:
-        """Remove `sent` bytes from the front."""
+        """Remove this many sent bytes from the front of the unsent ones."""
         parts = self._parts
         self.size -= sent
         while sent:
@@ -265,10 +265,10 @@ class Handler(Protocol):
         """
 
     def on_closed(self, connection: Connection) -> None:
-        """Handle the end of a connection."""
+        """Handle the event that a connection has closed."""
 
     def wake(self, connection: Connection) -> None:
-        """Schedule a `flush` of the connection."""
+        """Schedule a `flush` of a connection that has responses to send."""
 
     def is_new_problem(self, connection: Connection, why: str) -> bool:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
@@ -386,7 +386,7 @@ class Connection:
     def _end_for(self, error: BadFrame) -> None:
         """Send completed responses, then close the connection."""
         if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
-            log.warning("closing the connection from %s: request rejected: %s", self.name, error)
+            log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
         self.finish()
 
     def finish(self) -> None:

@@ -110,7 +110,8 @@ class ByteBudget:
     def _shed(self) -> None:
         holder, since = next(iter(self._since.items()))
         log.warning(
-            "closing the connection from %s: %d bytes of %s held for %.0f s; all connections hold %d of at most %d",
+            "closing the connection from %s: it has held %d bytes of %s for %.0f s, and all connections hold %d of at "
+            "most %d",
             holder.name,
             self._sizes[holder],
             self._what,

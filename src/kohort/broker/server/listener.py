@@ -21,7 +21,7 @@ from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import TlsTransport
 from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection
 from kohort.broker.server.flow_control import ByteBudget
-from kohort.broker.transport import PlainTransport, Transport, unmapped
+from kohort.broker.transport import PlainTransport, Transport, ipv4_of_mapped
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MACOS_FILES_MAX = 10_240
 
 
 class Descriptors(NamedTuple):
-    """Shares of the process's file descriptors."""
+    """The division of the process's file descriptors between connections and log files."""
 
     files: int
     lent: int
@@ -191,13 +191,15 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("can't accept a connection, new clients wait or are refused: %s", error)
+                log.error(
+                    "[listener %s] can't accept a connection, new clients wait or are refused: %s", listener.name, error
+                )
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listener.sock):
                     continue
                 self._loop.remove_reader(listener.sock.fileno())
                 self._loop.call_later(FULL_PAUSE_S, self._accept_again, listener)
                 return
-            self._admit(sock, (unmapped(address[0]), address[1]), listener)
+            self._admit(sock, (ipv4_of_mapped(address[0]), address[1]), listener)
 
     def _refuse_with_spare(self, listening: socket.socket) -> bool:
         """Refuse the next connection with the spare descriptor, because none is left; return whether that succeeded.
@@ -234,7 +236,8 @@ class Server:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
                 log.warning(
-                    "refused the connection from %s:%d: %d are open, %d from this host (%d refused so far)",
+                    "refused the connection from %s:%d: %d connections are open, %d of them from this host (%d "
+                    "refused so far)",
                     *peer,
                     len(self._connections),
                     of_host,
@@ -304,7 +307,7 @@ class Server:
         def close(why: str) -> None:
             if self.is_new_problem(connection, why):
                 log.warning(
-                    "[listener %s] closing the connection from %s: login: %s",
+                    "[listener %s] closing the connection from %s: login failed: %s",
                     listener.name,
                     connection.name,
                     why,
@@ -337,7 +340,7 @@ class Server:
         sock.close()
 
     def on_closed(self, connection: Connection) -> None:
-        """Remove a connection that has closed."""
+        """Stop counting a connection that has closed."""
         self._connections.pop(connection.client.number, None)
         if connection.client.login is not None:
             connection.client.login.closed()
@@ -352,7 +355,7 @@ class Server:
             self._by_host.pop(host, None)
 
     def wake(self, connection: Connection) -> None:
-        """Flush this connection in the loop's next iteration, together with the others that are ready."""
+        """Send a connection's completed responses in the loop's next iteration, with those of other connections."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
         self._dirty.append(connection)
@@ -369,7 +372,9 @@ class Server:
         before, began = now - self._config.connection_idle_ms / 1000, now - FIRST_REQUEST_S
         for connection in list(self._connections.values()):
             if connection.last_active < before and connection.idle and not connection.muted:
-                log.info("closing the idle connection from %s", connection.name)
+                log.info(
+                    "closing the connection from %s: idle for longer than connections.max.idle.ms", connection.name
+                )
                 connection.close()
             elif not connection.has_asked and connection.opened < began:
                 log.info(
@@ -380,7 +385,8 @@ class Server:
         for holder, since in list(self.unfinished.since()):
             if since < stopped and holder.last_active < stopped and holder.is_reading:
                 log.info(
-                    "closing the connection from %s: its request is incomplete, and no more of it came for %.0f s",
+                    "closing the connection from %s: its request is incomplete, and no more bytes of it came for %.0f "
+                    "s",
                     holder.name,
                     UNFINISHED_S,
                 )

@@ -21,7 +21,7 @@ from kohort.wire.push import (
     ErrorResponse,
     PushType,
     RegisterConsumerRequest,
-    framed,
+    with_length_prefix,
 )
 
 REPEATS_MAX = 4
@@ -112,7 +112,7 @@ class PushRequest:
 
     def answer(self, body: bytes) -> None:
         """Send an encoded response."""
-        self.send([framed(body)])
+        self.send([with_length_prefix(body)])
 
     def send(self, parts: Parts) -> None:
         """Send a response frame."""
@@ -125,7 +125,7 @@ class PushRequest:
 
     def unreadable(self) -> Parts:
         """Return a response that no client can decode: it ends within its error code."""
-        return [framed(b"\xff")]
+        return [with_length_prefix(b"\xff")]
 
     def fail(self, error: ErrorCode, why: str) -> None:
         """Reject the request with only an error code."""
@@ -277,7 +277,9 @@ class Request(Generic[M_co]):
             else:
                 parts = [encode_response_frame(message, self.version, self.correlation_id)]
         except InvalidInputError:  # a bug of the broker; other requests of the same step must get their responses
-            log.exception("unexpected error: the answer to %s can't be encoded, closing its connection", self.name)
+            log.exception(
+                "unexpected error: the answer to request %s can't be encoded; closing its connection", self.name
+            )
             self.connection.close()
             return
         self.send(parts)

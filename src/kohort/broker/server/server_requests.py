@@ -38,7 +38,7 @@ class ServerRequests:
         return len(self._asked)
 
     def ask(self, parts: Sequence[Buffer], on_answer: OnAnswer) -> None:
-        """Send a request. `on_answer` gets the response, or is never called if the connection closes before.
+        """Send the client a request. `on_answer` gets its response, or is never called if the connection closes before.
 
         Raises:
             KafkaError: the client has too many unanswered requests.
@@ -52,7 +52,7 @@ class ServerRequests:
         self._queue(parts)
 
     def take(self, frame: Frame) -> None:
-        """Handle a frame from the client.
+        """Take a frame from the client as the response to the oldest unanswered request.
 
         Raises:
             BadFrame: no request is unanswered.

@@ -96,7 +96,7 @@ class MutationBucket:
         self._filled_ms = 0.0
 
     def take_out(self, count: int, rate: float, now_ms: float) -> None:
-        """Take out partitions."""
+        """Take out the partitions that a request creates or deletes."""
         self._left = self._fill(rate, now_ms) - count
 
     def debt_ms(self, rate: float, now_ms: float) -> float:
@@ -127,7 +127,7 @@ class RequestQuotaMeter:
         self.throttle_ms = 0.0
 
     def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
-        """Record a value for a quota, and return its throttle time.
+        """Record a value (bytes or time) for a quota, and return its throttle time.
 
         The request is throttled for the longest of these times. Each is limited to `most_ms` there.
         """
@@ -201,7 +201,7 @@ class Throttling:
         *,
         mutation_burst_s: float = 11,
     ) -> None:
-        """Begin with no rates.
+        """Create the quotas' measurement, without any rate yet.
 
         Args:
             quotas: the quotas.
@@ -328,6 +328,6 @@ class Throttling:
 
 
 def _shortened(scope: Scope) -> Scope:
-    """Return the scope of a long client id, which it shares with those that begin alike."""
+    """Return the key under which a client's rate is counted: long client ids that begin alike share one."""
     quota, user, client_id = scope
     return quota, user, None if client_id is None else client_id[:CLIENT_ID_MAX]

@@ -59,7 +59,7 @@ class ProducerIds:
         self._reserved = self._next
 
     def take(self) -> int:
-        """Allocate an unused id."""
+        """Allocate an unused producer id."""
         if self._next >= self._reserved:
             self._reserve()
         self._next += 1
@@ -185,7 +185,7 @@ class Transactions:
         self._closed = False
 
     def start(self) -> None:
-        """Load the log, resume transactions that were being ended, and start the timeout checks."""
+        """Load the transaction log, resume transactions that were being ended, and start the timeout checks."""
         if TRANSACTIONS_TOPIC in self._host.store.topics:
             for transactional_id, transaction in self._log.read():
                 if transaction is None:
@@ -200,7 +200,7 @@ class Transactions:
         self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
     def close(self) -> None:
-        """Stop. Unfinished transactions are resumed at the next start."""
+        """Stop the coordinator. Unfinished transactions are resumed at the next start."""
         self._closed = True
 
     def all(self) -> Iterable[Transaction]:
@@ -216,7 +216,7 @@ class Transactions:
         return self._log.serves(transactional_id)
 
     def _save(self, transaction: Transaction) -> Transaction:
-        """Make a state durable, then current.
+        """Write a transaction's state to the log, then make it the current one.
 
         Raises:
             OSError: the state could not be written.
@@ -462,7 +462,7 @@ class Transactions:
         return replace(known, epoch=EPOCH_MAX + 1, next_producer_id=self._host.fresh_producer_id())
 
     def _fence(self, known: Transaction) -> bool:
-        """Abort under a new epoch, which fences the producer of the old one.
+        """Abort a transaction under a new epoch, which fences the producer of the old one.
 
         Returns:
             False if the abort could not be written.
@@ -537,19 +537,28 @@ class Transactions:
                 Marker(transaction.producer_id, transaction.epoch, commit, COORDINATOR_EPOCH), _wall_ms()
             )
         except (RetriableError, OSError) as error:  # the log can't be written or opened: its marker is still owed
-            log.error("transaction %s: the marker in %s could not be written, retrying: %s", transaction.id, tp, error)
+            log.error(
+                "transaction %s: its commit or abort marker in %s could not be written, retrying: %s",
+                transaction.id,
+                tp,
+                error,
+            )
             return False
         except KafkaError as error:
             if error.code is ErrorCode.INVALID_PRODUCER_EPOCH:
                 log.warning(
-                    "transaction %s: no marker needed in %s, which has a newer epoch of the producer: %s",
+                    "transaction %s: no commit or abort marker written in %s, which has a newer epoch of the "
+                    "producer: %s",
                     transaction.id,
                     tp,
                     error,
                 )
             else:
                 log.error(
-                    "transaction %s: completing without a marker in %s, which refused it: %s", transaction.id, tp, error
+                    "transaction %s: completing without its marker in %s, which refused it: %s",
+                    transaction.id,
+                    tp,
+                    error,
                 )
         self._host.waits.changed([target])
         return True
@@ -605,7 +614,7 @@ class Transactions:
         for transaction in list(self._known.values()):
             if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
                 log.info(  # comes with every killed application of Kafka Streams
-                    "transaction %s is aborted: open for longer than its timeout of %d ms",
+                    "transaction %s aborted: open for longer than its timeout of %d ms",
                     transaction.id,
                     transaction.timeout_ms,
                 )

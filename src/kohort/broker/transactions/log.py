@@ -51,7 +51,7 @@ class Status(IntEnum):
 
     @property
     def shown(self) -> str:
-        """The name that admin tools show."""
+        """The name of the state that admin tools show."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
@@ -116,7 +116,7 @@ class TransactionLog:
         return self._store.partition(TopicPartition(TRANSACTIONS_TOPIC, index))
 
     def write(self, transaction: Transaction, now_ms: int) -> None:
-        """Make a state durable.
+        """Write a transaction's state to its partition, durably.
 
         Raises:
             OSError: the state could not be written.
@@ -152,7 +152,11 @@ class TransactionLog:
                 yield from found
             else:
                 self._refused.add(index)
-                log.error("%s: its transactional ids are not served. %s", source.path.name, WHAT_TO_DO)
+                log.error(
+                    "[partition %s] damaged: the transactional ids in it are not served. %s",
+                    source.path.name,
+                    WHAT_TO_DO,
+                )
 
     def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
         """Read the states of a partition; return whether it is undamaged. Damage is logged."""
@@ -185,7 +189,7 @@ class TransactionLog:
 
 
 def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
-    """Return the states in a batch."""
+    """Return the transactional ids and states in a batch of the log."""
     try:
         return [_decode(record) for record in read_records(batch)]
     except ValueError as error:

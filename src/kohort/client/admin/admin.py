@@ -14,14 +14,14 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.io.closing import ClosedOnExit
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 
 T = TypeVar("T")
 
 
-@checked
-@documented(ConnectionConfig)
+@checks_arguments
+@documents_settings(ConnectionConfig)
 class Admin(ClosedOnExit):
     """A client for administering a cluster.
 

@@ -11,14 +11,14 @@ from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 
 T = TypeVar("T")
 
 
-@checked
-@documented(ConnectionConfig)
+@checks_arguments
+@documents_settings(ConnectionConfig)
 class AsyncAdmin:
     """A client for administering a cluster on the running event loop, with the calls and settings of `Admin`.
 

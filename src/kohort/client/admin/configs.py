@@ -74,7 +74,9 @@ async def incremental_alter_configs(
             validate_only=validate_only,
         )
         answer = await cluster.send(message, target, timeout_ms=timeout_ms)
-        return {_resource(result): _refused(result) if result.error_code else None for result in answer.responses}
+        return {
+            _resource(result): _error_of_result(result) if result.error_code else None for result in answer.responses
+        }
 
     return await _at_places(cluster, list(changes), ask, "alter configs", timeout_ms)
 
@@ -116,14 +118,14 @@ def _resource(result: _Result) -> ConfigResource:
     return ConfigResource(ResourceType(result.resource_type), result.resource_name)
 
 
-def _refused(result: _Result) -> KafkaError:
+def _error_of_result(result: _Result) -> KafkaError:
     resource = _resource(result)
     return error_for(result.error_code, result.error_message or f"{resource.type.name.lower()} {resource.name!r}")
 
 
 def _entries(result: DescribeConfigsResponse.DescribeConfigsResult) -> dict[str, ConfigEntry] | KafkaError:
     if result.error_code:
-        return _refused(result)
+        return _error_of_result(result)
     return {
         entry.name: ConfigEntry(
             entry.name, entry.value, entry.config_source == _SOURCE_DEFAULT, entry.read_only, entry.is_sensitive

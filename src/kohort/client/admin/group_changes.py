@@ -29,19 +29,19 @@ class ChangeInputError(InvalidInputError):
 # -- Suggestions for misspelled names of groups and topics
 
 
-def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+def group_errors_with_suggestions(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
     """Add the existing group with the most similar name to the error of each group that does not exist."""
-    return groups_with_nearest_of(errors, lambda: [group.group_id for group in admin.list_groups()])
+    return errors_with_similar_names(errors, lambda: [group.group_id for group in admin.list_groups()])
 
 
-def groups_with_nearest_of(
+def errors_with_similar_names(
     errors: Mapping[str, KafkaError], names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
     """Add the most similar of `names()` to the error of each group that does not exist."""
     return _with_nearest(errors, ErrorCode.GROUP_ID_NOT_FOUND, names)
 
 
-def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+def topic_errors_with_suggestions(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
     """Add the existing topic with the most similar name to the error of each topic that does not exist."""
     return _with_nearest(
         errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
@@ -127,8 +127,8 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """A kind of target: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
+class ResetTarget:
+    """The target of an offset reset: earliest, latest, current, offset, shift, time (ms since 1970) or file."""
 
     kind: str
     value: int = 0
@@ -136,7 +136,7 @@ class Goal:
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
-        """Return the bounds of partitions, and the errors of those whose bounds are not available."""
+        """Return first, end and requested offset of partitions, and the errors of those that could not be looked up."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         errors = {**starts.errors, **ends.errors}
@@ -193,8 +193,8 @@ def _within(wanted: int, start: int, end: int) -> Target:
     return Target(wanted)
 
 
-def parse_goal(given: Mapping[str, Any]) -> Goal:
-    """Return the one goal among the options.
+def parse_reset_target(given: Mapping[str, Any]) -> ResetTarget:
+    """Return the target of an offset reset that a command's options name.
 
     Raises:
         ChangeInputError: none or several were given, or a time or an offset is invalid.
@@ -207,12 +207,12 @@ def parse_goal(given: Mapping[str, Any]) -> Goal:
         )
     kind, value = chosen[0]
     if kind == "datetime":
-        return Goal("time", _milliseconds(value))
+        return ResetTarget("time", _milliseconds(value))
     if kind == "duration":
-        return Goal("time", max(0, int(time.time() * 1000) - _duration(value)))
+        return ResetTarget("time", max(0, int(time.time() * 1000) - _duration(value)))
     if kind == "offset" and not 0 <= value <= OFFSET_MAX:
         raise ChangeInputError(f"--to-offset {value}: offsets are from 0 to {OFFSET_MAX}")
-    return Goal(kind, value if kind in ("offset", "shift") else 0)
+    return ResetTarget(kind, value if kind in ("offset", "shift") else 0)
 
 
 def _milliseconds(text: str) -> int:
@@ -259,18 +259,18 @@ class OffsetChange(NamedTuple):
 def offset_changes(
     admin: Admin,
     names: list[str],
-    goal: Goal,
+    goal: ResetTarget,
     topics: Sequence[str],
     plan: Plan | None = None,
     *,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[OffsetChange], dict[Any, KafkaError]]:
-    """Return the changes of a reset by group and partition, and the errors of the others.
+    """Return the offset changes that a reset would make, and an error for each group or partition that can't be reset.
 
     Args:
         admin: asks the cluster.
         names: the groups.
-        goal: the kind of target.
+        goal: the target of the reset.
         topics: TOPIC or TOPIC:0,1; none: all with committed offsets.
         plan: the offsets of a file.
         on_note: is called for each group that is not there yet, before anything is raised.
@@ -315,7 +315,7 @@ def offset_changes(
 def _groups_to_set(
     admin: Admin, names: list[str], on_note: Callable[[str], None]
 ) -> tuple[list[str], dict[Any, KafkaError]]:
-    """Return the groups whose offsets can be set, and the errors of the others. Note which are not there yet.
+    """Return the groups whose offsets can be set, and the errors of the others. Report groups that do not exist yet.
 
     Kafka refuses to set the offsets of a group that has members.
     """
@@ -348,7 +348,7 @@ def has_members(group: str, count: int) -> KafkaError:
 
 def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartition]:
     described = admin.describe_topics(sorted({name_of(text) for text in topics}))
-    for error in topics_with_nearest(admin, described.errors).values():
+    for error in topic_errors_with_suggestions(admin, described.errors).values():
         raise error
     found = described.values
     return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
@@ -374,7 +374,7 @@ def set_offsets(
     """Set offsets as they were previewed.
 
     Returns:
-        A row for each change, with `done` as `is_done` has it. And the errors by group and partition, of changes that
+        A row for each change, whose `done` is None if unknown. And the errors by group and partition, of changes that
         were refused or whose outcome is unknown.
     """
     from kohort.client.offsets import OffsetAndMetadata
@@ -402,7 +402,7 @@ def set_group_offsets(
 def delete_group_offsets(
     admin: Admin, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, KafkaError]:
-    """Delete offsets of a group that is there. Return the errors of those that were refused, or may be deleted."""
+    """Delete committed offsets of a group. Return the errors of deletions that were refused or may have failed."""
     text = f"offsets of group {group!r} may have been deleted"
     return _make_change(
         partitions,
@@ -413,7 +413,7 @@ def delete_group_offsets(
 
 
 def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, KafkaError]:
-    """Delete groups that are there. Return the errors of those that were refused, or may be deleted."""
+    """Delete existing groups. Return the errors of deletions that were refused or whose outcome is unknown."""
     return _make_change(
         names,
         lambda: admin.delete_consumer_groups(names),
@@ -485,7 +485,7 @@ def group_deletions(admin: Admin, names: Sequence[str]) -> tuple[list[dict[str, 
         }
         for group in found.values.values()
     ]
-    return rows, groups_with_nearest(admin, found.errors)
+    return rows, group_errors_with_suggestions(admin, found.errors)
 
 
 def check_group_exists(admin: Admin, group: str) -> None:
@@ -494,17 +494,17 @@ def check_group_exists(admin: Admin, group: str) -> None:
     Raises:
         NotFoundError: there is none of this name; the error names the nearest.
     """
-    for error in groups_with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
+    for error in group_errors_with_suggestions(admin, admin.describe_consumer_groups([group]).errors).values():
         raise error
 
 
 def partition_numbers(partitions: Mapping[TopicPartition, Any], topic: str) -> list[int]:
-    """Return the numbers of a topic's partitions among some."""
+    """Return the partition numbers of one topic among these partitions."""
     return sorted(key.partition for key in partitions if key.topic == topic)
 
 
 def committed_offset(committed: Mapping[TopicPartition, Any], key: TopicPartition) -> int | None:
-    """Return a partition's offset among committed ones; None: there is none."""
+    """Return a partition's offset among these committed offsets; None if it has none."""
     found = committed.get(key)
     return None if found is None else found.offset
 

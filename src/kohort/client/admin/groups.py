@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
-from kohort.client.admin.routing import Attempts, at_coordinators, refused
+from kohort.client.admin.routing import Attempts, at_coordinators, error_of_result
 from kohort.client.admin.values import (
     GroupDescription,
     GroupListing,
@@ -253,7 +253,7 @@ async def delete_consumer_groups(
         request = DeleteGroupsRequest(groups_names=names)
         answer = await cluster.send(request, BrokerById(node), leaving=attempts.sending(names))
         return {
-            result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
+            result.group_id: error_of_result(result, f"group {result.group_id!r}") if result.error_code else None
             for result in answer.results
         }
 
@@ -281,7 +281,7 @@ async def remove_members_from_consumer_group(
     async def ask(node: int, _: list[str]) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
         answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), BrokerById(node))
         if answer.error_code:
-            return {group: refused(answer, f"group {group!r}")}
+            return {group: error_of_result(answer, f"group {group!r}")}
         return {group: answer.members}
 
     if not wanted:

@@ -143,7 +143,7 @@ async def at_controller(
     return Results.of(done)
 
 
-def refused(result: HasErrorCode, what: str) -> KafkaError:
+def error_of_result(result: HasErrorCode, what: str) -> KafkaError:
     """Return the exception for a failed result, with the broker's message if it has one.
 
     Its text begins with `what`, unless the broker's message already names the resource.

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from kohort.client.admin.routing import at_controller, refused
+from kohort.client.admin.routing import at_controller, error_of_result
 from kohort.client.admin.values import (
     Acl,
     AclFilter,
@@ -57,10 +57,10 @@ async def describe_user_scram_credentials(
     async def attempt() -> Results[str, dict[ScramMechanism, int]]:
         answer = await cluster.send(kind(users=named), ANY)
         if answer.error_code:
-            raise refused(answer, "describe SCRAM credentials")
+            raise error_of_result(answer, "describe SCRAM credentials")
         return Results.of(
             {
-                result.user: refused(result, f"user {result.user!r}")
+                result.user: error_of_result(result, f"user {result.user!r}")
                 if result.error_code
                 else {_SCRAM_NAMES[info.mechanism]: info.iterations for info in result.credential_infos}
                 for result in answer.results
@@ -98,7 +98,7 @@ async def alter_user_scram_credentials(
     async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER)
         return {
-            result.user: refused(result, f"user {result.user!r}") if result.error_code else None
+            result.user: error_of_result(result, f"user {result.user!r}") if result.error_code else None
             for result in answer.results
         }
 
@@ -135,7 +135,7 @@ async def describe_client_quotas(
     async def attempt() -> dict[QuotaEntity, dict[str, float]]:
         answer = await cluster.send(request, ANY)
         if answer.error_code:
-            raise refused(answer, "describe quotas")
+            raise error_of_result(answer, "describe quotas")
         return {_entity(entry): {value.key: value.value for value in entry.values} for entry in answer.entries or ()}
 
     return await cluster.retrying(attempt, "describe quotas", timeout_ms)
@@ -177,7 +177,7 @@ async def alter_client_quotas(
         ]
         answer = await cluster.send(kind(entries=entries, validate_only=validate_only), CONTROLLER)
         return {
-            _entity(entry): refused(entry, f"quota of {_entity(entry)}") if entry.error_code else None
+            _entity(entry): error_of_result(entry, f"quota of {_entity(entry)}") if entry.error_code else None
             for entry in answer.entries
         }
 
@@ -209,7 +209,7 @@ async def describe_acls(
     async def attempt() -> list[Acl]:
         answer = await cluster.send(request, ANY)
         if answer.error_code:
-            raise refused(answer, "describe access rules")
+            raise error_of_result(answer, "describe access rules")
         return sorted(_acl(resource, rule) for resource in answer.resources for rule in resource.acls)
 
     return await cluster.retrying(attempt, "describe access rules", timeout_ms)
@@ -233,7 +233,7 @@ async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: floa
         ]
         answer = await cluster.send(CreateAclsRequest(creations=creations), CONTROLLER)
         return {
-            acl: refused(result, str(acl)) if result.error_code else None
+            acl: error_of_result(result, str(acl)) if result.error_code else None
             for acl, result in zip(wanted, answer.results, strict=True)
         }
 
@@ -272,10 +272,10 @@ async def delete_acls(
 
 def _deleted(wanted: AclFilter, result: DeleteAclsResponse.DeleteAclsFilterResult) -> list[Acl] | KafkaError:
     if result.error_code:
-        return refused(result, str(wanted))
+        return error_of_result(result, str(wanted))
     for rule in result.matching_acls:
         if rule.error_code:
-            return refused(rule, str(_acl(rule, rule)))
+            return error_of_result(rule, str(_acl(rule, rule)))
     return sorted(_acl(rule, rule) for rule in result.matching_acls)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.routing import Attempts, at_controller, at_leaders, broker_time, refused
+from kohort.client.admin.routing import Attempts, at_controller, at_leaders, broker_time, error_of_result
 from kohort.client.admin.values import (
     CreatedTopic,
     NewTopic,
@@ -58,7 +58,7 @@ async def create_topics(
 
     def outcome(result: CreateTopicsResponse.CreatableTopicResult) -> CreatedTopic | KafkaError:
         if result.error_code:
-            return refused(result, f"topic {result.name!r}")
+            return error_of_result(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
 
     attempts = Attempts[str]()
@@ -102,7 +102,7 @@ async def delete_topics(
         )
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms, leaving=attempts.sending(names))
         return {
-            result.name or "": refused(result, f"topic {result.name!r}") if result.error_code else None
+            result.name or "": error_of_result(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.responses
         }
 
@@ -127,7 +127,7 @@ async def create_partitions(
         leaving = None if validate_only else attempts.sending(names)
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
         return {
-            result.name: refused(result, f"topic {result.name!r}") if result.error_code else None
+            result.name: error_of_result(result, f"topic {result.name!r}") if result.error_code else None
             for result in answer.results
         }
 

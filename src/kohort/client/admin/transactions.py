@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kohort.client.admin.routing import at_coordinators, at_leaders, refused
+from kohort.client.admin.routing import at_coordinators, at_leaders, error_of_result
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,
@@ -132,7 +132,7 @@ async def describe_transactions(
 
 def _described(state: DescribeTransactionsResponse.TransactionState, node: int) -> TransactionDescription | KafkaError:
     if state.error_code:
-        return refused(state, f"transactional id {state.transactional_id!r}")
+        return error_of_result(state, f"transactional id {state.transactional_id!r}")
     return TransactionDescription(
         state.transactional_id,
         state.transaction_state,
@@ -160,7 +160,7 @@ async def fence_producers(
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
             answer = await cluster.send(request, BrokerById(node))
             outcomes[name] = (
-                refused(answer, f"transactional id {name!r}")
+                error_of_result(answer, f"transactional id {name!r}")
                 if answer.error_code
                 else ProducerIdentity(answer.producer_id, answer.producer_epoch)
             )
@@ -185,7 +185,9 @@ async def describe_producers(
         )
         answer = await cluster.send(request, BrokerById(node))
         return {
-            TopicPartition(topic.name, part.partition_index): refused(part, f"{topic.name}-{part.partition_index}")
+            TopicPartition(topic.name, part.partition_index): error_of_result(
+                part, f"{topic.name}-{part.partition_index}"
+            )
             if part.error_code
             else tuple(_producer(producer) for producer in part.active_producers)
             for topic in answer.topics

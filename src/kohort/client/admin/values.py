@@ -13,7 +13,7 @@ from kohort.ids import AclOperation as AclOperation
 from kohort.ids import AclPattern as AclPattern
 from kohort.ids import AclPermission as AclPermission
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,7 +26,7 @@ OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
 """The kind of an offset: a name, or the first one at or after a time in milliseconds since 1970."""
 
 
-@checked
+@checks_arguments
 class Results(Generic[K, V]):
     """Results of a call, one outcome per resource: a value, or an error.
 
@@ -44,7 +44,7 @@ class Results(Generic[K, V]):
 
     @classmethod
     def of(cls, outcomes: Mapping[K, V | KafkaError]) -> Self:
-        """Separate values from errors."""
+        """Make results of outcomes by resource, each a value or an error."""
         values: dict[K, V] = {}
         errors: dict[K, KafkaError] = {}
         for key, outcome in outcomes.items():
@@ -88,7 +88,7 @@ class Results(Generic[K, V]):
         return f"{type(self).__name__}(values={self.values!r}, errors={self.errors!r})"
 
 
-@checked
+@checks_arguments
 class PartitionResults(Results[TopicPartition, V]):
     """Outcomes by partition."""
 
@@ -192,7 +192,7 @@ class MemberDescription:
     """A member of a group.
 
     Attributes:
-        assignment: The partitions that it owns by the coordinator; None when the protocol's bytes are not a consumer's.
+        assignment: The partitions that it owns by the coordinator's view; None when the bytes are not a consumer's.
         target_assignment: The target assignment of a KIP-848 member; None for classic members.
         subscription: Topic names; None when unknown.
         epoch: The KIP-848 member epoch; None for classic groups.
@@ -251,7 +251,7 @@ class GroupRebalanced:
 
     @property
     def began_ms(self) -> int:
-        """When the first cause came."""
+        """The time of the first cause, in milliseconds since 1970."""
         return self.causes[0].at_ms if self.causes else self.ended_ms or 0
 
 

@@ -23,8 +23,8 @@ from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,8 @@ _ITERATION_POLL_MS = 60_000
 _DECODE_HERE_BYTES = 64 * 1024
 
 
-@checked
-@documented(ConsumerConfig)
+@checks_arguments
+@documents_settings(ConsumerConfig)
 class AsyncConsumer(SyncMethods):
     """A consumer of topics on the running event loop. Listener methods may be coroutine functions.
 
@@ -53,7 +53,7 @@ class AsyncConsumer(SyncMethods):
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
         self.config, self._registry = with_schema_registry(
-            client_config(ConsumerConfig, bootstrap_servers, settings), prepared=True
+            client_config(ConsumerConfig, bootstrap_servers, settings), looks_up_before=True
         )
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
@@ -170,7 +170,7 @@ class AsyncConsumer(SyncMethods):
         return question(self._core)
 
     async def _run(self, script: Script[T]) -> T:
-        """Run a script's effects, awaiting."""
+        """Run a script of the core to its end: carry out its effects on the event loop, and return its value."""
         if self._polling:
             raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
         self._polling = True

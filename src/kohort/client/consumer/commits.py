@@ -46,16 +46,16 @@ class CloseDeadline:
         self._until_ms = float("inf")
 
     def begin(self, timeout_ms: float | None) -> None:
-        """Begin the close; None: each step may take its own time."""
+        """Begin a close that may take this long; None: each step may take its own time."""
         if timeout_ms is not None:
             self._until_ms = self._runtime.now_ms + timeout_ms
 
     def leave_out(self, since_ms: float) -> None:
-        """Extend the limit by the time since then, which the application used."""
+        """Extend the close's time limit by the time since `since_ms`, which the application's callback used."""
         self._until_ms += self._runtime.now_ms - since_ms
 
     def at_most(self, limit_ms: float, keep: float = 0.0) -> float:
-        """Return the milliseconds for a step.
+        """Return the time limit for one step of the close, in milliseconds.
 
         Args:
             limit_ms: The step's own limit.
@@ -272,5 +272,6 @@ def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMeta
 def _auto_done(done: Promise[None]) -> None:
     if isinstance(done.error, Exception):
         log.warning(
-            "auto commit failed, the next one is due as usual: %s", logged_kafka_error("auto commit", done.error)
+            "auto commit of offsets failed, the next one follows after auto.commit.interval.ms: %s",
+            logged_kafka_error("auto commit", done.error),
         )

@@ -24,8 +24,8 @@ from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked, checked_call
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,8 @@ _OTHER_THREAD_S = 10.0
 """Limit for a close to wait until another thread returns from a call of this consumer."""
 
 
-@checked
-@documented(ConsumerConfig)
+@checks_arguments
+@documents_settings(ConsumerConfig)
 class Consumer(Lookups, SyncMethods):
     """A consumer of topics, as a group member or with partitions assigned by hand.
 
@@ -269,7 +269,7 @@ class Consumer(Lookups, SyncMethods):
             raise
 
     def _run(self, script: Script[T]) -> T:
-        """Run a script's effects, blocking."""
+        """Run a script of the core to its end: carry out its effects on this thread, and return its value."""
         self._enter()
         try:
             return self._carry_out(script)

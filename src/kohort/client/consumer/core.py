@@ -365,7 +365,9 @@ class ConsumerCore:
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
-            log.warning("%s: the topic was deleted and recreated; resetting the position", partition)
+            log.warning(
+                "[partition %s] the topic was deleted and recreated: the consumer's position is reset", partition
+            )
             self.partitions.forget(partition, None)
         self.partitions.store_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
@@ -465,7 +467,7 @@ class ConsumerCore:
                 gone = [part for part in revocation.partitions if part in self.partitions]
                 if isinstance(self.listener, HoldingListener) and not revocation.lost and gone:
                     self.partitions.mark_revoking(gone)
-                    yield CallUser(self.listener.on_partitions_wanted, gone)
+                    yield CallUser(self.listener.on_revocation_requested, gone)
                     continue
                 yield from self._revoke_and_acknowledge(gone, revocation, member)
                 continue
@@ -546,8 +548,8 @@ class ConsumerCore:
         except KafkaError as error:
             group = self.config.group_id
             log.warning(
-                "[group %s] offsets could not be committed before partitions were given up, so that their next owners "
-                "may read records again: %s",
+                "[group %s] offsets could not be committed before partitions were revoked, so their next owners may "
+                "read records again: %s",
                 group,
                 error,
             )

@@ -62,7 +62,7 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def with_schema_registry(
-    config: ConsumerConfig, *, prepared: bool = False
+    config: ConsumerConfig, *, looks_up_before: bool = False
 ) -> tuple[ConsumerConfig, SchemaRegistry | None]:
     """Return a configuration that deserializes values by its schema registry, and the registry's client.
 
@@ -70,7 +70,7 @@ def with_schema_registry(
 
     Args:
         config: the configuration.
-        prepared: whether `decode_and_prepare` looks schemas up beforehand, so that deserializing makes no request.
+        looks_up_before: whether `decode_and_prepare` looks schemas up first, so that deserializing makes no request.
 
     Raises:
         InvalidInputError: the URL is invalid, or there is another deserializer of values.
@@ -82,7 +82,7 @@ def with_schema_registry(
     from kohort.schema_registry.registry import SchemaRegistry
 
     registry = SchemaRegistry(config.schema_registry_url)
-    deserialize = registry.deserialize_prepared if prepared else registry.deserialize
+    deserialize = registry.deserialize_prepared if looks_up_before else registry.deserialize
     return dataclasses.replace(config, value_deserializer=deserialize), registry
 
 

@@ -53,7 +53,7 @@ class Rows(Protocol):
 
     def to_arrow(self, start: int, stop: int) -> pa.RecordBatch: ...
 
-    def position(self, index: int, row: int) -> int: ...
+    def next_offset_at(self, index: int, row: int) -> int: ...
 
     def damage_of(self, index: int) -> CorruptDataError | None: ...
 
@@ -93,7 +93,7 @@ def position_at(block: Rows, index: int, row: int) -> FetchPosition:
     """
     rows = block.ranges[index]
     epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
-    return FetchPosition(block.position(index, row), epoch)
+    return FetchPosition(block.next_offset_at(index, row), epoch)
 
 
 class FetchBuffer:

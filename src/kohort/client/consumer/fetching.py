@@ -164,7 +164,7 @@ class FetchSessionHandler:
         self._in_session: dict[TopicPartition, _SessionEntry] = {}
         self._ids: dict[str, UUID] = {}
 
-    def request(
+    def next_request(
         self, cluster: Cluster, config: ConsumerConfig, asked: Mapping[TopicPartition, _PartitionFetch]
     ) -> Between[FetchResponse]:
         """Return the session's next Fetch: all of these partitions in this order, or only what has changed."""
@@ -512,7 +512,7 @@ class Fetcher:
         session = self._sessions.setdefault(node, FetchSessionHandler())
         try:
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-            request = session.request(self.cluster, self.config, asked)
+            request = session.next_request(self.cluster, self.config, asked)
             answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):

@@ -119,7 +119,12 @@ class PositionFinder:
                 ),
             )
         else:
-            log.warning("%s: offset %d is out of range: reset to %s", partition, offset, self._config.auto_offset_reset)
+            log.warning(
+                "[partition %s] fetch offset %d is out of range: reset to %s (auto.offset.reset)",
+                partition,
+                offset,
+                self._config.auto_offset_reset,
+            )
             self._partitions.forget(partition, self._config.auto_offset_reset)
         self._changed()
         self.request_lookup()
@@ -138,7 +143,7 @@ class PositionFinder:
         if self._config.auto_offset_reset == "none":
             self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
-            log.warning("%s; continuing at offset %d", text, common.offset)
+            log.warning("records lost: %s; continuing at offset %d", text, common.offset)
             self._partitions.place(partition, common)
         self._changed()
         self._found()
@@ -155,7 +160,7 @@ class PositionFinder:
                     continue
             except RetriableError as error:
                 failures += 1
-                log.debug("positions could not be looked up, retrying: %s", error)
+                log.debug("committed or reset positions of partitions could not be looked up, retrying: %s", error)
                 wait = self._cluster.backoff_ms(failures)
                 await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue

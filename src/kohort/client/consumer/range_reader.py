@@ -33,7 +33,7 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
-from kohort.settings.arguments import checked, checked_call
+from kohort.settings.arguments import checked_call, checks_arguments
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, crc_ok, parse_header
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
@@ -72,7 +72,7 @@ class _ReadTarget:
     topic_id: UUID | None
 
 
-@checked
+@checks_arguments
 class RangeReader(Lookups, ClosedOnExit):
     """A reader of offsets [start, end) of partitions as Arrow batches.
 
@@ -207,7 +207,7 @@ class RangeReader(Lookups, ClosedOnExit):
             start = answer.next_offset
 
     def high_watermark(self, partition: TopicPartition) -> int:
-        """Return the partition's end, behind records of open transactions too."""
+        """Return the partition's high watermark: its end offset, after records of open transactions too."""
         return self._client.call(list_offsets(self._client.cluster, {partition: LATEST}))[partition].offset
 
     async def _fetch(self, of: _ReadTarget, offset: int, end: int, lost: _Losses) -> _Answer:
@@ -357,7 +357,7 @@ class RangeReader(Lookups, ClosedOnExit):
             raise OffsetError(text, partition=partition)
         resumed = end if offset > last.offset else min(end, max(first.offset, offset))
         if resumed > offset:
-            log.warning("records lost: %s; continuing at %d", text, resumed)
+            log.warning("records lost: %s; continuing at offset %d", text, resumed)
         return resumed
 
     async def _is_cut_off(self, of: _ReadTarget, offset: int, end: int) -> bool:
@@ -369,7 +369,7 @@ class RangeReader(Lookups, ClosedOnExit):
         if last is None or last.offset > offset:
             return False
         text = f"{of.partition}: offsets {offset} to {end} were asked for, the partition ends at {last.offset}"
-        log.warning("records lost: %s; continuing at %d", text, end)
+        log.warning("records lost: %s; continuing at offset %d", text, end)
         return True
 
     def reach(self, timeout_ms: float) -> None:
@@ -389,7 +389,7 @@ class RangeReader(Lookups, ClosedOnExit):
         """
         return self._client.call(present_topics(self._client.cluster, topics))
 
-    def present_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
+    def current_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Look up offsets by time of the partitions that exist.
 
         Args:

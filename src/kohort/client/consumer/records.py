@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from kohort.client.consumer.fetch_buffer import Rows, Slice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@checked
+@checks_arguments
 class Records:
     """The records of one poll, grouped by partition, in the order of their offsets within each.
 

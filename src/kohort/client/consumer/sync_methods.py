@@ -14,7 +14,7 @@ from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceLis
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.io.closing import OneProcess
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 # -- Calls about offsets that wait for brokers: one function for both facades of a consumer (`client.net.facades`)
 
@@ -46,7 +46,7 @@ async def committed(
 T = TypeVar("T")
 
 
-@checked
+@checks_arguments
 class SyncMethods(OneProcess):
     """Methods for subscription, assignment and positions that both consumer facades share."""
 

@@ -246,7 +246,8 @@ def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> M
     said = read_subscription(bytes(member.metadata))
     if said is None:
         log.warning(
-            "member %s gets no partitions, because its subscription can't be decoded: check its client",
+            "member %s gets no partitions, because the subscription in its JoinGroup can't be decoded: check its "
+            "client",
             member.member_id,
         )
         return MemberSubscription(topics=(), instance_id=member.group_instance_id)

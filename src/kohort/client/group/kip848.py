@@ -367,7 +367,9 @@ class ConsumerMembership(Membership):
         try:
             await self.cluster.describe_topic_ids(topics)
         except RetriableError as error:
-            log.debug("[group %s] topics of the assignment are not in the metadata yet: %s", self.group, error)
+            log.debug(
+                "[group %s] names of newly assigned topic ids could not be looked up, retrying: %s", self.group, error
+            )
         except Exception as error:  # noqa: BLE001 - the application gets any error
             self.error = logged_kafka_error(f"topics of group {self.group!r}", error)
         if any(topic not in self.cluster.metadata.topic_names for topic in topics):

@@ -23,7 +23,7 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def record_answer(self, length_ms: int | None) -> None:
-        """Set the length from the broker.
+        """Set the lease's length to the one that the broker granted.
 
         The shorter of two lengths counts: by that one, the coordinator may consider the lease over.
         """

@@ -286,7 +286,9 @@ class Membership(ABC):
         try:
             await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
         except KafkaError as error:
-            log.debug("[group %s] leave request failed: %s", self.group, error)
+            log.debug(
+                "[group %s] leave request failed, so the session timeout ends the membership: %s", self.group, error
+            )
 
     # Implemented by a protocol.
 
@@ -462,7 +464,7 @@ class Membership(ABC):
                 why,
             )
         else:
-            log.debug("[group %s] retrying at the coordinator: %s", self.group, why)
+            log.debug("[group %s] the coordinator did not answer or can't serve yet, retrying: %s", self.group, why)
 
     def _unsettle(self) -> None:
         """Begin a rebalance, if none is under way."""

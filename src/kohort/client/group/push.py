@@ -315,7 +315,7 @@ class PushMembership(Membership):
                 self._unlink(f"the coordinator is silent: {error}")
         except KafkaError as error:
             log.debug(
-                "[group %s] the coordinator answers the probe with an error, its connection is kept: %s",
+                "[group %s] the coordinator answered a probe with an error, so it is alive and its connection kept: %s",
                 self.group,
                 error,
             )

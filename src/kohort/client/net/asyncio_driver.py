@@ -162,7 +162,7 @@ class AsyncClient:
         """End the client by an unexpected error, which every call under way and every later one raises."""
         if self.closed:
             return
-        log.error("an unexpected error has ended the client: its calls fail, make a new one", exc_info=error)
+        log.error("unexpected error: this client has ended, and all its calls fail; create a new one", exc_info=error)
         self._failure, self.closed = error, True
         self.cluster.close_after_fault(error)
         for channel in list(self._channels.values()):

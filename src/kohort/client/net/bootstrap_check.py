@@ -39,7 +39,7 @@ class NodeHealth:
     log_from_ms: float = 0.0
 
     def fail(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
-        """Record that an attempt that began then has failed, or that an established connection has ended."""
+        """Record that an attempt to connect, begun at `began_ms`, failed, or that an established connection ended."""
         if paused or not self.failures:
             self.failures = 1
         elif began_ms > self.failed_ms:
@@ -70,15 +70,15 @@ class ReachabilityLog:
         elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "retrying"
-            log.warning("no connection to broker %s%s: %s; %s", address, named, reason, then)
+            log.warning("can't connect to broker %s%s: %s; %s", address, named, reason, then)
 
     def log_connected(self, address: Hashable) -> None:
-        """Log that an address is connected again."""
+        """Log that a broker's address is connected again, if its failure was logged."""
         if self._throttle.over(address):
             log.info("connection to broker %s established again", address)
 
 
-def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
+def explain_connection_failure(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
     """Return why a connection failed, with a hint if the two sides may not agree on TLS or the login.
 
     Args:

@@ -33,7 +33,7 @@ class BufferPool:
         self._arrived = 0
 
     def arrived(self, length: int) -> None:
-        """Record that a whole frame of this length has arrived: another claim of as many bytes is believed."""
+        """Record that a whole frame of this length has arrived: later ones of that size get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
     def take(self, length: int, come: int = 0) -> memoryview:

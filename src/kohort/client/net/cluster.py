@@ -55,8 +55,8 @@ from kohort.client.net.targets import (
     Coordinator,
     Leader,
     Target,
-    fitting,
     parse_address,
+    request_for_link,
 )
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import (
@@ -167,8 +167,9 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
         answer = await cluster.send(request, ANY)
         if any(topic.partitions for topic in answer.topics):
             log.warning(
-                "[group %s] the offsets go to Kafka's own coordinator, because the group is named without its member; "
-                "if kohort's coordinators serve the group, %s",
+                "[group %s] a transaction's offsets go to Kafka's own coordinator, because the call names the group "
+                "without "
+                "its member; if kohort's coordinators serve the group, %s",
                 group,
                 todo,
             )
@@ -413,7 +414,7 @@ class Cluster:
                 to: The target.
                 timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
                     (JoinGroup, Fetch) need a limit of their own.
-                channel: Requests of different lanes use different connections and never wait for each other.
+                channel: Requests of different channels use different connections and never wait for each other.
                 leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
 
         Raises:
@@ -428,7 +429,7 @@ class Cluster:
         elsewhere = isinstance(to, AnyNode) and (to.serves_itself or wanted.message.API_KEY not in link.versions)
         if link.coordinator_id >= 0 and elsewhere:
             link = await self._broker_connection(channel, limit)
-        body, version = fitting(link, wanted)
+        body, version = request_for_link(link, wanted)
         if leaving is not None:
             leaving()
         return await self.connections.request(link, body, version, limit)
@@ -437,7 +438,7 @@ class Cluster:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._connection_to(to, channel, limit)
-        body, version = fitting(link, message if isinstance(message, Between) else Between(message))
+        body, version = request_for_link(link, message if isinstance(message, Between) else Between(message))
         self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int) -> float:

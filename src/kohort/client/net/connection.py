@@ -39,7 +39,7 @@ from kohort.client.net.bootstrap_check import (
     SILENT_MS,
     NodeHealth,
     ReachabilityLog,
-    explained,
+    explain_connection_failure,
     explained_without_answer,
 )
 from kohort.client.net.buffers import FrameReader
@@ -512,7 +512,9 @@ class BrokerConnections:
             if was_ready and not was_served:
                 reason = explained_without_answer(reason, self.config)
             elif not was_ready and not final:
-                reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
+                reason = explain_connection_failure(
+                    reason, self.config, connected=connected, greeted=bool(link.versions)
+                )
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
             self._reachability.connection_failed(
                 link.address, reason, paused=was_served, named_by=named_by, final=final

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Blocking(Protocol[C_co]):
-    """A facade with methods made by `blocking`."""
+    """A facade whose methods block until the core's coroutine is done, such as `Admin`; `blocking` makes them."""
 
     @property
     def _core(self) -> C_co: ...
@@ -37,7 +37,7 @@ class Blocking(Protocol[C_co]):
 
 
 class Awaiting(Protocol[C_co]):
-    """A facade with methods made by `awaiting`."""
+    """A facade whose methods await the core's coroutine, such as `AsyncAdmin`; `awaiting` makes them."""
 
     @property
     def _core(self) -> C_co: ...
@@ -46,7 +46,7 @@ class Awaiting(Protocol[C_co]):
 
 
 def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
-    """Make a method that waits for the function's value."""
+    """Make a blocking method of a coroutine function of the core."""
 
     def method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(function(self._core, *args, **kwargs))
@@ -57,7 +57,7 @@ def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concate
 def awaiting(
     function: Callable[Concatenate[C, P], Work[T]],
 ) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
-    """Make a coroutine method of the function."""
+    """Make an asyncio method of a coroutine function of the core."""
 
     async def method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(function(self._core, *args, **kwargs))

@@ -24,9 +24,9 @@ class FailureLog:
     def __call__(self, task: Steppable, error: Exception) -> None:
         """Log a failed task."""
         if not isinstance(error, KafkaError):
-            log.error("%s: unexpected error in the background", task.name, exc_info=error)
+            log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
         elif self._throttle.due((task.name, error.code)):
-            log.warning("%s failed: %s", task.name, error)
+            log.warning("background task %s failed: %s", task.name, error)
 
 
 def logged_kafka_error(what: str, error: Exception) -> KafkaError:
@@ -36,7 +36,7 @@ def logged_kafka_error(what: str, error: Exception) -> KafkaError:
     """
     if isinstance(error, KafkaError):
         return error
-    log.error("%s: unexpected error", what, exc_info=error)
+    log.error("unexpected error during the call %r, which gets it as a KafkaError", what, exc_info=error)
     wrapped = KafkaError(f"{what}: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -80,7 +80,7 @@ class Promise(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """Return why there is no value. Reading it counts as handling the error."""
+        """Return the error that a failed promise has instead of a value. Reading it counts as handling the error."""
         self._handled = self._handled or self._error is not None
         return self._error
 
@@ -291,7 +291,7 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
 
     def paused_ms(self, since_ms: float) -> float:
-        """Return the longest delay of the driver since then.
+        """Return the longest delay of the driver since a time.
 
         A delay means that the process was stopped, starved of its processor, or blocked.
         """

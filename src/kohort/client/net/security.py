@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig, check_extensions
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
-from kohort.io.key_stores import KeyStore, load_identity, trusted
+from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
 from kohort.settings.jaas import jaas_options
 
 log = logging.getLogger("kohort.client")
@@ -250,7 +250,9 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
         return None
     try:
         store = config.ssl_ca_location
-        stored: bytes | str | None = None if store is None else trusted(store, config.ssl_truststore_password)
+        stored: bytes | str | None = (
+            None if store is None else trusted_certificates(store, config.ssl_truststore_password)
+        )
         if config.ssl_truststore_certificates is not None:
             if store is not None:
                 raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
@@ -305,5 +307,5 @@ class TlsFiles:
             try:
                 self._context = tls_context(self._config)
             except InvalidInputError as error:
-                log.warning("changed TLS files ignored: %s; the previous ones stay in use", error.message)
+                log.warning("changed TLS files ignored: %s; the files loaded before stay in use", error.message)
         return self._context

@@ -99,7 +99,7 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def fitting(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
+def request_for_link(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
     """Return the request and the version to send on a link.
 
     Raises:

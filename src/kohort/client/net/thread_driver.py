@@ -251,7 +251,9 @@ class ThreadClient:
     def _fail_calls(self, failure: Exception | None) -> None:
         """Fail the calls under way, because the thread has ended. Under the lock."""
         if failure is not None:
-            log.error("an unexpected error has ended the client: its calls fail, make a new one", exc_info=failure)
+            log.error(
+                "unexpected error: this client has ended, and all its calls fail; create a new one", exc_info=failure
+            )
             self._failure, self._closed = failure, True
             self._unguard()
             self.cluster.close_after_fault(failure)

@@ -21,7 +21,7 @@ LOOKUP_RETRY_DELAY_MS = 100.0
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
+def existing_topics(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
     """Return the topics of a response that exist.
 
     Raises:
@@ -46,7 +46,7 @@ async def present_topics(
     for turn in range(LOOKUP_ATTEMPTS):
         if turn:
             await cluster.runtime.sleep(LOOKUP_RETRY_DELAY_MS)
-        found |= there(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
+        found |= existing_topics(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
         if len(found) == len(wanted):
             break
     return found
@@ -78,7 +78,7 @@ class MissingTopics:
         for topic, info in known.items():
             if not info.error or info.partitions:
                 if self._throttle.over(topic):
-                    log.info("topic %r is available now", topic)
+                    log.info("topic %r is available now, and its records are read", topic)
             elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
                 why = "does not exist" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
                 log.warning("topic %r %s: no records are read from it; retrying", topic, why)

@@ -239,7 +239,7 @@ class Accumulator(Appender[Delivery]):
         return chosen
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
-        """Return a partition's queue. Under the lock."""
+        """Return a partition's queue of batches, made if needed. The caller holds the lock."""
         queue = self.queues.get(partition)
         if queue is None:
             queue = self.queues[partition] = PartitionQueue(partition)
@@ -253,7 +253,7 @@ class Accumulator(Appender[Delivery]):
         return batch, now + self.config.linger_ms < self.wake_ms
 
     def _full(self, size: int, again: Callable[[], T]) -> None:
-        """Raise the error for full memory."""
+        """Raise the error of a `send` for which the memory stays full."""
         if size > self.config.buffer_memory:
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
@@ -263,7 +263,7 @@ class Accumulator(Appender[Delivery]):
     # Coroutines of the core.
 
     async def _room(self, size: int, until_ms: float) -> None:
-        """Wait until memory is free."""
+        """Wait until memory for another record is free."""
         self.waiting += 1
         self._kick()
         try:
@@ -334,13 +334,13 @@ class Accumulator(Appender[Delivery]):
             self.lock.notify_all()
 
     def fail(self, error: KafkaError) -> list[Batch]:
-        """Accept no more records, and fail the waiting ones; return the batches to `run_callbacks`."""
+        """Accept no more records, and fail the waiting ones; return the batches whose callbacks the caller must run."""
         with self.lock:
             self.failure = error
         return self.drop_all(error)
 
     def drop_all(self, error: KafkaError) -> list[Batch]:
-        """Fail all batches that are not in flight; return the batches to `run_callbacks`."""
+        """Fail all batches that are not in flight; return those whose callbacks the caller must run."""
         dropped: list[Batch] = []
         with self.lock:
             for queue in self.queues.values():
@@ -373,8 +373,8 @@ def _after_fork() -> None:
 after_fork_in_child(_after_fork)
 
 
-def sized(content: Any, what: str) -> int:
-    """Return the bytes of a key or value.
+def content_bytes(content: Any, what: str) -> int:
+    """Return the size of a key or value, in bytes.
 
     Raises:
         InvalidInputError: The value is no bytes.

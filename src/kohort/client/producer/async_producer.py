@@ -30,8 +30,8 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.settings.arguments import checked, checked_call, checks_itself
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments, checks_itself
+from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +40,8 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.client")
 
 
-@checked
-@documented(ProducerConfig)
+@checks_arguments
+@documents_settings(ProducerConfig)
 class AsyncProducer(ProducerProperties):
     """A producer of records on the running event loop; used from that loop only.
 
@@ -159,7 +159,7 @@ class AsyncProducer(ProducerProperties):
         return await self._client.call(coro)
 
     async def _retry_until_done(self, reason: WouldBlock[T]) -> T:
-        """Wait and retry until it succeeds."""
+        """Wait for memory or metadata, and retry the call, until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             await self._client.call(reason.wait(until_ms))

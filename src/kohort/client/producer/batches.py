@@ -15,7 +15,7 @@ from kohort.client.producer.appender import BatchFill, DeliveryPlace, QueueOpeni
 from kohort.columns.encode import Chunk, restamp
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked
+from kohort.settings.arguments import checks_arguments
 
 log = logging.getLogger("kohort.client")
 SEQUENCES = 2**31
@@ -40,7 +40,7 @@ class RecordMetadata:
 
 
 class Deliverer(Protocol):
-    """The owner of batches until they are done."""
+    """The producer that owns batches until they are delivered or have failed."""
 
     lock: threading.Condition
     """Guards the batches, and is notified when some are done."""
@@ -67,7 +67,7 @@ class UnseenFailures:
         self.first: KafkaError | None = None
 
     def add(self, batch: Batch) -> None:
-        """Count the failed records of a batch, except those that have a callback."""
+        """Count the failed records of a batch as unread errors, except those that have a callback."""
         at, failed = 0, set[int]()
         for leaf in leaves_of(batch):
             if leaf.error is not None:
@@ -161,7 +161,7 @@ class Batch(BatchFill):
         self.whole: Batch | None = None
 
     def become(self, parts: list[Batch]) -> None:
-        """Replace this batch by smaller ones."""
+        """Replace this batch, which is too large for the broker, by smaller ones."""
         self.parts = parts
         for part in parts:
             part.whole = self
@@ -203,7 +203,7 @@ class Batch(BatchFill):
                 log.exception("the application's delivery callback raised an exception, which is ignored")
 
 
-@checked
+@checks_arguments
 class Delivery(DeliveryPlace):
     """The future of one record that was sent. Also awaitable in asyncio."""
 
@@ -260,7 +260,7 @@ class Delivery(DeliveryPlace):
         return self._result(0)
 
 
-@checked
+@checks_arguments
 class TableDelivery:
     """The future of the rows of one `send_arrow`, with one range of offsets for each batch."""
 
@@ -326,7 +326,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def leaves_of(batch: Batch) -> list[Batch]:
-    """Return the batches that were sent in place of this one."""
+    """Return the smaller batches that were sent instead of one that was too large; itself if there are none."""
     return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
@@ -338,7 +338,7 @@ class PartitionQueue(QueueOpening):
         waiting: Closed batches and, at the front, those to be sent again.
         in_flight: Batches sent without a response yet, in order.
         next_sequence: The sequence number of the next record that gets one.
-        mended: Set when a batch has to be sent again: nothing else is sent until all of `in_flight` has a response.
+        mended: True while a batch has to be sent again: nothing else is sent until all of `in_flight` has a response.
         begun: Whether the broker has taken a batch under this producer id. Before that, it knows no sequences and
             accepts
             any as the first one. A second batch in flight must therefore not arrive before the first.

@@ -19,7 +19,7 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
-from kohort.client.producer.accumulator import Accumulator, WouldBlock, monotonic_ms, sized
+from kohort.client.producer.accumulator import Accumulator, WouldBlock, content_bytes, monotonic_ms
 from kohort.client.producer.appender import OVERHEAD
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import ProducerMetrics, Sender
@@ -116,11 +116,11 @@ class ProducerCore:
         if value is not None:
             if type(value) is str:
                 value = value.encode()
-            size += len(value) if type(value) is bytes else sized(value, "value")
+            size += len(value) if type(value) is bytes else content_bytes(value, "value")
         if key is not None:
             if type(key) is str:
                 key = key.encode()
-            size += len(key) if type(key) is bytes else sized(key, "key")
+            size += len(key) if type(key) is bytes else content_bytes(key, "key")
         if headers:
             if type(headers) is not list and type(headers) is not tuple:
                 headers = SEND.take("headers", headers)
@@ -442,7 +442,7 @@ def _headers_size(headers: HeadersLike) -> int:
         for name, content in headers:
             if not isinstance(name, str):
                 raise TypeError
-            size += len(name) * 4 + sized(content, "header") + 10
+            size += len(name) * 4 + content_bytes(content, "header") + 10
     except (TypeError, ValueError):
         SEND.take("headers", headers)
         raise

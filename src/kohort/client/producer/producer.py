@@ -53,8 +53,8 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import KafkaError
-from kohort.settings.arguments import checked, checked_call, checks_itself
-from kohort.settings.config import documented
+from kohort.settings.arguments import checked_call, checks_arguments, checks_itself
+from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,8 +65,8 @@ _GOODBYE_MS = 5_000
 """Limit for a producer that nobody closed to deliver its records when the interpreter exits."""
 
 
-@checked
-@documented(ProducerConfig)
+@checks_arguments
+@documents_settings(ProducerConfig)
 class Producer(ProducerProperties):
     """A producer of records. Safe to share between threads; not across a fork.
 

@@ -14,8 +14,8 @@ from kohort.cluster.coordination.placement import (
     Candidate,
     Placement,
     candidate_fields,
+    compute_placement,
     from_bytes,
-    placed,
     placement_fields,
     read_candidate,
     read_placement,
@@ -113,7 +113,7 @@ def compute_assignments(
         holders[number] = _holder(member, holders.get(number), metadata, before)
     alive = [metadata[member].candidate for member in holders.values() if not metadata[member].retiring]
     me = metadata[leader]
-    after = replace(placed(before, alive, me.candidate.id, me.shards), version=generation)
+    after = replace(compute_placement(before, alive, me.candidate.id, me.shards), version=generation)
     return {
         member: LeaderAssignment(
             after, holders, refusal(joined.candidate, metadata[holders[joined.candidate.id]].candidate)

@@ -209,7 +209,7 @@ class GroupCoordination:
             await runtime.sleep(self._heartbeat_ms)
 
     async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
-        """Return the group's candidates by member id; none while it rebalances, when Kafka omits the metadata."""
+        """Return the candidates in the coordinators' group; none while it rebalances, when Kafka omits the metadata."""
         request = DescribeGroupsRequest(groups=[self._group])
         answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, channel=_ASIDE)
         group = answer.groups[0]
@@ -325,7 +325,7 @@ class GroupCoordination:
         self._heard_ms = sent_ms
         self._last_trouble = None
         if self._log_throttle.over("trouble"):
-            log.info("placement: Kafka answers again")
+            log.info("placement: requests to Kafka succeed again")
 
     async def _remove(self, cluster: Cluster, members: list[str], reason: str) -> None:
         identity = LeaveGroupRequest.MemberIdentity

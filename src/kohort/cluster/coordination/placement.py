@@ -62,7 +62,7 @@ class Placement:
     owners: tuple[int, ...]
 
     def of(self, candidate_id: int) -> frozenset[int]:
-        """Return the shards of one candidate."""
+        """Return the shards that the placement assigns to one candidate."""
         return frozenset(shard for shard, owner in enumerate(self.owners) if owner == candidate_id)
 
     def candidate(self, candidate_id: int) -> Candidate | None:
@@ -70,7 +70,7 @@ class Placement:
         return next((candidate for candidate in self.candidates if candidate.id == candidate_id), None)
 
 
-def placed(before: Placement | None, alive: Sequence[Candidate], elected: int, shards: int) -> Placement:
+def compute_placement(before: Placement | None, alive: Sequence[Candidate], elected: int, shards: int) -> Placement:
     """Compute the next placement: shard counts differ by at most one, and as few shards as possible move.
 
     Args:

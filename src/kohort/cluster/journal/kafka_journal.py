@@ -21,7 +21,7 @@ from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.records import Record, Tombstone
 from kohort.journal.protocol import Owner
-from kohort.journal.sealing import packed
+from kohort.journal.sealing import encode_unbounded_batch
 from kohort.wire.batch import HEADER_SIZE
 
 GATHERED_BYTES_MAX: Final = 8 << 20
@@ -32,7 +32,7 @@ RECORD_BYTES_MAX: Final = 16 << 20
 """The largest record of a group or of a commit: it shares one batch with what was gathered before."""
 
 
-def fitting(config: GroupConfig) -> GroupConfig:
+def within_journal_limits(config: GroupConfig) -> GroupConfig:
     """Return the group settings, with size limits lowered to what this journal can store."""
     return replace(
         config,
@@ -134,7 +134,7 @@ def _bodies(records: Sequence[Record]) -> Iterator[Body]:
         InvalidInputError: the records can't be written; none was.
     """
     try:
-        payload, count = packed(records)
+        payload, count = encode_unbounded_batch(records)
     except struct.error as error:
         raise InvalidInputError(f"a group record can't be encoded: {error}", ErrorCode.INVALID_RECORD) from error
     if len(payload) + HEADER_SIZE <= BATCH_BYTES_MAX:

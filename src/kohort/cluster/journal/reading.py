@@ -73,7 +73,8 @@ class JournalReading:
         except _BeforeStart:
             self.offset = await self._persistently(self._ask_start, "its start can't be had")
             log.error(
-                "%s: its records before offset %d have been deleted, which compaction does not do: groups may have "
+                "[journal %s] its records before offset %d have been deleted, which compaction does not do: groups "
+                "may have "
                 "lost offsets, and begin at auto.offset.reset. Topic %s needs cleanup.policy=compact alone",
                 self._place,
                 self.offset,
@@ -302,7 +303,7 @@ class JournalDecoding:
         self._unreadable.setdefault(author, CorruptDataError(text))
 
     def _take(self, header: BatchHeader, fence: Fence) -> None:
-        """Record a fence if its own producer wrote it. Any producer may have written the first fence."""
+        """Record a fence that was read, if its own producer wrote it. Any producer may have written the first fence."""
         if fence.producer_id in (FIRST, header.producer_id):
             self.authors.record_fence(fence)
 
@@ -315,7 +316,7 @@ class JournalDecoding:
             names.append(str(error))
         more = " …" if len(names) > _KEYS_SHOWN else ""
         log.warning(
-            "%s: skipped the batch at offset %d of producer id %d, because no coordinator wrote it; keys: %s",
+            "[journal %s] skipped the batch at offset %d of producer id %d, because no coordinator wrote it; keys: %s",
             self._place,
             header.base_offset,
             header.producer_id,

@@ -134,7 +134,7 @@ class JournalWriter:
         self.become(identity)
 
     def become(self, identity: TermIdentity) -> None:
-        """Continue under another epoch, with sequence numbers from 0."""
+        """Continue writing under another producer epoch, with sequence numbers from 0."""
         self.identity = identity
         self._sequence = 0
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
@@ -371,7 +371,7 @@ class JournalTerm:
         self._owner.continue_reading()
 
     async def _fence(self) -> JournalWriter:
-        """Depose the journal's earlier owner."""
+        """Fence the journal's earlier owner: get a new producer epoch, and write this term's fence."""
         place, metrics = self._place, self._metrics
         await place.check_topic()
         writer = JournalWriter(place, await new_epoch(place))
@@ -418,7 +418,7 @@ class JournalTerm:
         await self._handover.drained()
 
     async def _survey(self, end: int) -> frozenset[Author]:
-        """Return the producers that wrote up to an offset without a fence."""
+        """Return the producers of records before an offset that no fence proves to be coordinators."""
         reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
             decoding.survey(await reading.up_to(end))
@@ -530,7 +530,7 @@ class JournalTerm:
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
-            log.warning("retrying to get a new producer epoch for the journal: %s", error)
+            log.warning("[journal %s] could not get a new producer epoch, retrying: %s", self._place, error)
         self._renewing = False
         self._news.resolve(None)
 

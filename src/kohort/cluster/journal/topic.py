@@ -45,7 +45,7 @@ def _at_least(limit: int) -> Callable[[str], bool]:
 
 
 def _needed(replicas: int) -> list[_Check]:
-    """Return the properties that the topic must have."""
+    """Return the topic configs that a journal's topic must have."""
     in_sync = 2 if replicas >= 3 else 1
     return [
         ("cleanup.policy", "compact", lambda value: value == "compact", "offsets would be deleted by their age"),
@@ -99,11 +99,14 @@ async def journal_topic(cluster: Cluster, settings: JournalSettings) -> JournalT
         )
     if replicas < settings.replication_factor:
         log.warning(
-            "topic %s has only %d replicas, because the cluster has only %d brokers: %s. Use at least %d brokers",
+            "journal topic %s has only %d replicas, because the cluster has only %d brokers: %s. Use at least %d "
+            "brokers",
             name,
             replicas,
             brokers,
-            "groups are lost with it" if replicas == 1 else "an acknowledged commit may be lost with one of them",
+            "groups are lost with that broker"
+            if replicas == 1
+            else "an acknowledged commit may be lost with one of them",
             settings.replication_factor,
         )
     await _check_topic(cluster, name, replicas)
@@ -132,7 +135,7 @@ async def _make(cluster: Cluster, settings: JournalSettings) -> None:
 
 
 async def _made(cluster: Cluster, name: str) -> TopicInfo:
-    """Return the topic once all of its partitions have leaders."""
+    """Wait until all partitions of the created journal topic have leaders, and return it."""
 
     async def attempt() -> TopicInfo:
         info = await _seen(cluster, name)

@@ -37,12 +37,12 @@ from kohort.cluster.zookeeper.nodes import (
     OFFSETS,
     OWNERS,
     checksum,
-    missing,
     name_of,
     node_name,
     parents,
     partition_of,
     partition_path,
+    partitions_missing_owner_nodes,
     split_changes,
 )
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
@@ -248,11 +248,11 @@ class GroupMirror:
         self.meter = MirrorMeter()
 
     def soon(self, *_: object) -> None:
-        """Run before the interval is over, because a group has changed."""
+        """Let the mirror run before its interval is over, because a group has changed."""
         self._news.set()
 
     async def watch(self) -> None:
-        """Run until cancelled."""
+        """Mirror changed groups in ZooKeeper at each interval, until cancelled."""
         trouble = ""
         while True:
             try:
@@ -438,7 +438,7 @@ class GroupMirror:
             is_complete = not group.came and (mark is None or mark == checksum(wanted))
             registered = dict(wanted) if is_complete else {}
         owners = {path: data for path, data in nodes.items() if path.startswith(f"{group.owners_path}/")}
-        lost = missing(registered, wanted, owners)
+        lost = partitions_missing_owner_nodes(registered, wanted, owners)
         if lost and not group.reported:
             group.reported = True
             self._host.groups.queue_event(group.name, OwnersMissing(group.name, lost))

@@ -230,7 +230,7 @@ def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
     return to_bytes({"version": 1, "partitions": len(owners), "sha256": digest.hexdigest()})
 
 
-def missing(
+def partitions_missing_owner_nodes(
     registered: Mapping[TopicPartition, str], wanted: Mapping[TopicPartition, str], nodes: Mapping[str, bytes]
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions whose owner has not changed since it was written, but whose node no longer says so.

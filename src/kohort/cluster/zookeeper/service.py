@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from kohort.cluster.coordination.placement import (
     Candidate,
     Placement,
+    compute_placement,
     from_bytes,
-    placed,
     placement_fields,
     read_placement,
     to_bytes,
@@ -440,7 +440,7 @@ class ZooKeeperCoordination:
         return holder if holder is not None and (holder.exclusive or mine.exclusive) else None
 
     async def _resign(self, session: int) -> None:
-        """Give up leadership: a coordinator that is not registered makes no placement."""
+        """Give up leadership of the placement, because this coordinator is not registered any more."""
         node = await self.session.read(COORDINATOR)
         if node is not None and is_of(node, session):
             await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
@@ -467,8 +467,8 @@ class ZooKeeperCoordination:
                 log.warning("placement: rewriting %s, which can't be decoded: %s", PLACEMENT, error)
 
     async def _place(self, mine: Registration) -> None:
-        """Write the placement for the present candidates."""
-        after = placed(self._map, await self._alive(), mine.candidate.id, self._shards)
+        """Compute the placement of the present candidates, and write it to ZooKeeper."""
+        after = compute_placement(self._map, await self._alive(), mine.candidate.id, self._shards)
         if after is self._map or self._epoch is None:
             return
         data = to_bytes(placement_fields(after))
@@ -535,7 +535,7 @@ class ZooKeeperCoordination:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            log.warning("placement: beginning a new session: the one with ZooKeeper has expired")
+            log.warning("placement: the ZooKeeper session has expired; beginning a new one")
             self.is_leader = False
             self._notify_change()
         elif state is SessionState.SUSPENDED:

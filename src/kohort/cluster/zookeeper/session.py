@@ -160,7 +160,7 @@ class ZooKeeperSession:
         return None if known is None or not known[0] else int(known[0])
 
     async def open(self, timeout_ms: float) -> None:
-        """Connect. May be called again after it failed or the session was closed.
+        """Connect to ZooKeeper. May be called again after a failure, or after the session was closed.
 
         Raises:
             TimedOutError: no server answered.
@@ -192,10 +192,10 @@ class ZooKeeperSession:
             )
 
     def _warn(self, text: str) -> None:
-        """Log a warning, once."""
+        """Log a warning about unprotected nodes, once for each text."""
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("ZooKeeper at %s: %s", self.address, text)
+            log.warning("nodes in ZooKeeper at %s are unprotected: %s", self.address, text)
 
     def alive(self) -> None:
         """Report that the event loop is alive; begin a new session if it hung meanwhile, or its login was refused."""
@@ -351,7 +351,7 @@ class ZooKeeperSession:
             self._loop.call_soon_threadsafe(call)
 
     async def _ask(self, result: Any) -> Any:
-        """Await kazoo's result.
+        """Send a request by kazoo, and await its result.
 
         Raises:
             ZooKeeperAway: the connection or the session ended.

@@ -83,7 +83,7 @@ class BrokerInZooKeeper:
         me = Candidate(node.id, uuid.uuid4().hex, host, port, node.config.rack)
         self._beside(self._keep_session_alive(), "keep-alive of the session")
         await retry_forever("ZooKeeper", lambda: self._coordination.open(me, node.groups.count))
-        log.info("broker %d at %s is the coordinator", me.id, me.address)
+        log.info("registered in ZooKeeper: broker %d at %s is the coordinator of all groups", me.id, me.address)
         mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.soon
@@ -103,7 +103,9 @@ class BrokerInZooKeeper:
             try:
                 await asyncio.wait_for(mirror.settle(), END_S)
             except (TimeoutError, KafkaError) as error:
-                log.warning("the last changes of groups were not written to ZooKeeper (%s)", error or "no answer")
+                log.warning(
+                    "closing: the last changes of groups were not written to ZooKeeper (%s)", error or "no answer"
+                )
             await self._coordination.close()
 
     async def _keep_session_alive(self) -> None:

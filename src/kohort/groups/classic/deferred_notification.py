@@ -67,7 +67,7 @@ class ClassicNotification(ClassicMembers):
         return member.session_timeout_ms
 
     def on_member_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> None:
-        """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
+        """Handle a valid heartbeat: release an earlier delayed one, learn the interval, and clear a suspicion."""
         if member.long_poll is not None:
             self.end_long_poll(step, member)
         member.beat(step, event.interval_ms)
@@ -205,7 +205,7 @@ class ClassicNotification(ClassicMembers):
         step.count(Meter.HELD_TOLD, len(notified))
 
     def end_deferral(self) -> None:
-        """End the deferral."""
+        """End the deferral of a rebalance's notification."""
         if self.deferral is not None:
             self.deferral.timer.cancel()
             self.deferral = None

@@ -139,7 +139,7 @@ class ClassicRequests(ClassicRebalance):
         return True
 
     def join_new(self, step: Step, event: JoinGroup) -> None:
-        """Process a first join: a static member may replace its predecessor, another first gets its id (KIP-394)."""
+        """Process a JoinGroup without id: a static member may replace its predecessor; others get an id (KIP-394)."""
         if self.saved is None:  # a group that only holds offsets would disappear with the last of them
             step.emit(GroupSaved(self.group_id, "", self.generation, None, None, step.now.wall_ms, ()))
         if event.instance_id is not None:
@@ -655,7 +655,7 @@ class ClassicGroup(ClassicRequests):
         return event.connection == member.connection and COOPERATIVE not in (self.protocol or "")
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Count a member's commit as a sign of life."""
+        """Handle a member's accepted commit as a sign of life, which restarts its session."""
         member = self.members.get(event.member_id)
         if member is not None and self.state is not COMPLETING:
             member.restart_session(step)

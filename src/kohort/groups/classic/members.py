@@ -13,7 +13,7 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
+from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
@@ -32,7 +32,7 @@ class ClassicMember(MonitoredMember):
         sync_request: the unanswered SyncGroup, None if there is none.
         is_loaded: the member comes from the group's record, which has only the chosen one of its protocols.
         is_new: the member has not completed a join phase yet.
-        notified: a reply has named the member's id, so that its client can rejoin with it.
+        notified: a reply has told the client its member id, so that its client can rejoin with it.
         size: its share of the group's record in bytes, as last counted.
         tolerates_long_polls: the client tolerates delayed heartbeats.
         stopped_ms: when it revoked its assignment to join, None while it has one.
@@ -168,7 +168,7 @@ class DeferredNotification:
     extended: bool = False
 
     def forget(self, member_id: str) -> None:
-        """No longer await this member."""
+        """Stop waiting for this member in the deferred notification."""
         self.awaited.pop(member_id, None)
         self.suspected.pop(member_id, None)
 
@@ -233,7 +233,7 @@ class ClassicMembers(GroupMembership):
 
     @property
     def generation(self) -> int:
-        """Return the last generation begun or saved; 0 before the first."""
+        """Return the number of the group's current generation; 0 before the first."""
         return self.started if self.saved is None else max(self.started, self.saved.generation)
 
     def is_leader(self, member_id: str) -> bool:
@@ -296,7 +296,7 @@ class ClassicMembers(GroupMembership):
         return topic in self.subscribed
 
     def cancel_timers(self) -> None:
-        """Stop all timers of the group."""
+        """Stop all timers of the classic group and its members."""
         timers = [self.join_phase, self.sync_phase]
         timers += [member.session for member in self.members.values()]
         timers += [pending.timer for pending in self.pending.values()]
@@ -360,15 +360,15 @@ class ClassicMembers(GroupMembership):
             self.started = 0
         return False
 
-    def take_saved(self, record: GroupSaved) -> None:
+    def apply_saved(self, record: GroupSaved) -> None:
         """Apply the record of a stable generation, or of an empty group. Only the ledger calls this."""
         self.saved = record
 
-    def take_started(self, record: GenerationStarted) -> None:
+    def apply_started(self, record: GenerationStarted) -> None:
         """Apply the record that a generation has begun. Only the ledger calls this."""
         self.started = record.generation
 
-    takes: ClassVar[Takes] = {
-        GroupSaved: take_saved,
-        GenerationStarted: take_started,
+    appliers: ClassVar[Appliers] = {
+        GroupSaved: apply_saved,
+        GenerationStarted: apply_started,
     }

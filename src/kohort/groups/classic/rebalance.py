@@ -138,7 +138,7 @@ class ClassicRebalance(ClassicNotification):
                 self.defer_notification(step)
 
     def set_state(self, state: GroupState) -> None:
-        """Change the state."""
+        """Change the group's state."""
         self.previous_state = self.state
         self.state = state
 
@@ -156,7 +156,7 @@ class ClassicRebalance(ClassicNotification):
             member.stopped_ms = None
 
     def forget_assignment(self, member: ClassicMember) -> None:
-        """Clear a member's assignment."""
+        """Remove a member's assignment, because it must join again."""
         self.set_assignment(member, b"")
 
     def set_assignment(self, member: ClassicMember, assignment: bytes) -> None:
@@ -279,7 +279,7 @@ class ClassicRebalance(ClassicNotification):
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
-        """Record a member's SyncGroup in this generation."""
+        """Record that a member has sent SyncGroup in this generation."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
             self.sync_phase.cancel()

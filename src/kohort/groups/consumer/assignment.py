@@ -34,7 +34,6 @@ from kohort.groups.consumer.members import ConsumerReconciliation, Presence
 from kohort.groups.effects import Cause, ComputeAssignment, JoinGroupReply, Level, RebalanceReason, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
 from kohort.groups.failure_detector import DetectorSettings
-from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
     Kind,
@@ -47,6 +46,7 @@ from kohort.groups.records import (
 )
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartitions, pack, unpack
 from kohort.groups.topics import ImageChange, metadata_hash, topic_info
 from kohort.ids import TopicId, TopicPartition, topic_partition
 
@@ -126,7 +126,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(before.afresh().record(self.group_id, new_id))
 
     def remove_member(self, step: Step, member_id: str) -> None:
-        """Write that a member is gone."""
+        """Remove a member: write the tombstones of its records."""
         self.dismiss_member(step, member_id)
         self.excluded.pop(member_id, None)
         if member_id in self.current:
@@ -201,7 +201,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return None if presence is None else self.suspected_from_ms(step, presence)
 
     def is_member_suspected(self, step: Step, member_id: str) -> bool:
-        """Return whether a member is suspected now."""
+        """Return whether a member is suspected now: its heartbeat is overdue, or its connection ended."""
         from_ms = self.member_suspected_from_ms(step, member_id)
         return from_ms is not None and from_ms <= step.now.mono_ms
 
@@ -212,8 +212,8 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         """
         return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
 
-    def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
-        """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
+    def exclude_suspected(self, step: Step) -> dict[str, TopicIdPartitions]:
+        """Choose suspected members to exclude from the next target, with their partitions; none if all are silent."""
         self.excluded.clear()
         silent = self.suspected_among(step, self.members) if self.may_exclude_suspected(step) else []
         self.excluded.update(dict.fromkeys(silent))
@@ -227,7 +227,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return [member_id for member_id in candidates if self.is_member_suspected(step, member_id)]
 
     def clear_suspicion(self, step: Step, member_id: str) -> bool:
-        """Take a member back that is heard again; return whether the target excluded it and a new one is needed."""
+        """Clear the suspicion of a member; return whether the target excluded it, so that a new one is needed."""
         if member_id not in self.excluded:
             return False
         del self.excluded[member_id]
@@ -272,7 +272,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return any((topic.id, number) not in given for topic in topics if topic for number in range(topic.partitions))
 
     def is_uneven(self, step: Step) -> bool:
-        """Return whether shares differ by more than one although all members read the same topics.
+        """Return whether members' partition counts differ by more than one, although all members read the same topics.
 
         Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
         """
@@ -294,8 +294,8 @@ Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""
 
 
-def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
-    """Return the partitions that exist in these topics."""
+def existing_partitions(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -> TopicIdPartitions:
+    """Return those of a member's partitions that exist in these topics."""
     sizes = {topic.id: topic.partitions for topic in topics.values()}
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
 
@@ -336,8 +336,8 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
     return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.excluded})
 
 
-def _known(pairs: Pairs, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
-    """Return the sorted indexes of those partitions that have one."""
+def _known(pairs: TopicIdPartitions, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
+    """Return the assignor's indexes of a member's partitions, sorted; partitions without index are left out."""
     found = [indexes.get(topic_id.int, NO_INDEXES).get(number, -1) for topic_id, number in pairs]
     return sorted([index for index in found if index >= 0])
 
@@ -422,7 +422,7 @@ class ConsumerAssignment(ConsumerSuspicion):
                 subscribed=subscribed,
                 current={member_id: self.targets.get(member_id, NOTHING) for member_id in subscribed},
                 topics=topics,
-                excluded={member_id: pack(existing(pairs, topics)) for member_id, pairs in excluded.items()},
+                excluded={member_id: pack(existing_partitions(pairs, topics)) for member_id, pairs in excluded.items()},
             )
         )
 

@@ -21,10 +21,10 @@ from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.group import leave_cause
-from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import TopicIdPartitions
 from kohort.ids import TopicId, TopicPartition
 
 
@@ -37,7 +37,7 @@ class ClassicIdentity(Protocol):
 
     @property
     def client(self) -> Client:
-        """The client."""
+        """The client that sent the JoinGroup."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -182,7 +182,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
 
     def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
-        """Answer the join as soon as there is a target for it."""
+        """Keep a JoinGroup waiting until there is a target assignment for its epoch."""
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting(step, presence, again)
@@ -231,7 +231,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             ),
         )
 
-    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> Pairs:
+    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
         """Return the partitions that a subscription reports as owned."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned

@@ -34,7 +34,7 @@ from kohort.groups.effects import (
     DescribedConsumerGroup,
     GroupType,
     Level,
-    NamedPartitions,
+    PartitionsOfTopic,
     RebalanceReason,
 )
 from kohort.groups.events import (
@@ -54,11 +54,11 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.long_polling import Release
-from kohort.groups.pairs import Pairs, pack, unpack
 from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
+from kohort.groups.topic_id_partitions import TopicIdPartitions, pack, unpack
 from kohort.ids import TopicId
 
 SPREAD_FROM = 500
@@ -104,7 +104,7 @@ def says_everything(event: ConsumerGroupHeartbeat) -> bool:
 
 
 def spread(interval_ms: int, member_id: str) -> int:
-    """Return a part of the interval, at least a half, that depends on the member's id.
+    """Return a heartbeat interval between half and all of the usual one, by the member's id.
 
     Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
     one moment ever after.
@@ -237,7 +237,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         return wishes_otherwise and self.preferred_assignor(step) != preferred
 
     def answer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> None:
-        """Move a member one step and send it the news, or delay the reply while there is none."""
+        """Move a member one step towards its target; send it any change, or delay the reply until there is one."""
         before = self.current_assignment(member_id)
         owned = None if event.owned is None else unpack(event.owned)
         after = self.reconcile_member(step, member_id, owned)
@@ -412,7 +412,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             self.watch_unmoved(step)
 
     def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
-        """Take over a group's own settings."""
+        """Apply changed settings of the group: session timeout and heartbeat interval."""
         self.settings = event.settings
 
     def build_soft_state(self, step: Step) -> None:
@@ -664,8 +664,8 @@ class ConsumerGroup(ConsumerHeartbeat):
                     client_host=member.client_host,
                     subscribed_topics=member.subscribed_topics,
                     subscribed_regex=member.subscribed_regex,
-                    assignment=named(current.assigned | current.pending, names),
-                    target=named(self.targets.get(member_id, frozenset()), names),
+                    assignment=partitions_by_name(current.assigned | current.pending, names),
+                    target=partitions_by_name(self.targets.get(member_id, frozenset()), names),
                     member_type=1 if member.classic_protocols is None else 0,
                 )
             )
@@ -679,10 +679,10 @@ class ConsumerGroup(ConsumerHeartbeat):
         )
 
 
-def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
-    """Return partitions by topic id and name, without those of deleted topics."""
+def partitions_by_name(pairs: TopicIdPartitions, names: dict[TopicId, str]) -> tuple[PartitionsOfTopic, ...]:
+    """Return partitions grouped by topic, with the topics' ids and names, without those of deleted topics."""
     return tuple(
-        NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
+        PartitionsOfTopic(entry.topic_id, names[entry.topic_id], entry.partitions)
         for entry in pack(pairs)
         if entry.topic_id in names
     )

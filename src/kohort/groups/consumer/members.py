@@ -25,8 +25,7 @@ from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.effects import Downtime, GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
+from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import (
     EpochBumped,
     HeldPartitions,
@@ -43,6 +42,7 @@ from kohort.groups.records import (
 from kohort.groups.step import Step
 from kohort.groups.table import UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
 
 EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
 RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
@@ -59,9 +59,9 @@ class CurrentAssignment:
     member_epoch: int = 0
     previous_epoch: int = 0
     state: ReconciliationState = ReconciliationState.STABLE
-    assigned: Pairs = NOTHING
-    pending: Pairs = NOTHING
-    since: Mapping[Pair, int] = field(default_factory=dict)
+    assigned: TopicIdPartitions = NOTHING
+    pending: TopicIdPartitions = NOTHING
+    since: Mapping[TopicIdPartition, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: MemberAssigned) -> CurrentAssignment:
@@ -91,7 +91,7 @@ class CurrentAssignment:
             self._pack(self.pending),
         )
 
-    def _pack(self, pairs: Pairs) -> tuple[HeldPartitions, ...]:
+    def _pack(self, pairs: TopicIdPartitions) -> tuple[HeldPartitions, ...]:
         return tuple(
             HeldPartitions(
                 entry.topic_id,
@@ -102,7 +102,7 @@ class CurrentAssignment:
         )
 
     def afresh(self) -> CurrentAssignment:
-        """Return the assignment of a member that joins again: the same partitions, and no epoch yet."""
+        """Return the current assignment as of a member that joins again: the same partitions, without an epoch."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
     def away(self) -> CurrentAssignment:
@@ -117,7 +117,7 @@ class CurrentAssignment:
         """Whether the member left temporarily and has not joined since."""
         return self.member_epoch == LEFT_FOR_A_WHILE
 
-    def covers(self, epoch: int, pair: Pair) -> bool:
+    def covers(self, epoch: int, pair: TopicIdPartition) -> bool:
         """Return whether the member has had this partition ever since this epoch of its own."""
         since = self.since.get(pair)
         return since is not None and since <= epoch <= self.member_epoch
@@ -170,7 +170,7 @@ class Presence(MonitoredMember):
         return self.long_poll is not None or self.waiting is not None or self.joining is not None
 
     def cancel_timers(self) -> None:
-        """Stop all timers of the member."""
+        """Stop all timers of the member: session, revocation, join and sync."""
         self.session.cancel()
         self.expect_nothing()
 
@@ -216,14 +216,14 @@ class ConsumerMembers(GroupMembership):
     metadata_hash: int = 0
     target_epoch: int = 0
     assigned_ms: int = -1
-    targets: dict[str, Pairs] = field(default_factory=dict)
+    targets: dict[str, TopicIdPartitions] = field(default_factory=dict)
     current: dict[str, CurrentAssignment] = field(default_factory=dict)
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
     static_ids: dict[str | None, str] = field(default_factory=dict)
-    holders: dict[Pair, str] = field(default_factory=dict)
+    holders: dict[TopicIdPartition, str] = field(default_factory=dict)
     presences: dict[str, Presence] = field(default_factory=dict)
     began_ms: int | None = None
-    stopped: dict[Pair, int] = field(default_factory=dict)
+    stopped: dict[TopicIdPartition, int] = field(default_factory=dict)
     still: list[Downtime] = field(default_factory=list)
     settling: list[str] = field(default_factory=list)
     settling_epoch: int = -1
@@ -243,14 +243,14 @@ class ConsumerMembers(GroupMembership):
         return self.current.get(member_id) or CurrentAssignment()
 
     def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
-        """Return the names that a member reads, by list or by regular expression, sorted."""
+        """Return the names of the topics that one member reads, by list or by regular expression, sorted."""
         resolved = self.regexes.get(member.subscribed_regex or "")
         if resolved is None:
             return member.subscribed_topics
         return tuple(sorted({*member.subscribed_topics, *resolved.topics}))
 
     def subscribed(self) -> list[str]:
-        """Return every name that a member reads, sorted."""
+        """Return the names of all topics that any member reads, sorted."""
         names = set(self._listed)
         for regex in self._matched:
             resolved = self.regexes.get(regex)
@@ -359,26 +359,26 @@ class ConsumerMembers(GroupMembership):
             self.regexes.pop(names[0], None)
         return kind is Kind.EPOCH
 
-    def take_epoch(self, record: EpochBumped) -> None:
+    def apply_epoch(self, record: EpochBumped) -> None:
         """Apply the record of a new epoch, which needs a new target. Only the ledger calls this."""
         self.epoch = record.epoch
         self.metadata_hash = record.metadata_hash
 
-    def take_target_epoch(self, record: TargetEpochSet) -> None:
+    def apply_target_epoch(self, record: TargetEpochSet) -> None:
         """Apply the record of the epoch that completes a target. Only the ledger calls this."""
         self.target_epoch = record.epoch
         self._moving = None
         self.assigned_ms = record.assigned_ms
 
-    def take_target(self, record: TargetAssigned) -> None:
+    def apply_target(self, record: TargetAssigned) -> None:
         """Apply the record of a member's target. Only the ledger calls this."""
         self.targets[record.member_id] = unpack(record.partitions)
 
-    def take_regex(self, record: RegexResolved) -> None:
+    def apply_regex(self, record: RegexResolved) -> None:
         """Apply the record of a resolved regular expression. Only the ledger calls this."""
         self.regexes[record.regex] = record
 
-    def take_member(self, member: MemberSaved) -> None:
+    def apply_member(self, member: MemberSaved) -> None:
         """Apply the record of a member's new metadata. Only the ledger calls this."""
         before = self.members.get(member.member_id)
         self._count(before, -1)
@@ -411,7 +411,7 @@ class ConsumerMembers(GroupMembership):
         if member.subscribed_regex is not None:
             _shift(self._matched, member.subscribed_regex, sign)
 
-    def take_current(self, record: MemberAssigned) -> None:
+    def apply_current(self, record: MemberAssigned) -> None:
         """Apply the record of a member's new assignment. Only the ledger calls this."""
         self.drop_current(record.member_id)
         current = self.current[record.member_id] = CurrentAssignment.of(record)
@@ -428,13 +428,13 @@ class ConsumerMembers(GroupMembership):
                     del self.holders[pair]
             self._note_move(member_id)
 
-    takes: ClassVar[Takes] = {
-        EpochBumped: take_epoch,
-        MemberSaved: take_member,
-        TargetEpochSet: take_target_epoch,
-        TargetAssigned: take_target,
-        MemberAssigned: take_current,
-        RegexResolved: take_regex,
+    appliers: ClassVar[Appliers] = {
+        EpochBumped: apply_epoch,
+        MemberSaved: apply_member,
+        TargetEpochSet: apply_target_epoch,
+        TargetAssigned: apply_target,
+        MemberAssigned: apply_current,
+        RegexResolved: apply_regex,
     }
 
 
@@ -457,7 +457,9 @@ class Movement(NamedTuple):
 class ConsumerReconciliation(ConsumerMembers):
     """How a member moves from its assignment to its target, and when a rebalance is complete."""
 
-    def next_assignment(self, member_id: str, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
+    def next_assignment(
+        self, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
+    ) -> CurrentAssignment:
         """Return a member's assignment after this heartbeat.
 
         Args:
@@ -474,7 +476,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return after
 
     def continue_move(
-        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+        self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
         """Take a step towards the target, unless the member has all of it."""
         if current.is_reconciled_to(self.target_epoch):
@@ -482,14 +484,16 @@ class ConsumerReconciliation(ConsumerMembers):
         return self.move_towards_target(member_id, current.member_epoch, target, owned)
 
     def finish_revocation(
-        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+        self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Go on towards the newest target, unless the member still reports partitions that it has to revoke."""
+        """Move on towards the newest target, unless the member still reports partitions that it has to revoke."""
         if owned is None or owned & current.pending:
             return current
         return self.move_towards_target(member_id, current.member_epoch + 1, target, owned)
 
-    def move_towards_target(self, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
+    def move_towards_target(
+        self, member_id: str, epoch: int, target: TopicIdPartitions, owned: TopicIdPartitions | None
+    ) -> CurrentAssignment:
         """Take one step towards the target: revoke, assign, or wait."""
         before = self.current_assignment(member_id)
         kept = before.assigned & target
@@ -515,7 +519,7 @@ class ConsumerReconciliation(ConsumerMembers):
         missing = self.targets.get(member_id, frozenset()) - current.assigned
         return any(self.holders.get(pair, member_id) != member_id for pair in missing)
 
-    def reconcile_member(self, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+    def reconcile_member(self, step: Step, member_id: str, owned: TopicIdPartitions | None) -> CurrentAssignment:
         """Move a member one step towards its target and bound the time of its revocation."""
         before = self.current_assignment(member_id)
         target = self.targets.get(member_id, frozenset())
@@ -534,7 +538,7 @@ class ConsumerReconciliation(ConsumerMembers):
             self.report_if_settled(step)
         return after
 
-    def record_downtime(self, step: Step, member_id: str, before: Pairs, after: Pairs) -> None:
+    def record_downtime(self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions) -> None:
         """Record the downtime of partitions that were taken from a member or assigned to it."""
         if before == after:
             return

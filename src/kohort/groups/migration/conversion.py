@@ -28,7 +28,6 @@ from kohort.groups.context import Context
 from kohort.groups.effects import Cause, GroupState, JoinGroupReply, Level, RebalanceReason, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
-from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import (
     EpochBumped,
     GenerationStarted,
@@ -38,6 +37,7 @@ from kohort.groups.records import (
     TargetEpochSet,
 )
 from kohort.groups.timers import Timer
+from kohort.groups.topic_id_partitions import TopicIdPartitions, pack
 from kohort.ids import TopicId
 
 FIRST_EPOCH = 1
@@ -130,7 +130,7 @@ class GroupConversion:
         return Converted(saved, assigned, claimed, subscription.generation)
 
     def write_consumer_group(
-        self, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, Pairs]]
+        self, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, TopicIdPartitions]]
     ) -> ConsumerGroup:
         """Write the group as a consumer group, with every member settled on its partitions."""
         context = self.context
@@ -250,19 +250,19 @@ class Converted(NamedTuple):
     """A classic member converted to a consumer group's record, with its assigned and otherwise claimed partitions."""
 
     saved: MemberSaved
-    assigned: Pairs
-    claimed: Pairs
+    assigned: TopicIdPartitions
+    claimed: TopicIdPartitions
     generation: int
 
 
-def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
+def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
     """Return each member's partitions: its assignment, and unassigned ones that it may not have revoked yet.
 
     A cooperative group moves a partition in two generations. Between them the partition is in no assignment, while its
     last owner still reads it. Only the subscription of that member shows it. Source: KIP-429, scenario 15.
     """
     taken = {pair for member in members for pair in member.assigned}
-    extra: dict[str, Pairs] = {}
+    extra: dict[str, TopicIdPartitions] = {}
     for member in sorted(members, key=lambda converted: -converted.generation):
         extra[member.saved.member_id] = member.claimed - taken
         taken |= member.claimed

@@ -28,7 +28,7 @@ from kohort.groups.records import PushGroupSaved
 
 
 class GroupRouting:
-    """The way of requests to the groups of a shard, which some of them create or convert."""
+    """The routing of requests to the groups of a shard; some requests create a group, or convert it."""
 
     def __init__(self, context: Context, conversion: GroupConversion) -> None:
         self.context, self.conversion = context, conversion
@@ -147,5 +147,5 @@ class GroupRouting:
 
 
 def missing(group_id: str) -> ErrorCode:
-    """Return the error for requests to a group that does not exist."""
+    """Return the error for requests of members to a group that does not exist."""
     return ErrorCode.UNKNOWN_MEMBER_ID if group_id else ErrorCode.INVALID_GROUP_ID

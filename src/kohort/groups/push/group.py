@@ -55,7 +55,6 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Partition
-from kohort.groups.pairs import Pairs, unpack
 from kohort.groups.push.members import PushMember
 from kohort.groups.push.rebalance import PushRebalance
 from kohort.groups.push.requests import first_ping_ms, interval_ms
@@ -63,11 +62,12 @@ from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombsto
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
+from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
 from kohort.ids import TopicPartition
 
 
 def saved_of(event: RegisterConsumer) -> PushMemberSaved:
-    """Return a registration as its record."""
+    """Return the record of a consumer's registration."""
     return PushMemberSaved(
         group_id=event.group_id,
         member_id=event.member_id,
@@ -102,7 +102,7 @@ class PushRegistry(PushRebalance):
                 self.advance_member(step, event.member_id)
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
-        """Add a new member."""
+        """Add a consumer that registered for the first time."""
         error = admission.check_place(step.config.group_max_size, len(self.members))
         if error is not ErrorCode.NONE:
             step.reply(event.request, RegisterConsumerReply(error))
@@ -121,7 +121,7 @@ class PushRegistry(PushRebalance):
         """Bind a member to the connection that it registered on, and restart its session."""
         member.bind(step, event.connection)
         member.process = event.client.process
-        member.alive(step, self.session_bound_ms(step, self.members[event.member_id]))
+        member.alive(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
@@ -205,7 +205,7 @@ class PushRegistry(PushRebalance):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
     def remove_member(self, step: Step, leaving: LeavingMember) -> LeftMember:
-        """Remove one member."""
+        """Remove one leaving member from the push group."""
         if leaving.member_id not in self.members:
             return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
         text = f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
@@ -239,7 +239,7 @@ class PushRegistry(PushRebalance):
         self.loaded = True
         for member_id, saved in self.members.items():
             member = self.present[member_id] = PushMember(self.group_id, member_id)
-            member.alive(step, self.session_bound_ms(step, saved))
+            member.alive(step, self.eviction_timeout_ms(step, saved))
             member.gone_ms = step.now.mono_ms
         if self.members:
             self.request_rebalance(step, Cause(RebalanceReason.COORDINATOR, "the shard was loaded"))
@@ -259,7 +259,7 @@ class PushAnswers(PushRegistry):
             return
         member.out -= 1
         saved = self.members[event.member_id]
-        member.alive(step, self.session_bound_ms(step, saved))
+        member.alive(step, self.eviction_timeout_ms(step, saved))
         if event.asked is PushRequestKind.PING and saved.auto_commit:
             self.commit_positions(step, event)
         if member.out:
@@ -395,7 +395,7 @@ class PushAnswers(PushRegistry):
             self.retry_rebalance(step)
 
     def retry_rebalance(self, step: Step) -> None:
-        """Retry the rebalance after the backoff, or let it fail."""
+        """Retry the rebalance after the backoff; after the last retry, let it fail."""
         self.attempts.cancel()
         self.attempt += 1
         if self.attempt > step.config.push_rebalance_retries:
@@ -543,7 +543,9 @@ class PushGroup(PushAnswers):
             found.update(self.deal_to_streams(step, self.members[member_id], pairs))
         return found
 
-    def deal_to_streams(self, step: Step, saved: PushMemberSaved, pairs: Pairs) -> Mapping[TopicPartition, str]:
+    def deal_to_streams(
+        self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
+    ) -> Mapping[TopicPartition, str]:
         """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}

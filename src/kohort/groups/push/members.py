@@ -12,10 +12,10 @@ from typing import ClassVar
 from kohort.groups.effects import Cause, Downtime, GroupState
 from kohort.groups.events import PushRequestKind, RegisterConsumer
 from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
+from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
 from kohort.groups.timers import Deadline, Timer
+from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
 
 
 class PushMember(MonitoredMember):
@@ -60,7 +60,7 @@ class PushMember(MonitoredMember):
         self.out = 0
         self.ping = Timer(Deadline.PING, group_id, member_id)
         self.stopped = False
-        self.notified: Pairs | None = None
+        self.notified: TopicIdPartitions | None = None
         self.ending = False
         self.back = False
         self.refusals = 0
@@ -122,8 +122,8 @@ class PushMembers(GroupMembership):
         super().__init__(group_id)
         self.saved: PushGroupSaved | None = None
         self.members: dict[str, PushMemberSaved] = {}
-        self.owned: dict[str, Pairs] = {}
-        self.holders: dict[Pair, str] = {}
+        self.owned: dict[str, TopicIdPartitions] = {}
+        self.holders: dict[TopicIdPartition, str] = {}
         self.present: dict[str, PushMember] = {}
         self.rebalancing = False
         self.again = False
@@ -131,8 +131,8 @@ class PushMembers(GroupMembership):
         self.attempt = 0
         self.began_ms: int | None = None
         self.dividing = -1
-        self.moving: dict[str, Pairs] = {}
-        self.takers: dict[Pair, str] = {}
+        self.moving: dict[str, TopicIdPartitions] = {}
+        self.takers: dict[TopicIdPartition, str] = {}
         self.still: list[Downtime] = []
         self.attempts = Timer(Deadline.ATTEMPT, group_id)
         self.backoff = Timer(Deadline.BACKOFF, group_id)
@@ -191,18 +191,18 @@ class PushMembers(GroupMembership):
         return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
 
     def empty_since_ms(self) -> int:
-        """Return since when the group is empty; -1 if it has members."""
+        """Return the wall clock time since when the group is empty, in ms; -1 if it has members."""
         return -1 if self.members or self.saved is None else self.saved.state_ms
 
     # -- changes by the ledger
 
-    def _take_group(self, record: PushGroupSaved) -> None:
+    def _apply_group(self, record: PushGroupSaved) -> None:
         self.saved = record
 
-    def _take_member(self, record: PushMemberSaved) -> None:
+    def _apply_member(self, record: PushMemberSaved) -> None:
         self.members[record.member_id] = record
 
-    def _take_owned(self, record: PushOwned) -> None:
+    def _apply_owned(self, record: PushOwned) -> None:
         self._release(record.member_id)
         pairs = unpack(record.partitions)
         if pairs:
@@ -225,7 +225,11 @@ class PushMembers(GroupMembership):
             return True
         return False
 
-    takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
+    appliers: ClassVar[Appliers] = {
+        PushGroupSaved: _apply_group,
+        PushMemberSaved: _apply_member,
+        PushOwned: _apply_owned,
+    }
 
     # -- queries
 
@@ -233,25 +237,25 @@ class PushMembers(GroupMembership):
         """Return a member; None if the id is unknown."""
         return self.present.get(member_id)
 
-    def owned_by(self, member_id: str) -> Pairs:
+    def owned_by(self, member_id: str) -> TopicIdPartitions:
         """Return a member's partitions."""
         return self.owned.get(member_id, NOTHING)
 
-    def is_free_for(self, member_id: str, pairs: Pairs) -> bool:
+    def is_free_for(self, member_id: str, pairs: TopicIdPartitions) -> bool:
         """Return whether no other member owns any of these partitions."""
         return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
 
-    def waiting_for(self, pairs: Iterable[Pair]) -> list[str]:
+    def waiting_for(self, pairs: Iterable[TopicIdPartition]) -> list[str]:
         """Return the members that are to be started with one of these partitions."""
         return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
 
-    def to_move(self, moving: Mapping[str, Pairs]) -> None:
+    def to_move(self, moving: Mapping[str, TopicIdPartitions]) -> None:
         """Set the members that have to be started in this rebalance, with their partitions."""
         self.moving = dict(moving)
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
     def moved(self, member_id: str) -> None:
-        """Remove a member that has been started, or is gone, from `moving`."""
+        """Remove a member from `moving`, because it has been started or has left."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:
                 del self.takers[pair]

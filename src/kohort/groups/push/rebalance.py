@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.effects import Cause, DividePartitions, Level, RebalanceReason
 from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
-from kohort.groups.pairs import Pair, Pairs, pack, pair_sort_key
 from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartition, TopicIdPartitions, pack, topic_id_partition_sort_key
 from kohort.groups.topics import ImageChange, topic_info
 from kohort.ids import TopicId, TopicPartition
 
@@ -46,7 +46,9 @@ def divide_partitions(
 ) -> PartitionsDivided:
     """Carry out a `DividePartitions` with the caller's regular expressions, which select only `visible` topics."""
     matched = {
-        (member.regex, member.excluding): frozenset(visible(found(member.regex, member.excluding, work.topics, match)))
+        (member.regex, member.excluding): frozenset(
+            visible(selected_topics(member.regex, member.excluding, work.topics, match))
+        )
         for member in work.members.values()
         if member.regex is not None
     }
@@ -64,7 +66,7 @@ def divide_partitions(
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
     infos = {name: topic_info(work.topics[name], range(work.topics[name].partitions)) for name in sorted(read)}
-    given: dict[str, set[Pair]] = {member_id: set() for member_id in work.members}
+    given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in work.members}
     if takers:
         for taker, parts in server_assignor(ASSIGNORS[work.assignor]).assign(takers, infos).items():
             given[member_of[taker]].update((work.topics[topic].id, number) for topic, number in parts)
@@ -72,29 +74,29 @@ def divide_partitions(
     return PartitionsDivided(work.group_id, work.ticket, shares, matched)
 
 
-def found(
+def selected_topics(
     regex: str, excluding: bool, topics: Mapping[str, Topic], match: Callable[[str, Iterable[str]], Iterable[str]]
 ) -> frozenset[str]:
-    """Return the topics that an expression selects."""
+    """Return the topics that a consumer's regular expression selects, or does not exclude."""
     names = [name for name in sorted(topics) if not name.startswith(INTERNAL)]
     matches = frozenset(match(regex, names))
     return frozenset(names) - matches if excluding else matches
 
 
 def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
-    """Return a member's topics with their streams."""
+    """Return the topics that a member reads, each with its number of streams."""
     if member.regex is None:
         return dict(member.topics)
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
 
 
 def split(
-    member_id: str, reads: Mapping[str, int], owned: Iterable[Pair], by_id: Mapping[TopicId, Topic]
+    member_id: str, reads: Mapping[str, int], owned: Iterable[TopicIdPartition], by_id: Mapping[TopicId, Topic]
 ) -> dict[str, MemberSubscription]:
     """Return a member's streams as separate takers, with its partitions spread over them."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
-    for topic_id, number in sorted(owned, key=pair_sort_key):
+    for topic_id, number in sorted(owned, key=topic_id_partition_sort_key):
         topic = by_id.get(topic_id)
         if topic is not None and topic.name in reads and number < topic.partitions:
             stream = dealt.get(topic.name, 0)
@@ -162,14 +164,14 @@ class PushRebalance(PushRequests):
             )
         )
 
-    def needs_rebalance(self, targets: dict[str, Pairs]) -> bool:
+    def needs_rebalance(self, targets: dict[str, TopicIdPartitions]) -> bool:
         """Return whether any member has to move: the four conditions of the specification.
 
         No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
         """
         return any(self.must_move(member_id, want) for member_id, want in targets.items())
 
-    def must_move(self, member_id: str, want: Pairs) -> bool:
+    def must_move(self, member_id: str, want: TopicIdPartitions) -> bool:
         """Return whether a member has to be stopped and started: it gets others, is stopped, or is unregistered."""
         member = self.present[member_id]
         stops = member.stopped or member.asked is PushRequestKind.STOP
@@ -209,7 +211,7 @@ class PushRebalance(PushRequests):
             step.run(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
-        """Retry the current step after the backoff, because it cannot continue now."""
+        """Retry the rebalance's current step after the backoff, because it can't continue now."""
         if self.backoff.due_ms is None:
             step.run(self.backoff, step.config.push_rebalance_backoff_ms)
 

@@ -23,10 +23,10 @@ import zlib
 
 from kohort.groups.effects import DismissConsumer, FindOffsets, Meter, PingConsumer, StartConsumer, StopConsumer
 from kohort.groups.events import PushPosition, PushRequestKind
-from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, PushOwned, Tombstone
 from kohort.groups.step import Step
+from kohort.groups.topic_id_partitions import TopicIdPartition, TopicIdPartitions, pack
 from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3
@@ -49,7 +49,7 @@ def first_ping_ms(saved: PushMemberSaved) -> int:
 class PushRequests(PushMembers):
     """The requests to the members of a push group."""
 
-    def session_bound_ms(self, step: Step, saved: PushMemberSaved) -> int:
+    def eviction_timeout_ms(self, step: Step, saved: PushMemberSaved) -> int:
         """Return how long a member may be silent before it is evicted.
 
         This is its session timeout, or the time of `push_failed_requests_max` request intervals if that is longer.
@@ -99,7 +99,7 @@ class PushRequests(PushMembers):
         """Send a Stop, after which the consumer reads nothing more."""
         self.send_request(step, member, PushRequestKind.STOP, StopConsumer(self.group_id, member.session.subject))
 
-    def start_member(self, step: Step, member: PushMember, want: Pairs) -> None:
+    def start_member(self, step: Step, member: PushMember, want: TopicIdPartitions) -> None:
         """Send a Start with partitions; the ownership is durable before the consumer learns of it.
 
         First all partitions need a position, unless the consumer finds missing ones itself.
@@ -118,7 +118,7 @@ class PushRequests(PushMembers):
         positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in at.items())
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
 
-    def named_pairs(self, step: Step, pairs: Pairs) -> dict[TopicPartition, Pair]:
+    def named_pairs(self, step: Step, pairs: TopicIdPartitions) -> dict[TopicPartition, TopicIdPartition]:
         """Return partitions by name and number, ascending, without those of deleted topics."""
         names = step.topics_by_id()
         found = {
@@ -137,7 +137,7 @@ class PushRequests(PushMembers):
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 
     def commit_position(self, step: Step, position: PushPosition) -> None:
-        """Write a position."""
+        """Commit the position of one partition: write its offset record."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
         step.count(Meter.OFFSET_COMMITS)

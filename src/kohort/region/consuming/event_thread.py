@@ -41,7 +41,7 @@ LEFT_UNDONE = "the application left its loop with a table in hand, which its sta
 
 
 class Callbacks(Protocol):
-    """The application's callbacks during checkpoints and resets."""
+    """The application's callbacks during checkpoints and resets: on_drain, on_checkpoint, on_reset, on_retire."""
 
     def on_drain(self) -> None: ...
 
@@ -54,7 +54,7 @@ class Callbacks(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """The work that must wait until no table is in progress; every iteration checks it again."""
+    """The work that waits until the application processes no table; every iteration checks it again."""
 
     drain: Cut | None = None
     drain_since_s: float = 0.0
@@ -99,7 +99,7 @@ class EventThread(MemberThread):
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """End without a sequence if closing takes longer than `timeout_s` from now; `late` then has the error text.
+        """End the member without a checkpoint if closing takes longer than `timeout_s`; `late` then has the error text.
 
         A later call does not give more time.
         """
@@ -185,11 +185,12 @@ class EventThread(MemberThread):
         self._flow.put(Piece(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
-        """Handle a position that the log no longer has."""
+        """Handle a read position that the partition's log no longer has: skip to the earliest offset, or fail."""
         if not self._config.fail_on_data_loss and error.partition is not None:
             if error.partition in self._reads:
                 log.warning(
-                    "%s: the log no longer has this position, so records are lost; continuing at the earliest offset "
+                    "[member %s] the log no longer has the next offset, so records are lost; continuing at the "
+                    "earliest offset "
                     "(fail_on_data_loss=False): %s",
                     self.name,
                     error,
@@ -227,7 +228,7 @@ class EventThread(MemberThread):
             self._step(events.NotQuiet(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
-            log.info("%s: offset commit failed, retrying: %s", self.name, error)
+            log.info("[member %s] offset commit failed, retrying: %s", self.name, error)
             return
         self._waiting.drain = None
         took_ms = (time.monotonic() - self._waiting.drain_since_s) * 1000
@@ -236,7 +237,9 @@ class EventThread(MemberThread):
         try:
             self._callbacks.on_drain()
         except Exception as error:
-            log.exception("%s: on_drain failed, so the region will be reset", self.name)
+            log.exception(
+                "[member %s] the application's on_drain raised an exception, so the region will be reset", self.name
+            )
             self._step(events.NotQuiet(cut, f"on_drain: {error!r}"))
             return
         self._step(events.Quiet(cut))
@@ -333,7 +336,7 @@ class EventThread(MemberThread):
             if is_final(error):
                 self._end_refused(error)
                 return
-            log.exception("%s: rows could not be staged in the sink, so the region will be reset", self.name)
+            log.exception("[member %s] rows could not be staged in the sink, so the region will be reset", self.name)
             self._not_saved(cut, error)
             return
         self._saves_no_more(works=True)
@@ -344,7 +347,10 @@ class EventThread(MemberThread):
                     f"on_checkpoint gives bytes, not {type(state).__name__}: encode what it returns"
                 )
         except Exception as error:
-            log.exception("%s: on_checkpoint failed, so the region will be reset", self.name)
+            log.exception(
+                "[member %s] the application's on_checkpoint raised an exception, so the region will be reset",
+                self.name,
+            )
             self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), staged, state)
@@ -354,7 +360,7 @@ class EventThread(MemberThread):
 
         `tables()` raises the error at once, as `submit` does when it meets such an error.
         """
-        log.error("%s: leaving the region: the rows could not be staged in the sink: %s", self.name, error)
+        log.error("[member %s] leaving the region: its sink refuses the rows for good: %s", self.name, error)
         self._saves_no_more()
         self._error, self.aborting, self._refused = error, True, True
         self._flow.end(error)

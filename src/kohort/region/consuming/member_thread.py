@@ -63,7 +63,7 @@ class GroupListener(HoldingListener):
     ) -> None:
         self._hear, self._consumer, self._wake = hear, consumer, wake
 
-    def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
+    def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
         self._hear(events.Revoked, partitions)
         self._wake()
 
@@ -111,7 +111,9 @@ class PlaneLink:
         self._reach, self._connected, self._heard, self._failed, self._name = reach, connected, heard, failed, name
         self._link: Link | None = None
         self._ended = threading.Event()
-        self._missing = RetryWait(f"{name}: no control plane can be reached yet, retrying", level=logging.INFO)
+        self._missing = RetryWait(
+            f"[member {name}] the region's control plane can't be reached yet, retrying", level=logging.INFO
+        )
         self._thread = threading.Thread(target=self._run, name=f"kohort-link-{name}", daemon=True)
 
     def start(self) -> None:
@@ -136,7 +138,8 @@ class PlaneLink:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
                 log.warning(
-                    "%s: closed, but a call to its sink or the region's topic does not return: its thread still runs",
+                    "[member %s] closed, but a call to its sink or the region's topic does not return: its thread "
+                    "still runs",
                     self._name,
                 )
 
@@ -158,7 +161,9 @@ class PlaneLink:
         try:
             self._talk(link)
         except OSError as error:
-            log.debug("%s: reconnecting: the connection to the control plane ended: %s", self._name, error)
+            log.debug(
+                "[member %s] reconnecting: the connection to the region's control plane ended: %s", self._name, error
+            )
             self._ended.wait(AGAIN_S)
 
     def _talk(self, link: Link) -> None:
@@ -174,7 +179,8 @@ class PlaneLink:
                     self._heard(message)
         except UnknownMessageError as error:
             log.warning(
-                "%s: reconnecting: the control plane sent a message of another release, or damaged bytes: %s",
+                "[member %s] reconnecting: the region's control plane sent damaged bytes, or a message of another "
+                "release: %s",
                 self._name,
                 error,
             )
@@ -208,7 +214,7 @@ class RegionStoppedError(KafkaError):
 
 @dataclass(slots=True)
 class _Later:
-    """The work that must wait; every iteration checks it again.
+    """The deferred work of a member's thread, which checks it again in every iteration.
 
     Attributes:
         unanswered: offsets whose commit was not answered in time, and may still happen.
@@ -226,7 +232,7 @@ class MemberThread(ABC):
     def __init__(
         self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
     ) -> None:
-        """Initialise the thread, which runs after `start`.
+        """Initialise the member's thread, which runs after `start`.
 
         `publishers` are those of the sink and of the dead-letter sink.
         """
@@ -237,8 +243,8 @@ class MemberThread(ABC):
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
         self._compares = RetryWait(
-            f"{self.name}: waiting for the sink, which is first compared with the region's topic",
-            f"{self.name}: the sink answers again",
+            f"[member {self.name}] waiting for the sink, which is first compared with the region's topic",
+            f"[member {self.name}] the sink answers again",
         )
         self._later = _Later()
         self._parts: dict[TopicPartition, Part] = {}
@@ -324,11 +330,11 @@ class MemberThread(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Do what is due, and poll once; return within a second, and soon after `wake`."""
+        """Run one iteration of the member's thread: do what is due and poll once, for a second at most."""
 
     @abstractmethod
     def _thread_ended(self, error: BaseException | None) -> None:
-        """Handle the end of the thread; `error` is None if the application asked for it."""
+        """Handle the end of the member's thread; `error` is None if the application closed the member."""
 
     @abstractmethod
     def _run_effect(self, effect: Effect) -> None:
@@ -376,7 +382,7 @@ class MemberThread(ABC):
             self._consumer.close()
         except KafkaError as error:
             log.warning(
-                "%s: could not leave its group, which evicts it after its session timeout: %s", self.name, error
+                "[member %s] could not leave its group, which evicts it after its session timeout: %s", self.name, error
             )
 
     def _step(self, event: Event) -> None:
@@ -397,7 +403,7 @@ class MemberThread(ABC):
         self._follow_assignment()
 
     def _from_the_group(self, event: Event) -> None:
-        """Step the machine with a revocation or a loss of partitions."""
+        """Pass a revocation or a loss of partitions to the member's state machine."""
         self._step(event)
 
     def _follow_assignment(self) -> None:
@@ -427,7 +433,9 @@ class MemberThread(ABC):
         except (NotAuthorizedError, OffsetError):
             raise
         except KafkaError as error:
-            log.warning("%s: the start offsets of partitions are not known yet, retrying: %s", self.name, error)
+            log.warning(
+                "[member %s] the start offsets of its partitions could not be looked up, retrying: %s", self.name, error
+            )
             waiting.look_again_s = time.monotonic() + AGAIN_S
             return
         waiting.look_up.pop(0)
@@ -455,7 +463,11 @@ class MemberThread(ABC):
             if sent:
                 self._consumer.commit(sent, timeout_ms=COMMIT_MS)
         except KafkaError as error:
-            log.info("%s: could not reset the group's offsets, the next checkpoint commits them: %s", self.name, error)
+            log.info(
+                "[member %s] could not reset the group's committed offsets; the next checkpoint commits them: %s",
+                self.name,
+                error,
+            )
             if isinstance(error, TimedOutError):
                 waiting.unanswered |= sent
 
@@ -501,7 +513,7 @@ class MemberThread(ABC):
             self._consumer.release()
 
     def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
-        """Contribute to a checkpoint.
+        """Report the member's contribution to a checkpoint: its offsets, staged keys and state.
 
         A contribution that fits no record fails it here: after the commit point is too late.
         """
@@ -516,7 +528,7 @@ class MemberThread(ABC):
         self._step(given)
 
     def _probe(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
-        """Return a record as large as the contribution: one that does not fit must be known before the commit point."""
+        """Return a trial record as large as the contribution, to know before the commit point whether it fits."""
         machine = self.machine
         spans = tuple(
             Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch)
@@ -541,5 +553,5 @@ def partition_of(part: Part) -> TopicPartition:
 
 
 def offset_and_metadata(position: Position) -> OffsetAndMetadata:
-    """Return a region's position as `commit` and `seek` take it."""
+    """Convert a region's position to the form that a consumer's `commit` and `seek` take."""
     return OffsetAndMetadata(position.offset, "", position.leader_epoch)

@@ -45,7 +45,7 @@ class Publisher:
         self._thread.start()
 
     def order_publication(self, wanted: PublishKeys) -> None:
-        """Order the publication of a sequence."""
+        """Order the thread to publish a sequence's staged rows, in place of an earlier order."""
         with self._lock:
             self._wanted = wanted
             self._lock.notify_all()
@@ -63,7 +63,8 @@ class Publisher:
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
                 log.warning(
-                    "%s: closed, but its sink does not answer: the publishing thread is still running", self._name
+                    "[member %s] closed, but its sink does not answer: the publishing thread is still running",
+                    self._name,
                 )
 
     def _run(self) -> None:
@@ -111,5 +112,8 @@ class Publisher:
             self._sink.sweep(Keep(wanted.floor))
         except Exception as error:  # noqa: BLE001 - the next sweep removes what is left
             log.info(
-                "%s: could not sweep discarded staged rows, retrying after the next sequence: %s", self._name, error
+                "[member %s] could not remove discarded staged rows from its sink, retrying after the next sequence: "
+                "%s",
+                self._name,
+                error,
             )

@@ -88,7 +88,7 @@ class Own:
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether the application keeps a state, which an abandoned table may have changed already."""
+        """Return whether the application has checkpointed state, which an abandoned table may have changed already."""
         return self.on_checkpoint is not _no_state
 
 

@@ -21,13 +21,13 @@ UNIT_BYTES = 64 * 1024 * 1024
 def sink_wait(name: str) -> RetryWait:
     """Return the wait of a member, or of a Spark task, for its sink."""
     return RetryWait(
-        f"{name}: the sink accepts nothing at the moment, retrying",
-        f"{name}: the sink accepts rows again",
+        f"[member {name}] the sink accepts nothing at the moment, retrying",
+        f"[member {name}] the sink accepts rows again",
     )
 
 
 class _Units:
-    """The units of one sink. `Stager` lets one thread in at a time."""
+    """The rows of one member for one sink, staged unit by unit. `Stager` lets one thread in at a time."""
 
     def __init__(self, sink: Sink, region_id: UUID, name: str, unit_bytes: int) -> None:
         self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
@@ -98,7 +98,7 @@ class _Units:
 
 
 class Stager:
-    """The units of one member; the application's thread and the event thread use it in turn."""
+    """The collector of a member's rows, which it stages in the sink; application and event thread use it in turn."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Stager:
         read: pa.Table | None = None,
         made_of: Callable[[], str] = str,
     ) -> None:
-        """Accept rows. The first rows fix the sink's schema.
+        """Collect submitted rows for the sink. The first rows fix the sink's schema.
 
         Args:
             table: the rows.
@@ -180,7 +180,7 @@ class Stager:
             self._take(good)  # after the dead letters nothing can fail
 
     def add_letters(self, letters: pa.Table) -> None:
-        """Accept dead letters.
+        """Collect dead letters for their sink.
 
         Raises:
             OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row was accepted.

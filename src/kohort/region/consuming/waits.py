@@ -16,7 +16,7 @@ SAY_S = 30.0
 
 
 class RetryWait:
-    """The retry state of one operation."""
+    """The state of one operation that is retried: its failures, its backoff, and its throttled log."""
 
     def __init__(self, waits: str, works: str = "", level: int = logging.WARNING) -> None:
         """Set the log lines: `waits` when the operation fails, at this level, and `works` when it succeeds again."""
@@ -39,6 +39,6 @@ class RetryWait:
     def end_wait(self, *, works: bool = True) -> bool:
         """End the wait, and return whether there was one; `works` means that the operation has succeeded."""
         if self.failures and works and self._works:
-            log.info("%s, after %s failures", self._works, self.failures)
+            log.info("%s: the operation succeeded after %s failures", self._works, self.failures)
         failed, self.failures, self.again_s = bool(self.failures), 0, 0.0
         return failed

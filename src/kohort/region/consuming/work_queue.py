@@ -23,7 +23,7 @@ QUEUE_MAX_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records that were fetched together.
+    """One table of records that were fetched together.
 
     Attributes:
         ends: the next offset of each partition in it.
@@ -39,7 +39,7 @@ class Piece:
 
 
 class RecordQueue:
-    """The queue of one member. Any thread may call its methods.
+    """The queue of fetched records between a member's consumer and its application. Any thread may call its methods.
 
     Attributes:
         bytes: the size of the queued records, as Arrow counts it.
@@ -179,13 +179,13 @@ class RecordQueue:
     # -- the event thread
 
     def open(self) -> None:
-        """Let tables be taken."""
+        """Open the queue: the application may take tables."""
         with self._lock:
             self._open = True
             self._lock.notify_all()
 
     def shut(self) -> None:
-        """Let no more tables be taken."""
+        """Close the queue: the application gets no more tables until `open`."""
         with self._lock:
             self._open = False
 
@@ -194,7 +194,7 @@ class RecordQueue:
         return self._busy is None
 
     def put(self, piece: Piece) -> None:
-        """Queue fetched records."""
+        """Queue fetched records for the application."""
         with self._lock:
             self._queue.append(piece)
             self._records += piece.table.num_rows
@@ -214,7 +214,7 @@ class RecordQueue:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
     def discard_all(self) -> None:
-        """Discard everything, also the table in progress."""
+        """Discard all queued records, and the table that the application is processing."""
         with self._lock:
             self._queue.clear()
             self._records, self.bytes, self._void = 0, 0, True

@@ -88,7 +88,7 @@ class Checkpoints:
             self.want()
 
     def asked(self, event: Heard) -> None:
-        """Handle a request: of a member that counts its records or has lost partitions, or of an operator."""
+        """Handle a request for a checkpoint by an operator, or by a member that counts records or lost partitions."""
         assert isinstance(event.report, AskCheckpoint | Holding)
         self.want()
 
@@ -158,7 +158,7 @@ class Checkpoints:
         plane.request(CheckpointFailed(Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time"))
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
-        """Return whether the checkpoint keeps waiting.
+        """Return whether an overdue checkpoint keeps waiting instead of a reset.
 
         The sinks of all late members are unavailable, which no reset repairs.
         """
@@ -361,7 +361,7 @@ class Checkpoints:
             self._commit(cutting)
 
     def _stands(self, cutting: Cutting) -> None:
-        """Update the state after the commit of a sequence."""
+        """Update the control plane's state after a checkpoint was committed as the last complete sequence."""
         plane = self.plane
         assert cutting.manifest is not None
         plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
@@ -405,7 +405,7 @@ class Checkpoints:
         self.begin_if_ready()
 
     def _log_completed(self, cutting: Cutting) -> None:
-        """Log each sequence; one without records only at debug level."""
+        """Log each complete sequence; one without records only at debug level."""
         plane = self.plane
         records = sum(
             span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
@@ -418,7 +418,7 @@ class Checkpoints:
         )
 
     def _let_leave(self, names: Iterable[str]) -> None:
-        """Let members leave with the sequence. One that alone can publish it stays until it has, with its siblings."""
+        """Let members leave that asked to; one that alone can publish stays until it has, with its siblings."""
         plane = self.plane
         going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
         here = [registered for registered in plane.members.values() if registered.lost_ms is None]
@@ -456,7 +456,7 @@ class Checkpoints:
         plane.save([shown], saved)
 
     def _paid(self, place: str) -> None:
-        """Let members leave that stayed to publish, and let the next sequence be committed."""
+        """Continue after a sequence is published: members that stayed for it leave, and the next may be committed."""
         plane = self.plane
         plane.paid(place)
         left = [member for member in plane.members.values() if member.left]

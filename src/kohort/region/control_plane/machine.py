@@ -101,7 +101,7 @@ class RegionMachine:
         return effects
 
     def _answer(self, request: Request) -> None:
-        """Let the machines do what one of them asks for."""
+        """Pass a request that one of the three machines makes to those that handle it."""
         match request:
             case ResetRequest():
                 self.recovery.reset(request)
@@ -136,15 +136,15 @@ class RegionMachine:
                 assert_never(request)
 
     def saved(self, event: Saved) -> None:
-        """Continue what waited for facts to be committed."""
+        """Run the continuations that waited for facts to be committed to the region's topic."""
         self.plane.saved(event.token)
 
     def look_at_clock(self, event: ClockTick) -> None:
-        """Let each machine look at its deadlines."""
+        """Let each of the three machines check its deadlines."""
         del event
-        self.membership.look_for_missing()
-        self.membership.look_for_lost()
-        self.membership.look_for_siblings()
+        self.membership.remove_unregistered()
+        self.membership.remove_disconnected()
+        self.membership.remove_incomplete_queries()
         self.checkpoints.look_at_time()
         self.checkpoints.fail_if_overdue()
         self.recovery.restart_if_overdue()

@@ -229,7 +229,7 @@ class RegionMembers:
         plane.close(event.connection)
 
     def admit(self, member: RegisteredMember) -> None:
-        """Let a member work: in a new epoch if it has just started or must reset alone."""
+        """Admit a member to work: in a new epoch if it has just started or must reset alone."""
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
             plane.say(member, plane.welcome(member))
@@ -283,7 +283,7 @@ class RegionMembers:
         plane.request(CheckpointMayBegin())
 
     def form(self) -> None:
-        """Begin when every expected member has registered or is dead."""
+        """Let the region run when every member of the last term has registered again or is known to be dead."""
         plane = self.plane
         self._drop_expected_that_ended()
         if plane.expected or not plane.members:
@@ -402,7 +402,7 @@ class RegionMembers:
             plane.ended.add(event.process)
             self.form()
 
-    def look_for_lost(self) -> None:
+    def remove_disconnected(self) -> None:
         """Remove members that have not reconnected in time."""
         plane = self.plane
         for member in list(plane.members.values()):
@@ -410,7 +410,7 @@ class RegionMembers:
             if there and member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
                 self.gone(member, f"{member.name} did not reconnect in time")
 
-    def look_for_missing(self) -> None:
+    def remove_unregistered(self) -> None:
         """Remove members that have not registered with a new control plane in time."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("forming", plane.now_ms + 1):
@@ -420,7 +420,7 @@ class RegionMembers:
             plane.request(ResetRequest(Why.DEAD, f"{names} did not register with the new control plane"))
             self.form()
 
-    def look_for_siblings(self) -> None:
+    def remove_incomplete_queries(self) -> None:
         """Remove a query of which a member has not registered in time, if it has read anything."""
         plane = self.plane
         late = [

@@ -91,7 +91,7 @@ class Recovery:
         self._begin(wanted)
 
     def begin_pending(self) -> None:
-        """Begin the deferred reset."""
+        """Begin the reset that was deferred."""
         wanted, self.plane.pending = self.plane.pending, None
         if wanted is not None:
             self._begin(wanted)
@@ -213,7 +213,7 @@ class Recovery:
             self.reset(ResetRequest(Why.LATE, cause, late[0] if late else ""))
 
     def stop(self, wanted: StopRequest) -> None:
-        """Stop the region, which then waits for an operator."""
+        """Stop the region after an error that no reset repairs; it waits for an operator to resume it."""
         plane, cause, remedy = self.plane, wanted.cause, wanted.remedy
         plane.log(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
         plane.cutting = plane.cutting if plane.is_commit_pending() else None

@@ -44,7 +44,7 @@ class StartOffsets:
             self.serve()
 
     def forget(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
-        """Remove partitions from the member's requests."""
+        """Remove partitions from a member's requests for start offsets."""
         for asked in self.plane.asked:
             if asked.member == member.name:
                 asked.parts = tuple(part for part in asked.parts if part not in parts)

@@ -150,13 +150,13 @@ class RegisteredMember:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All sinks that it writes to, and can publish to."""
+        """The names of the sinks that the member writes to, and can publish to."""
         return tuple(place for place in (self.sink, self.letters) if place)
 
 
 @dataclass(slots=True)
 class Asked:
-    """A member's request for start offsets.
+    """A member's request for start offsets of assigned partitions.
 
     Attributes:
         looking: partitions whose start position it is looking up.
@@ -368,7 +368,7 @@ class Plane:
         self.effects.append(save)
 
     def saved(self, token: int) -> None:
-        """Handle the commit of facts."""
+        """Handle the event that facts are committed: call what waited for it."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
             self.saved_floor = max(self.saved_floor, floor)
@@ -383,7 +383,7 @@ class Plane:
         return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts)
 
     def going_back(self, member: RegisteredMember) -> Reset:
-        """Return the reset order of a member."""
+        """Return the order that sends a member back to the last complete sequence."""
         return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
 
     def offer_publish(self) -> None:
@@ -407,7 +407,7 @@ class Plane:
         return f"`kohort region resume {self.region} --execute`, and start its members"
 
     def member_on(self, connection: int) -> RegisteredMember | None:
-        """Return the member on a connection."""
+        """Return the member that registered on a connection."""
         name = self.by_connection.get(connection)
         return None if name is None else self.members[name]
 
@@ -440,15 +440,15 @@ class Plane:
         return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
 
     def siblings(self, member: RegisteredMember) -> list[RegisteredMember]:
-        """Return the registered members of its query: they checkpoint, leave and die together."""
+        """Return the registered members of a member's query: they checkpoint, leave and die together."""
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
     def is_whole(self, member: RegisteredMember) -> bool:
-        """Return whether all members of its query are registered."""
+        """Return whether all members of a member's query are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
     def miss_siblings(self, member: RegisteredMember) -> None:
-        """Start the deadline for the missing members of its query, or cancel it if none is missing."""
+        """Start the deadline for the missing members of a member's query, or cancel it if none is missing."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
@@ -468,7 +468,7 @@ class Plane:
         return place in self.owed or any(place in manifest.places for manifest in self.emptying)
 
     def owe(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
-        """Set the unpublished keys of the last sequence."""
+        """Set the keys of the last sequence that are still to be published, by sink."""
         self.owed = dict(keys)
         if not self.owed:
             self.published = self.sequence

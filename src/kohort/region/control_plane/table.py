@@ -25,10 +25,10 @@ RESETS_ANYWAY: Final = "the region resets, and work until then is discarded"
 
 
 def row(why: str, do: Callable[..., None], *to: RegionState) -> RegionTransition:
-    """Return an entry whose method may lead to these states."""
+    """Return a transition table entry: the method that handles an event, and the states that it may lead to."""
     return Row(why, do, to)
 
 
 def ignored(why: str) -> RegionTransition:
-    """Return an entry for an event that is ignored."""
+    """Return a transition table entry for an event that is ignored for this reason."""
     return Row(f"ignored, because {why}")

@@ -27,7 +27,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order of the control plane."""
+    """The event that the control plane has sent an order."""
 
     order: Order
 
@@ -323,7 +323,7 @@ class PublishKeys:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of the member.
+    """An order to end the member.
 
     Attributes:
         cause: empty: the application asked for it.

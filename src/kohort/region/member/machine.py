@@ -86,7 +86,7 @@ class MemberMachine(Member):
         self.say_again()
 
     def say_again(self) -> None:
-        """Send again what the control plane may not have received."""
+        """Send the member's reports again that a new control plane may not have received."""
         if self.state is PENDING and not self.going_back:
             self.say(messages.AskReset("partitions were released", forced=True))
         if self.failure is not None:
@@ -129,15 +129,15 @@ class MemberMachine(Member):
             self.held |= dict.fromkeys(event.parts)
             self.say(messages.Holding())
         else:
-            self.pend("partitions were revoked", event.parts)
+            self.request_reset("partitions were revoked", event.parts)
 
     def on_lost(self, event: events.Lost) -> None:
         if any(part in self.begins for part in event.parts):
-            self.pend("partitions were lost", event.parts)
+            self.request_reset("partitions were lost", event.parts)
         else:
             self.release_partitions(event.parts)
 
-    def pend(self, cause: str, parts: tuple[Part, ...]) -> None:
+    def request_reset(self, cause: str, parts: tuple[Part, ...]) -> None:
         """Request a reset of the region, because rows from these lost partitions are among the staged ones."""
         self.do(events.StopPolling(clear=True))
         self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))

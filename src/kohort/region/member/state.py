@@ -77,7 +77,7 @@ class Member:
         *,
         letters: str = "",
     ) -> None:
-        """Initialise a member.
+        """Initialise the state of a member that has not connected yet.
 
         Args:
             region: the region's name.
@@ -118,7 +118,7 @@ class Member:
         self.do(events.SendReport(report))
 
     def set_state(self, state: RegionMemberState) -> None:
-        """Set the state, and make it the one to return to after a checkpoint."""
+        """Set the member's state, and make it the one to return to after a checkpoint."""
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:
@@ -143,14 +143,14 @@ class Member:
             self.ends.pop(part, None)
 
     def release_partitions(self, parts: Iterable[Part]) -> None:
-        """Release partitions, and report it."""
+        """Stop reading revoked or lost partitions, and report their release to the control plane."""
         gone = tuple(parts)
         self.forget_parts(gone)
         self.do(events.ReleasePartitions(gone))
         self.say(messages.AssignmentChanged(self.identity, gone))
 
     def resume_reading(self) -> None:
-        """Continue after a checkpoint."""
+        """Read and submit again after a checkpoint."""
         self.cut = None
         self.state = self.resting
         self.do(events.ResumeSubmitting(), events.Poll(slowly=self.resting is RESET_COMPLETE))

@@ -37,7 +37,7 @@ class Bound:
         return self._place or self._named()
 
     def _named(self) -> str:
-        """Return the name as this process resolves it now."""
+        """Return the destination's name, as this process resolves its path or address now."""
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
@@ -66,7 +66,7 @@ class Bound:
 
 
 class InFolder(Bound):
-    """A sink in a folder."""
+    """The base of sinks that write into a folder."""
 
     KIND: ClassVar[str]
     path: str

@@ -30,14 +30,14 @@ def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
 
 
 def _fits(given: pa.Field[Any], kept: pa.Field[Any]) -> bool:
-    return filled(given.type, kept.type).equals(kept.type) and (kept.nullable or not given.nullable)
+    return with_types_filled(given.type, kept.type).equals(kept.type) and (kept.nullable or not given.nullable)
 
 
 def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
     """Return a schema whose columns without a type have that of the sink; the others are unchanged."""
     return pa.schema(
         [
-            field.with_type(filled(field.type, kept.field(field.name).type))
+            field.with_type(with_types_filled(field.type, kept.field(field.name).type))
             if kept.names.count(field.name) == 1 and given.names.count(field.name) == 1
             else field
             for field in given
@@ -45,16 +45,17 @@ def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
     )
 
 
-def filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
+def with_types_filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
     """Return a type whose untyped parts are replaced by those of the other type."""
     if pa.types.is_null(given):
         return kept
     if isinstance(given, pa.ListType) and isinstance(kept, pa.ListType):
-        return kept if filled(given.value_type, kept.value_type).equals(kept.value_type) else given
+        return kept if with_types_filled(given.value_type, kept.value_type).equals(kept.value_type) else given
     if isinstance(given, pa.StructType) and isinstance(kept, pa.StructType):
         names = [field.name for field in kept]
         if [field.name for field in given] == names and all(
-            filled(given.field(name).type, kept.field(name).type).equals(kept.field(name).type) for name in names
+            with_types_filled(given.field(name).type, kept.field(name).type).equals(kept.field(name).type)
+            for name in names
         ):
             return kept
     return given
@@ -65,12 +66,12 @@ def is_empty(field: pa.Field[Any]) -> bool:
     return pa.types.is_null(field.type) and field.nullable
 
 
-def untyped(kind: pa.DataType) -> bool:
+def has_null_type(kind: pa.DataType) -> bool:
     """Return whether a type, or one within it, is the null type."""
     if isinstance(kind, pa.ListType):
-        return untyped(kind.value_type)
+        return has_null_type(kind.value_type)
     if isinstance(kind, pa.StructType):
-        return any(untyped(field.type) for field in kind)
+        return any(has_null_type(field.type) for field in kind)
     return pa.types.is_null(kind)
 
 
@@ -80,7 +81,7 @@ def refuse_untyped(schema: pa.Schema) -> None:
     Raises:
         InvalidInputError: a column has only nulls.
     """
-    names = [repr(field.name) for field in schema if untyped(field.type)]
+    names = [repr(field.name) for field in schema if has_null_type(field.type)]
     if names:
         raise InvalidInputError(
             f"Nothing says the type of {', '.join(names)}: the first table fixes the types, and has no value there. "

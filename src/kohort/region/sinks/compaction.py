@@ -338,7 +338,7 @@ class Compactor:
     def _written(
         self, merge: FileMerge, merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Write the merged files; `written` gets each path before its file is begun."""
+        """Write the merged files of a compaction; `written` gets each path before its file is begun."""
         files = {}
         for sources in merges:
             path = _new_path(sources[0].partition)
@@ -401,6 +401,6 @@ def _merging(
 
 
 def old_generations(numbers: Iterable[int]) -> list[int]:
-    """Return the generations that are not kept."""
+    """Return the numbers of generations that are older than those to keep."""
     known = list(numbers)
     return [number for number in known if number <= max(known) - GENERATIONS_KEPT]

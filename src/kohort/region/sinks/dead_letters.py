@@ -194,7 +194,7 @@ def _names_of(rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _row_text(table: pa.Table, row: int) -> str:
-    """Return a row as JSON; a value that JSON can't express becomes text."""
+    """Return a refused row as JSON for its dead letter; a value that JSON can't express becomes text."""
     values = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
@@ -231,6 +231,7 @@ class LetterLog:
         """Count rows, and log the count unless that was done a moment ago."""
         if since := self._throttle.count_event(number=count):
             log.warning(
-                "%s: rows that its sink can't take go to %s with the next sequence: %s since this was last logged, "
-                "one of them because: %s", self._member, self._place, since, reason,
+                "[member %s] rows that its sink can't take go to the dead letters in %s with the next sequence: %s "
+                "rows "
+                "since this was last logged, one of them because: %s", self._member, self._place, since, reason,
             )  # fmt: skip

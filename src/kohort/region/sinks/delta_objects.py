@@ -261,7 +261,7 @@ class DeltaObjects(DeltaTable):
 
     def _keep_claim(self, mine: OwnerMarker | None) -> None:
         if mine is not None:
-            self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
+            self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encode_owner_marker(mine))
 
     def _probe(self) -> None:
         """Do nothing: `_prepare_place` has tried the store."""
@@ -274,7 +274,7 @@ class DeltaObjects(DeltaTable):
         """Do nothing: what the store has answered is durable."""
 
     def _read_claim(self, folder: str) -> OwnerMarker:
-        return owner_marker.decoded(self._store.read_object(f"{folder}/{owner_marker.CLAIM}"), self.path)
+        return owner_marker.decode_owner_marker(self._store.read_object(f"{folder}/{owner_marker.CLAIM}"), self.path)
 
     def _adopt(self, folder: str) -> str:
         claim = self._own_claim(folder)
@@ -282,7 +282,7 @@ class DeltaObjects(DeltaTable):
             return ""
         if claim.place != self.place:
             mine = msgspec.structs.replace(claim, place=self.place)
-            self._store.put_object(f"{folder}/{owner_marker.CLAIM}", owner_marker.encoded(mine))
+            self._store.put_object(f"{folder}/{owner_marker.CLAIM}", owner_marker.encode_owner_marker(mine))
         self._kept = None
         return claim.place
 

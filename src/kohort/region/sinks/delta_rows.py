@@ -158,7 +158,7 @@ def _said(value: object) -> int | str | None:
     return value if isinstance(value, int) else None
 
 
-def parted(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
+def rows_by_partition(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
     """Return the rows of each partition, without the partition columns. An empty text is null, as in Delta."""
     if not table.num_rows:
         return []

@@ -57,7 +57,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -67,16 +67,16 @@ from kohort.region.sinks.rows import (
     check_keys,
     check_mode,
     check_names,
-    completed,
     completed_schema,
     in_order,
+    in_sink_schema,
     last_of_each,
     new_columns,
     refusal_of,
     refuse_changed,
     refuse_foreign,
     rows_where,
-    shaped,
+    with_added_columns,
 )
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
@@ -91,7 +91,7 @@ try:
         check_partitions,
         check_table,
         delta_schema,
-        parted,
+        rows_by_partition,
         statistics,
     )
 except ImportError as error:
@@ -261,7 +261,7 @@ class DeltaTable(InFolder):
 
         With `evolve="add"` a new column without any value is left out, until a table gives it a type.
         """
-        if any(untyped(field.type) for field in schema):
+        if any(has_null_type(field.type) for field in schema):
             if self._is_claimed():
                 schema = filled_schema(schema, self._reload()[0].rows())
             elif self._log.exists():
@@ -428,9 +428,9 @@ class DeltaTable(InFolder):
         if self.evolve == "add":
             unknown = set(table.column_names).difference(kept.names)
             table = table.drop_columns([name for name in unknown if is_empty(table.schema.field(name))])
-        table = completed(table, kept, claim.added)
+        table = with_added_columns(table, kept, claim.added)
         check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
-        rows = shaped(table, kept, self.keys)
+        rows = in_sink_schema(table, kept, self.keys)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable
             is_text = pa.types.is_string(kept.field(name).type)
@@ -451,7 +451,7 @@ class DeltaTable(InFolder):
         named = False
         stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
-            for number, (values, part) in enumerate(parted(table, claim.partition_by)):
+            for number, (values, part) in enumerate(rows_by_partition(table, claim.partition_by)):
                 file = _File(f"{stem}-{number}.parquet", 0, part.num_rows, statistics(part), values)
                 written.append(file)
                 written[-1] = msgspec.structs.replace(file, size=self._write_rows(file.name, part))
@@ -496,7 +496,7 @@ class DeltaTable(InFolder):
         self._forget([key.text() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
-        """Commit the sequence, unless another process has."""
+        """Commit the staged rows as this sequence to the Delta log, unless another process has."""
         claim = self._reload()[0]  # other members may have added columns, which the staged rows have
         kept = claim.rows()
         shown: dict[str, str] = {}
@@ -576,7 +576,7 @@ class DeltaTable(InFolder):
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
-        """Return the actions that remove this region's rows, and no others."""
+        """Return the Delta log actions that remove this region's files, and no others."""
         there = self._log.files_of(table)
         if self.mode == "update":
             ours = there
@@ -632,7 +632,7 @@ class DeltaTable(InFolder):
         gone = []
         for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
-            stem = name if data else staged_files.stem_of(name)
+            stem = name if data else staged_files.key_text_of(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
             if name.startswith(_DONE) or (void and stem not in kept):
                 gone.append(name)
@@ -645,7 +645,7 @@ class DeltaTable(InFolder):
         self._files.listdir(self.path)
 
     def _keep_claim(self, mine: OwnerMarker | None) -> None:
-        """Write the owner marker, if it is not there yet."""
+        """Write the region's owner marker beside the table, if it is not there yet."""
         make_folder(self._files, self._staging)
         if mine is not None:
             owner_marker.write_claim(self._files, self._own, mine)

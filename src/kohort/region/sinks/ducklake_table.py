@@ -43,10 +43,10 @@ from kohort.region.files import Output, local_path, make_folder, names_in, read_
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.rows import check_fits, check_names, in_order, shaped
+from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema
 from kohort.region.sinks.sql_dialects import quoted
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
@@ -281,7 +281,7 @@ class DuckLakeTable(InFolder):
 
     def _typed_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the table's, where a column has no value."""
-        if any(untyped(field.type) for field in schema):
+        if any(has_null_type(field.type) for field in schema):
             if self._newest_state() is not None:
                 with self._lake.transaction() as at:
                     schema = filled_schema(schema, at.schema(self._target))
@@ -350,7 +350,7 @@ class DuckLakeTable(InFolder):
     # -- staging
 
     def _folder(self, state: _LakeState) -> str:
-        """Return where the region keeps what is its own; a table that is made anew has a new place."""
+        """Return the path of the region's own files; a table that is created again gets a new one."""
         return f"{self.path}/_kohort/{state.table_id}/{self._bound().hex}"
 
     def _file(self, state: _LakeState, name: str) -> str:
@@ -365,7 +365,7 @@ class DuckLakeTable(InFolder):
         kept = claim.rows()
         if not table.schema.equals(kept):
             check_fits(self.place, kept, given_schema(self.place, filled_schema(table.schema, kept)))
-        rows = shaped(table, kept, ())
+        rows = in_sink_schema(table, kept, ())
         try:
             rows.validate(full=True)
         except pa.ArrowInvalid as error:
@@ -508,7 +508,7 @@ class DuckLakeTable(InFolder):
         )
 
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
-        """Move the region's row from the state's sequence to another."""
+        """Update the region's row in the lake's table of sequences to another sequence."""
         moved = at.execute_change(
             f"UPDATE {{lake}}.{self._beside(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
             "WHERE table_id = ? AND region_id = ? AND sequence = ?",
@@ -607,7 +607,7 @@ class DuckLakeTable(InFolder):
             return
         folder, kept = f"{self._folder(state)}/staged", {key.text() for key in keep.keys}
         for name in names_in(self._files, folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):

@@ -38,7 +38,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
-from kohort.region.sinks.rows import completed, lacking
+from kohort.region.sinks.rows import lost_columns_error, with_added_columns
 from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
 
 ROOT: Final = "kohort.table-location"
@@ -317,7 +317,7 @@ class PlannedFile(msgspec.Struct, frozen=True):
     rows: pa.Table
 
 
-def planned(table: Table, rows: pa.Table, stem: str, divided: bool = True) -> list[PlannedFile]:
+def plan_files(table: Table, rows: pa.Table, stem: str, divided: bool = True) -> list[PlannedFile]:
     """Return the files that these rows become: one for each partition, named by `stem`.
 
     Their paths do not have the partition's values, which Iceberg does not need there: a text may be longer than a name.
@@ -333,11 +333,11 @@ def planned(table: Table, rows: pa.Table, stem: str, divided: bool = True) -> li
     locations = table.location_provider()
     return [
         PlannedFile(locations.new_data_location(f"{stem}-{number}.parquet"), values, part)
-        for number, (values, part) in enumerate(parted(table, rows) if divided else [((), rows)])
+        for number, (values, part) in enumerate(rows_by_partition(table, rows) if divided else [((), rows)])
     ]
 
 
-def parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:
+def rows_by_partition(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:
     """Return the rows of each partition of the table, with the values of its partition fields."""
     return _parted(table, rows) if table.spec().fields else [((), rows)]
 
@@ -370,7 +370,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     schema = table.schema()
     there = {field.name for field in schema.fields}
     if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
-        raise lacking(place, lost)
+        raise lost_columns_error(place, lost)
     buffer = pa.BufferOutputStream()
     try:
         fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
@@ -394,7 +394,7 @@ def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema)
     parts = []
     for file in files:
         rows = pq.read_table(pa.BufferReader(store.read(file.path)))
-        parts.append(completed(rows, schema, schema.names).select(schema.names).cast(schema))
+        parts.append(with_added_columns(rows, schema, schema.names).select(schema.names).cast(schema))
     return pa.concat_tables(parts)
 
 

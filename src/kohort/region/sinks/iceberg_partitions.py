@@ -50,7 +50,7 @@ class PartitionBy(NamedTuple):
     transform: Transform[Any, Any]
 
 
-def parsed(given: Iterable[str]) -> tuple[PartitionBy, ...]:
+def parse_partition_fields(given: Iterable[str]) -> tuple[PartitionBy, ...]:
     """Return the partition fields that a user has written, such as `day(at)`, `bucket(16, id)` or `country`.
 
     Raises:
@@ -108,6 +108,6 @@ def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> N
         raise InvalidInputError(f"{place} is partitioned twice by one column: not supported")
 
 
-def described(fields: Iterable[PartitionBy]) -> list[tuple[str, str]]:
+def columns_and_transforms(fields: Iterable[PartitionBy]) -> list[tuple[str, str]]:
     """Return column and transform of each field, to compare them."""
     return [(field.column, str(field.transform)) for field in fields]

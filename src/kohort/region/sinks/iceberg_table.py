@@ -35,7 +35,7 @@ from kohort.region.files import SYSTEM, local_path, make_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.columns import filled_schema, is_empty, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
@@ -46,14 +46,14 @@ from kohort.region.sinks.rows import (
     check_keys,
     check_mode,
     check_names,
-    completed,
     completed_schema,
     in_order,
+    in_sink_schema,
     last_of_each,
     new_columns,
     refuse_changed,
     refuse_foreign,
-    shaped,
+    with_added_columns,
 )
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
@@ -72,7 +72,7 @@ try:
         PlannedFile,
         StagedFile,
         file_stem,
-        planned,
+        plan_files,
         read_rows,
         store_of,
         write_planned,
@@ -166,7 +166,7 @@ class IcebergTable(Bound):
         check_evolution(evolve)
         self.mode, self.keys, self.evolve = mode, tuple(keys), evolve
         self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
-        iceberg_partitions.parsed(self.partition_by)
+        iceberg_partitions.parse_partition_fields(self.partition_by)
         self.warehouse = "" if warehouse is None else _local(os.fspath(warehouse))
         if bad := sorted({*"#?%"}.intersection(self.warehouse)):
             raise InvalidInputError(
@@ -283,7 +283,7 @@ class IcebergTable(Bound):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
-        fields = iceberg_partitions.parsed(self.partition_by)
+        fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         check_names(schema, (field.column for field in fields), "partition_by")
         schema = self._typed(schema)
         given = kept_schema(schema)
@@ -333,7 +333,7 @@ class IcebergTable(Bound):
 
         With `evolve="add"` a new column without any value is left out, until a table gives it a type.
         """
-        if any(untyped(field.type) for field in schema):
+        if any(has_null_type(field.type) for field in schema):
             table = self._log.find() if self._is_there() else None
             if table is not None:
                 schema = filled_schema(schema, arrow_of(table.schema()))
@@ -344,13 +344,17 @@ class IcebergTable(Bound):
 
     def _made(self, schema: pa.Schema) -> Table:
         """Return the table with this region's claim; create what is missing."""
-        fields = iceberg_partitions.parsed(self.partition_by)
+        fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
             table = self._log.find() or self._log.create(schema, fields)
             there = iceberg_partitions.fields_of(table)
             iceberg_partitions.check_fields(self.place, table.schema(), there)
-            if fields and iceberg_partitions.described(there) != iceberg_partitions.described(fields):
-                by = [f"{transform} of {column}" for column, transform in iceberg_partitions.described(there)]
+            if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
+                fields
+            ):
+                by = [
+                    f"{transform} of {column}" for column, transform in iceberg_partitions.columns_and_transforms(there)
+                ]
                 raise InvalidInputError(f"{self.place} is partitioned by {by}, not by {list(self.partition_by)}")
             if self.keys and table.metadata.format_version > _FORMAT_MAX:
                 raise InvalidInputError(
@@ -381,7 +385,7 @@ class IcebergTable(Bound):
         return RetriableError(f"{self.place} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _folder(self, table: Table) -> str:
-        """Return where the region keeps what is its own; a table that is made anew has a new place."""
+        """Return the location of the region's own files; a table that is created again gets a new one."""
         return f"{table.location().rstrip('/')}/_kohort/{table.metadata.table_uuid.hex}/{self._bound().hex}"
 
     def _staging(self, table: Table) -> str:
@@ -406,10 +410,10 @@ class IcebergTable(Bound):
             table = table.drop_columns(
                 [field.name for field in table.schema if field.name not in kept.names and is_empty(field)]
             )
-        table = completed(table, kept, claim.added)
+        table = with_added_columns(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
             check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
-        return shaped(table, kept, claim.keys)
+        return in_sink_schema(table, kept, claim.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
@@ -429,7 +433,7 @@ class IcebergTable(Bound):
     ) -> _IcebergPiece:
         """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
         store, folder, name = store_of(lake, self.place), self._staging(lake), key.text() + _PIECE
-        plan = planned(lake, rows, file_stem(key.epoch, key.region_id), divided)
+        plan = plan_files(lake, rows, file_stem(key.epoch, key.region_id), divided)
         spec_id = lake.metadata.default_spec_id
         files, others = ((), ()) if before is None else (before.files, before.others)
         try:
@@ -610,7 +614,7 @@ class IcebergTable(Bound):
         self.sweep(Keep(floor))
 
     def _removals(self, lake: Table) -> list[DataFile]:
-        """Return the region's files, and no others."""
+        """Return the data files in the table that this region has added, and no others."""
         there = current_files(lake)
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
@@ -678,7 +682,7 @@ class IcebergTable(Bound):
         store, folder = store_of(lake, self.place), self._staging(lake)
         kept = {key.text() for key in keep.keys}
         for name in store.names(folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.stem_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):

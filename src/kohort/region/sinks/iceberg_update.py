@@ -32,7 +32,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, Manif
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
-from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, parted
+from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, rows_by_partition
 from kohort.region.sinks.owner_marker import UNFINISHED
 from kohort.region.sinks.rows import plain
 
@@ -145,7 +145,9 @@ def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: s
     fields = table.spec().fields
     if not fields or not {table.schema().find_column_name(field.source_id) for field in fields}.issubset(keys):
         return tasks
-    wanted = {values for values, _ in parted(table, rows)}  # a row of these keys is in a partition of its own
+    wanted = {
+        values for values, _ in rows_by_partition(table, rows)
+    }  # a row of these keys is in a partition of its own
     current = table.metadata.default_spec_id
     return [
         task
@@ -206,7 +208,7 @@ class MergeAttempt:
     def write_rows(self, table: Table, rows: pa.Table, write: Callable[[PlannedFile], StagedFile]) -> list[StagedFile]:
         """Write rows into files of the table: one for each partition."""
         written = []
-        for values, part in parted(table, rows) if rows.num_rows else ():
+        for values, part in rows_by_partition(table, rows) if rows.num_rows else ():
             written.append(write(PlannedFile(self._next_path(), values, part)))
         return written
 
@@ -234,7 +236,7 @@ class MergeAttempt:
             self.forget_names()
 
     def forget_names(self) -> None:
-        """Remove the names."""
+        """Remove the objects that name the files of attempts."""
         if self.paths:
             self._store.remove(f"{self._folder}/{self._name}")
 

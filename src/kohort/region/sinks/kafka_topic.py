@@ -43,8 +43,16 @@ from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
-from kohort.region.sinks.rows import check_fits, in_order, plain, refusal_of, refuse_nulls, rows_where, shaped
-from kohort.region.sinks.staging_topic import MARKER, STAGED, SinkMarker, StagingTopic, created, pieces_of, table_of
+from kohort.region.sinks.rows import check_fits, in_order, in_sink_schema, plain, refusal_of, refuse_nulls, rows_where
+from kohort.region.sinks.staging_topic import (
+    MARKER,
+    STAGED,
+    SinkMarker,
+    StagingTopic,
+    create_topic_if_missing,
+    pieces_of,
+    table_of,
+)
 from kohort.region.staged import StagedKey
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
@@ -144,7 +152,7 @@ class KafkaTopic(Bound):
         return f"kafka:{self._servers}/{self.topic}"
 
     @property
-    def _beside(self) -> StagingTopic:
+    def _staging_topic(self) -> StagingTopic:
         return StagingTopic(self._servers, self.topic, self._settings)
 
     @property
@@ -162,12 +170,12 @@ class KafkaTopic(Bound):
         given = _schema_of_rows(plain(schema))
         with self._admin() as admin:
             try:
-                topic_id = created(admin, NewTopic(self.topic)).topic_id
-                self._beside.create_if_missing(admin)
+                topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
+                self._staging_topic.create_if_missing(admin)
             except NotFoundError as error:  # a broker that has not heard of a new topic
                 raise RetriableError(f"topic {self.topic}: {error.message}") from error
-            admin._check_rights(self._transactional_id, [self.topic, self._beside.topic])
-        marker = self._beside.marker()
+            admin._check_rights(self._transactional_id, [self.topic, self._staging_topic.topic])
+        marker = self._staging_topic.marker()
         if marker is None:
             refuse_untyped(given)
             with self._alone() as writer:
@@ -181,7 +189,7 @@ class KafkaTopic(Bound):
         check_fits(f"topic {self.topic}", kept, filled_schema(given, kept))
 
     def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
-        """Return the marker, checked to be this region's, and to have this sink's name."""
+        """Return the topic's owner marker, after a check that it has this region and this sink's name."""
         if marker is None:
             raise InvalidInputError(f"Topic {self.topic} is not known to region {self._region!r}: call check first")
         self._refuse_owner(marker)
@@ -198,7 +206,7 @@ class KafkaTopic(Bound):
     def _rules(self) -> RowRules:
         kept = self._kept
         if kept is None:
-            schema = schema_of(self._owned(self._beside.marker()).schema)
+            schema = schema_of(self._owned(self._staging_topic.marker()).schema)
             with self._admin() as admin:
                 topic = admin.describe_topics([self.topic]).all()[self.topic]
                 resource = ConfigResource(ResourceType.TOPIC, self.topic)
@@ -222,7 +230,7 @@ class KafkaTopic(Bound):
     def adopt(self) -> str:
         """Write this sink's name into the marker, and return the earlier one."""
         self._bound()
-        if self._beside.marker() is None:
+        if self._staging_topic.marker() is None:
             return ""
         with self._alone() as writer:
             marker = self._owned(writer.marker, named=False)
@@ -230,23 +238,23 @@ class KafkaTopic(Bound):
         return marker.place
 
     def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
-        """Return the marker for the topic as it is; one that was created again has no sequence."""
+        """Return the owner marker for the present topic: one that was created again has sequence 0."""
         with self._admin() as admin:
-            topic_id = created(admin, NewTopic(self.topic)).topic_id
+            topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
         if topic_id == marker.topic_id:
             return marker
         return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
 
     def _refuse_another_topic(self, marker: SinkMarker) -> None:
         """Refuse to write into a topic that was deleted and created again, which lacks all earlier sequences."""
-        if not self._beside.is_present(marker):
+        if not self._staging_topic.is_present(marker):
             raise RetriableError(
                 f"Topic {self.topic} is gone, or is another than the one that region {self._region!r} has written: it "
                 f"lacks all sequences up to {marker.sequence}. Stop the region and run `kohort region adopt`"
             )
 
     def _written_name(self) -> str:
-        marker = self._beside.marker()
+        marker = self._staging_topic.marker()
         if marker is None:
             return ""
         self._refuse_owner(marker)
@@ -263,7 +271,7 @@ class KafkaTopic(Bound):
             raise InvalidInputError(f"Topic {self.topic} is compacted, and rows without a column key have no key")
         never_null = [*keyed, *({"partition", "timestamp"} & set(table.column_names))]
         refuse_nulls(table, never_null)
-        rows = shaped(table, rules.schema, never_null)
+        rows = in_sink_schema(table, rules.schema, never_null)
         refuse_nulls(rows, never_null)  # a dictionary may hold a null
         for reason, column, mask in _refused_rows(rows, rules):
             if found := rows_where(mask):
@@ -274,7 +282,7 @@ class KafkaTopic(Bound):
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         rows = self.check_rows(table)
-        self._beside.stage(key.text(), pieces_of(rows))
+        self._staging_topic.stage(key.text(), pieces_of(rows))
 
     # Publishing.
 
@@ -292,7 +300,7 @@ class KafkaTopic(Bound):
                 if marker.sequence >= sequence:
                     return
                 self._refuse_another_topic(marker)
-                with self._beside.staged() as staged:
+                with self._staging_topic.staged() as staged:
                     if lost := [name for name in names if name not in staged.offsets]:
                         raise CorruptDataError(
                             f"Sequence {sequence} can't be published into topic {self.topic}: of {len(names)} staged "
@@ -315,12 +323,12 @@ class KafkaTopic(Bound):
         return done
 
     def _last(self) -> SinkMarker:
-        return self._owned(self._beside.marker())
+        return self._owned(self._staging_topic.marker())
 
     def empty(self, sequence: int, floor: int) -> None:
         """Delete all records of the topic, those of others too, and write the sequence into the marker."""
         self._bound()
-        if self._beside.marker() is None:
+        if self._staging_topic.marker() is None:
             return
         with self._alone() as writer:
             marker = self._owned(writer.marker)
@@ -368,23 +376,23 @@ class KafkaTopic(Bound):
         with contextlib.ExitStack() as stack:
             stack.callback(_closed, producer)
             producer.init_transactions()
-            yield _Writer(producer, self.topic, self._beside)
+            yield _Writer(producer, self.topic, self._staging_topic)
 
     # Progress and cleanup.
 
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""
         self._bound()
-        marker = self._beside.marker()
+        marker = self._staging_topic.marker()
         if marker is None:
             return 0
         sequence = self._owned(marker).sequence
-        return sequence if not sequence or self._beside.is_present(marker) else 0
+        return sequence if not sequence or self._staging_topic.is_present(marker) else 0
 
     def sweep(self, keep: Keep) -> None:
         """Delete staged rows that will never be published, up to the first that may be, and earlier markers."""
         self._bound()
-        marker = self._beside.marker()
+        marker = self._staging_topic.marker()
         if marker is None:
             return
         self._owned(marker)
@@ -395,7 +403,7 @@ class KafkaTopic(Bound):
             return key is not None and (name in kept or (key.epoch >= keep.floor and not done))
 
         with self._admin() as admin:
-            self._beside.trim(admin, needed)
+            self._staging_topic.trim(admin, needed)
 
 
 class _Writer:
@@ -405,9 +413,9 @@ class _Writer:
         marker: the last marker; None: no region has checked the topic.
     """
 
-    def __init__(self, producer: Producer, topic: str, beside: StagingTopic) -> None:
-        self._producer, self._topic, self._beside = producer, topic, beside
-        self.marker = beside.marker(to_the_end=True)
+    def __init__(self, producer: Producer, topic: str, staging_topic: StagingTopic) -> None:
+        self._producer, self._topic, self._staging_topic = producer, topic, staging_topic
+        self.marker = staging_topic.marker(to_the_end=True)
 
     def commit(self, marker: SinkMarker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
         """Write rows, tombstones of their staged keys, and the marker, in one transaction; wait until readers see it.
@@ -418,17 +426,17 @@ class _Writer:
             FencedError: another publisher has taken over; nothing is written.
             TimedOutError: the outcome is open: the next publisher's `init_transactions` decides it.
         """
-        producer, beside = self._producer, self._beside.topic
+        producer, staging = self._producer, self._staging_topic.topic
         producer.begin_transaction()
         for table in tables:
             names = set(table.column_names)
             columns = ColumnNames(*(name if name in names else None for name in _ARGUMENTS))
             producer.send_arrow(self._topic, table, columns=columns)
         for name in done:
-            producer.send(beside, None, name, partition=STAGED)
-        producer.send(beside, msgspec.json.encode(marker), self._topic, partition=MARKER)
+            producer.send(staging, None, name, partition=STAGED)
+        producer.send(staging, msgspec.json.encode(marker), self._topic, partition=MARKER)
         producer.commit_transaction()
-        self._beside.marker(to_the_end=True)
+        self._staging_topic.marker(to_the_end=True)
 
 
 _ARGUMENTS: Final = ("key", "value", "partition", "timestamp", "headers")

@@ -148,7 +148,7 @@ class ObjectStore:
         self.name = self.url + (f"[{', '.join(found)}]" if found else "")
 
     def _resolved(self) -> list[str]:
-        """Return what tells this bucket from another of the name. The options keep it: environments differ."""
+        """Return the server or account that tells this bucket from another one of the same name."""
         if self._url.scheme == "gs":
             base = self._taken(("base_url", "google_base_url"), "GOOGLE_BASE_URL")
             return [self._endpoint(base, "GOOGLE_ALLOW_HTTP", "base_url")] if base else []
@@ -163,7 +163,7 @@ class ObjectStore:
         return found + ([f"{_ACCOUNT}{account}"] if account else [])
 
     def _taken(self, names: Sequence[str], *variables: str) -> str:
-        """Take an option out under whichever of its names, or else from the environment."""
+        """Remove and return an option that has several names; without one, return it from the environment."""
         given = [value for name in names if (value := self._options.pop(name, ""))]
         return next(iter((*given, *(os.environ[name] for name in variables if os.environ.get(name)))), "")
 

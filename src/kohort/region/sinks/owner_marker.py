@@ -82,15 +82,15 @@ def read_claim(files: FileCalls, folder: str) -> OwnerMarker:
         InvalidInputError: a newer kohort has written it.
         CorruptDataError: the marker can't be read.
     """
-    return decoded(read_file(files, f"{folder}/{CLAIM}"), folder)
+    return decode_owner_marker(read_file(files, f"{folder}/{CLAIM}"), folder)
 
 
-def encoded(claim: OwnerMarker) -> bytes:
+def encode_owner_marker(claim: OwnerMarker) -> bytes:
     """Return a marker as the content of its file."""
     return msgspec.json.format(msgspec.json.encode(claim), indent=1)
 
 
-def decoded(data: bytes, folder: str) -> OwnerMarker:
+def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
     """Return the marker in the content of a folder's file.
 
     Raises:
@@ -109,14 +109,14 @@ def decoded(data: bytes, folder: str) -> OwnerMarker:
 
 def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
-    _write_once(files, f"{folder}/{CLAIM}", encoded(claim))
+    _write_once(files, f"{folder}/{CLAIM}", encode_owner_marker(claim))
 
 
 def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
-        write_file(files, temporary, encoded(claim))
+        write_file(files, temporary, encode_owner_marker(claim))
         files.rename(temporary, f"{folder}/{CLAIM}")
         sync_folder(files, folder)
     except BaseException:
@@ -149,7 +149,7 @@ def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, 
         InvalidInputError: a newer kohort has written it.
         CorruptDataError: the marker, or what was added, can't be read.
     """
-    claim, number = decoded(read(f"{folder}/{CLAIM}"), folder), 0
+    claim, number = decode_owner_marker(read(f"{folder}/{CLAIM}"), folder), 0
     fields, added = list(claim.rows()), list(claim.added)
     while True:
         path = columns_path(folder, number + 1)

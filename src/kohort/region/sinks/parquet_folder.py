@@ -56,7 +56,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.compaction import (
     GRACE,
     TARGET_FILE_BYTES,
@@ -67,7 +67,7 @@ from kohort.region.sinks.compaction import (
 )
 from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
+from kohort.region.sinks.parquet_schema import check_writable, misfits, with_sink_schema
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
@@ -198,7 +198,7 @@ class ParquetFolder(InFolder):
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the folder's, where a column has no value."""
-        if any(untyped(field.type) for field in schema):
+        if any(has_null_type(field.type) for field in schema):
             if self._is_owned():
                 schema = filled_schema(schema, self._owned())
             refuse_untyped(schema)
@@ -223,7 +223,7 @@ class ParquetFolder(InFolder):
         return False
 
     def _first(self, schema: pa.Schema) -> None:
-        """Make the folder this region's, unless another process was faster."""
+        """Write this region's owner marker into the folder, unless another process was faster."""
         files = self._files
         strangers = sorted(name for name in files.listdir(self.path) if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
@@ -322,7 +322,7 @@ class ParquetFolder(InFolder):
         """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
-        rows = conformed(table, kept)
+        rows = with_sink_schema(table, kept)
         hive_partitions.refuse_values(rows, self._layout().partition_by, kept)
         return rows
 
@@ -397,7 +397,7 @@ class ParquetFolder(InFolder):
             for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
                 remove(kept, f"{self.path}/_staging/{name}")
         for name in there:
-            if _FILES_OF.fullmatch(name) and staged_files.stem_of(name) in published:
+            if _FILES_OF.fullmatch(name) and staged_files.key_text_of(name) in published:
                 self._remove_staged(name)
         self._tidy(there, sequence)
 
@@ -424,7 +424,7 @@ class ParquetFolder(InFolder):
         self._tidy(self._names(), sequence)
 
     def _bring(self, sequence: int, names: list[str]) -> None:
-        """Create the folder of the sequence, if it has rows, unless another process has."""
+        """Publish the sequence: create its folder if it has rows, unless another process has."""
         there = set(self._names())
         full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
         lost = [name for name in names if there.isdisjoint(name + ending for ending in _ENDINGS)]
@@ -464,7 +464,7 @@ class ParquetFolder(InFolder):
         folders = set[str]()
         with folders_kept_open(self._files) as files:
             for name in full:
-                stem = staged_files.stem_of(name)
+                stem = staged_files.key_text_of(name)
                 for folder, staged in self._staged_parts(name).items():
                     path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
                     make_partitions(files, temporary, path, folders)
@@ -621,11 +621,11 @@ class ParquetFolder(InFolder):
         self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
         for name in names:
-            if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:
+            if self._is_void(name, keep.floor) and staged_files.key_text_of(name) not in kept:
                 self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
-        return staged_files.is_void(staged_files.stem_of(name), self._id, floor)
+        return staged_files.is_void(staged_files.key_text_of(name), self._id, floor)
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")

@@ -381,18 +381,18 @@ class ParquetObjects(ParquetFolder):
         self._fitting(schema)
 
     def _first(self, schema: pa.Schema) -> None:
-        """Make the folder this region's, unless another process was faster."""
+        """Write this region's owner marker into the store, unless another process was faster."""
         strangers = sorted(name for name in self._store.list_top() if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
             raise InvalidInputError(
                 f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
                 "an empty folder, so that readers find nothing but its sequences"
             )
-        self._store.create_object(_CLAIM, owner_marker.encoded(self._new_claim(schema)))
+        self._store.create_object(_CLAIM, owner_marker.encode_owner_marker(self._new_claim(schema)))
         self._owned()
 
     def _read_claim(self, folder: str) -> OwnerMarker:
-        return owner_marker.decoded(self._store.read_object(_CLAIM), self.path)
+        return owner_marker.decode_owner_marker(self._store.read_object(_CLAIM), self.path)
 
     # -- staging
 
@@ -518,7 +518,9 @@ class ParquetObjects(ParquetFolder):
         if claim is None:
             return ""
         if claim.place != self.place:
-            self._store.put_object(_CLAIM, owner_marker.encoded(msgspec.structs.replace(claim, place=self.place)))
+            self._store.put_object(
+                _CLAIM, owner_marker.encode_owner_marker(msgspec.structs.replace(claim, place=self.place))
+            )
         self._kept = None
         return claim.place
 

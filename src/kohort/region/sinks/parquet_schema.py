@@ -64,7 +64,7 @@ def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
     return found
 
 
-def conformed(table: pa.Table, kept: pa.Schema) -> pa.Table:
+def with_sink_schema(table: pa.Table, kept: pa.Schema) -> pa.Table:
     """Return a table of a fitting schema with the columns in order, in their types and without metadata."""
     columns = [table.column(field.name) for field in kept]
     filled = [

@@ -162,7 +162,7 @@ def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
         InvalidInputError: it lacks one, or has it with another type; the message names it.
     """
     if lost := [f"{field.name!r} of type {field.type}" for field in kept if field.name not in there.names]:
-        raise lacking(place, lost)
+        raise lost_columns_error(place, lost)
     for field in kept:
         if (kind := there.field(field.name).type) != field.type:
             raise InvalidInputError(
@@ -171,7 +171,7 @@ def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
             )
 
 
-def lacking(place: str, lost: Iterable[str]) -> InvalidInputError:
+def lost_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
     """Return the error for a table that has lost columns; each is given with its type."""
     return InvalidInputError(
         f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
@@ -184,7 +184,7 @@ def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) ->
     return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
 
 
-def completed(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
+def with_added_columns(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
     """Return the table with nulls in those added columns that it leaves out."""
     for name in added:
         if name not in table.column_names:
@@ -192,7 +192,7 @@ def completed(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Tabl
     return table
 
 
-def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
+def in_sink_schema(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
     """Return the table with the columns of a sink, in its order and its types.
 
     Raises:

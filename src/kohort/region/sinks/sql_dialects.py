@@ -127,7 +127,7 @@ def quoted(*names: str) -> str:
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
-def listed(names: Iterable[str]) -> str:
+def quoted_column_list(names: Iterable[str]) -> str:
     """Return column names for a statement."""
     return ", ".join(quoted(name) for name in names)
 
@@ -215,7 +215,7 @@ class Sqlite:
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
         """Insert rows, whose values `value` has converted for the driver."""
         marks = ", ".join("?" for _ in columns)
-        cursor.executemany(f"INSERT INTO {table} ({listed(columns)}) VALUES ({marks})", rows)
+        cursor.executemany(f"INSERT INTO {table} ({quoted_column_list(columns)}) VALUES ({marks})", rows)
 
     def value(self, value: Any) -> object:
         """Convert times, dates and decimals to text."""
@@ -346,7 +346,7 @@ class Postgres:
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
         """Insert rows with COPY; `value` has converted their values."""
-        with cursor.copy(f"COPY {table} ({listed(columns)}) FROM STDIN") as copy:
+        with cursor.copy(f"COPY {table} ({quoted_column_list(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 

@@ -30,9 +30,18 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
-from kohort.region.sinks.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
+from kohort.region.sinks.rows import (
+    Mode,
+    check_fits,
+    check_keys,
+    check_mode,
+    check_names,
+    in_order,
+    in_sink_schema,
+    plain,
+)
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
     Connect,
@@ -42,8 +51,8 @@ from kohort.region.sinks.sql_dialects import (
     PostgresUrl,
     SqliteFile,
     dialect_of,
-    listed,
     quoted,
+    quoted_column_list,
     values,
 )
 from kohort.region.staged import StagedKey
@@ -161,7 +170,7 @@ class SqlTable(Bound):
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema with a type for each column: the region's, where a column has no value."""
-        if any(untyped(field.type) for field in schema):
+        if any(has_null_type(field.type) for field in schema):
             with self._transaction() as at:
                 owned = self._owner(at) if at.has_sequences() else None
             schema = schema if owned is None else filled_schema(schema, owned[1])
@@ -173,7 +182,7 @@ class SqlTable(Bound):
         if found is None:
             must = {field.name for field in schema if not field.nullable or field.name in self.keys}
             columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
-            columns += [f"PRIMARY KEY ({listed(self.keys)})"] if self.keys else []
+            columns += [f"PRIMARY KEY ({quoted_column_list(self.keys)})"] if self.keys else []
             at.run(f"CREATE TABLE {{target}} ({', '.join(columns)})")
         elif at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
             raise InvalidInputError(
@@ -257,7 +266,7 @@ class SqlTable(Bound):
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
-        """Return the last sequence, and keep others from publishing until the transaction ends."""
+        """Return the last published sequence, and keep others from publishing until the transaction ends."""
         owned = self._owner(at, locked=True) if at.has_sequences() else None
         if owned is None:
             raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")
@@ -278,7 +287,7 @@ class SqlTable(Bound):
         """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
-        return shaped(table, kept, self.keys)
+        return in_sink_schema(table, kept, self.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Write rows durably to the staging table, which readers of the target do not see.
@@ -326,16 +335,18 @@ class SqlTable(Bound):
 
     def _moving(self, columns: Sequence[str]) -> str:
         """Return the statement that moves the rows of one staged key into the table."""
-        names = listed(columns)
+        names = quoted_column_list(columns)
         if not self.keys:
             moved = f"SELECT {names} FROM {{staging}} WHERE kohort_key = ? ORDER BY kohort_row"
             return f"INSERT INTO {{target}} ({names}) {moved}"
-        last = f"row_number() OVER (PARTITION BY {listed(self.keys)} ORDER BY kohort_row DESC) AS kohort_last"
+        last = (
+            f"row_number() OVER (PARTITION BY {quoted_column_list(self.keys)} ORDER BY kohort_row DESC) AS kohort_last"
+        )
         rest = [name for name in columns if name not in self.keys]
         change = "UPDATE SET " + ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
         return (
             f"INSERT INTO {{target}} ({names}) SELECT {names} FROM (SELECT {names}, {last} FROM {{staging}} "
-            f"WHERE kohort_key = ?) AS kohort_rows WHERE kohort_last = 1 ON CONFLICT ({listed(self.keys)}) "
+            f"WHERE kohort_key = ?) AS kohort_rows WHERE kohort_last = 1 ON CONFLICT ({quoted_column_list(self.keys)}) "
             f"DO {change if rest else 'NOTHING'}"
         )
 

@@ -33,12 +33,12 @@ def marks(files: FileCalls, folder: str) -> list[int]:
 
 
 def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
-    """Return whether the sequence is done."""
+    """Return whether the sequence is marked as published."""
     return max(marks(files, folder), default=0) >= sequence
 
 
 def mark(files: FileCalls, folder: str, sequence: int) -> None:
-    """Mark the sequence as done, durably. A late call can't undo a newer mark."""
+    """Mark the sequence as published, durably. A late call can't undo a newer mark."""
     if not is_marked(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     sync_folder(files, folder)
@@ -142,7 +142,7 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
         copy_file(files, staged, shown)
 
 
-def stem_of(name: str) -> str:
+def key_text_of(name: str) -> str:
     """Return the text of the staged key (`StagedKey.text`) in the name of a staged file, finished or not."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 

@@ -86,10 +86,15 @@ class StagingTopic:
     """The staging topic of one sink's topic: its owner marker and its staged rows."""
 
     def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
-        self.topic, self._target, self._servers, self._settings = self.name_of(topic), topic, servers, settings
+        self.topic, self._target, self._servers, self._settings = (
+            self.staging_topic_name(topic),
+            topic,
+            servers,
+            settings,
+        )
 
     @staticmethod
-    def name_of(topic: str) -> str:
+    def staging_topic_name(topic: str) -> str:
         """Return the name of the staging topic for a sink's topic."""
         return f"{topic}.kohort-sink"
 
@@ -99,7 +104,7 @@ class StagingTopic:
         Raises:
             InvalidInputError: another topic has its name, or it has other properties than it needs.
         """
-        found = created(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
+        found = create_topic_if_missing(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
         resource = ConfigResource(ResourceType.TOPIC, self.topic)
         properties = admin.describe_configs([resource]).all()[resource]
         wrong = [f"{name}={value}" for name, value in _PROPERTIES.items() if properties[name].value != value]
@@ -222,19 +227,19 @@ class StagingTopic:
 
     def _first_offset(self, reader: RangeReader, number: int) -> int:
         partition = TopicPartition(self.topic, number)
-        found = reader.present_offsets({partition: "earliest"})
+        found = reader.current_offsets({partition: "earliest"})
         return found[partition].offset if partition in found else 0
 
     def _end(self, reader: RangeReader, number: int) -> int:
         """Return the last stable offset; 0 if the topic does not exist."""
         partition = TopicPartition(self.topic, number)
-        found = reader.present_offsets({partition: "latest"})
+        found = reader.current_offsets({partition: "latest"})
         return found[partition].offset if partition in found else 0
 
     def _records(self, reader: RangeReader, number: int, *, to_the_end: bool = False) -> Iterator[BatchRecord]:
         """Yield the records of a partition, up to the last stable offset or to its end."""
         partition = TopicPartition(self.topic, number)
-        found = reader.present_offsets({partition: "earliest"})
+        found = reader.current_offsets({partition: "earliest"})
         if partition not in found:
             if to_the_end:
                 raise RetriableError(f"topic {self.topic} is not known to the broker that was asked")
@@ -275,7 +280,7 @@ def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = at + 1
 
 
-def created(admin: Admin, topic: NewTopic) -> TopicInfo:
+def create_topic_if_missing(admin: Admin, topic: NewTopic) -> TopicInfo:
     """Return a topic, created if it is missing. Brokers show a new one after a moment.
 
     Raises:

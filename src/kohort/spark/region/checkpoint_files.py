@@ -46,7 +46,7 @@ _NO_OFFSET: Final = "-"
 
 
 def numbers(names: Iterable[str]) -> set[int]:
-    """Return the names that are batch numbers, without checksums and files being written."""
+    """Return the batch numbers among a log folder's file names, without checksums and files being written."""
     return {int(name) for name in names if NUMBER.fullmatch(name)}
 
 
@@ -186,7 +186,7 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store of an operator; it exists once for each partition."""
+    """A state store of a stateful operator; it exists once for each partition."""
 
     name: str
     partitions: int
@@ -226,7 +226,7 @@ class VersionFile:
 
     @property
     def whole(self) -> bool:
-        """Whether the file needs no earlier version."""
+        """Whether the file is a complete snapshot, which needs no earlier version."""
         return self.kind in _WHOLE
 
 
@@ -308,10 +308,10 @@ def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
     return Operator(number, name, stores, str(found.get("operatorPropertiesJson", "")))
 
 
-def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
-    """Return an operator's metadata for another checkpoint folder, and the schemas that it names, relative to it.
+def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str, list[str]]:
+    """Return an operator's metadata with its schemas' paths moved to another checkpoint folder, and those schemas.
 
-    Text without absolute paths is returned unchanged.
+    Text without absolute paths is returned unchanged. The schemas' paths are relative to the folder.
 
     Raises:
         InvalidInputError: a path does not lead to a schema of this checkpoint.
@@ -329,7 +329,7 @@ def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
                     "back to it; use a fresh folder"
                 )
             schemas.append(f"{STATE}/{inside[1]}")
-            moved.append(f"{scheme[0] if scheme else ''}{new}/{schemas[-1]}")
+            moved.append(f"{scheme[0] if scheme else ''}{folder}/{schemas[-1]}")
         if moved:
             store[_PATHS] = moved
     if not schemas:
@@ -367,7 +367,7 @@ def missing_state(
 
 
 def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield the folder of each store that should exist, with its operator and partition."""
+    """Yield the folder of each state store that should exist, with its operator and partition."""
     for operator in noted:
         for store in operator.stores:
             for partition in range(store.partitions):
@@ -377,7 +377,7 @@ def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]
 
 
 def _loads(found: Iterable[VersionFile], version: int, ids: Collection[str]) -> bool:
-    """Return whether a store can be loaded in a version: from a complete one, or from none, by every change after."""
+    """Return whether a state store can be loaded in a version: from a snapshot, if any, and every later changelog."""
     kept = [file for file in found if file.version != version or not ids or file.id in ids]
     whole = {file.version for file in kept if file.whole}
     changed = {file.version for file in kept if not file.whole}

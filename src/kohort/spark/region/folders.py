@@ -53,11 +53,11 @@ from kohort.spark.region.checkpoint_files import (
     missing_state,
     numbers,
     offsets_of,
+    operator_metadata_in_folder,
     operators,
     schema_batch,
     state_kinds,
     version_file,
-    with_paths_below,
 )
 
 # -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
@@ -115,7 +115,7 @@ def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: C
 
 
 def _take_all(files: FileCalls, old: str, folder: str, taken: Contents) -> None:
-    """Take a whole folder: its files do not belong to batches, and later entries do no harm."""
+    """Add a whole folder to the clone: its files do not belong to batches, and later entries do no harm."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     whole = []
@@ -152,7 +152,7 @@ def _look_through_state(files: FileCalls, old: str, batch: int, taken: Contents)
 def _look_through_store(
     files: FileCalls, old: str, folder: str, batch: int, taken: Contents, *, named: bool = False
 ) -> None:
-    """Take a partition's folder: the files of its default store, or a folder for each of its stores."""
+    """Add a partition's state folder to the clone: files of its default store, or a folder for each of its stores."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     kept = []
@@ -173,12 +173,12 @@ def _look_through_store(
 
 
 def _belongs(version: int, batch: int) -> bool:
-    """Return whether the batch or an earlier one wrote a version of the state."""
+    """Return whether the clone's last batch, or an earlier one, wrote a version of the state."""
     return version <= batch + 1
 
 
 def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str], taken: Contents) -> None:
-    """Take a folder that may have only the files in `known`."""
+    """Add a folder to the clone, which may have only the files in `known`."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     for name in _shown(names):
@@ -188,7 +188,7 @@ def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str
 
 
 def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, taken: Contents) -> None:
-    """Take an operator's metadata, whose version 2 belongs to a batch and may name absolute paths."""
+    """Add an operator's metadata to the clone, whose version 2 belongs to a batch and may name absolute paths."""
     names = names_in(files, f"{old}/{folder}")
     if "v2" not in names:
         _look_through_names(files, old, folder, ["metadata"], taken)
@@ -225,12 +225,12 @@ def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, t
 
 
 def _shown(names: Iterable[str]) -> Iterator[str]:
-    """Return the names without checksums and files being written, in sorted order."""
+    """Return a folder's file names, sorted, without checksums and files being written."""
     return (name for name in sorted(names) if not name.startswith("."))
 
 
 def _families(folder: str, names: Collection[str], kept: Iterable[str]) -> list[str]:
-    """Return existing files, each with its Hadoop checksum: a query fails on one without the other."""
+    """Return those of these files that exist, each with its Hadoop checksum, without which a query fails."""
     there = set(names)
     inside = f"{folder}/" if folder else ""
     return [
@@ -364,7 +364,7 @@ def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTE
 
 
 def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
-    """Return whether an earlier call made the folder, and no query has planned anything in it."""
+    """Return whether the clone exists already, from an earlier call, and no query has planned a batch in it."""
     if not names_in(files, new):
         return False
     planned = max(numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
@@ -398,7 +398,7 @@ def _check_retained(files: FileCalls, old: str, batch: int) -> None:
 
 
 def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents) -> None:
-    """Make folders, hard links and rewritten files.
+    """Fill the clone of a checkpoint: make its folders, hard links and rewritten files.
 
     Files that Spark's cleanup removes meanwhile are too old to matter.
     """
@@ -422,7 +422,7 @@ def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents
     there = set(linked)
     for path in taken.anew:
         text = read_file(files, f"{old}/{path}").decode()
-        moved, schemas = with_paths_below(f"{old}/{path}", text, new)
+        moved, schemas = operator_metadata_in_folder(f"{old}/{path}", text, new)
         if f"{old}/" in moved:
             raise InvalidInputError(f"{old}/{path} names paths in its own folder that kohort does not know: {moved}")
         absent = [schema for schema in schemas if schema not in there]

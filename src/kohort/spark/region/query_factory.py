@@ -153,7 +153,7 @@ class BuiltQuery:
         watermark: whether rows can be late.
         sources: the options of each source as text, for messages and for comparison with a later program.
         batches_kept: how many batches Spark retains in the checkpoint.
-        beside: whether the query also reads sources outside the region.
+        reads_outside_region: whether the query also reads sources outside the region.
         undecoded: by source, the columns for `build` when bad values become dead letters; empty: all.
     """
 
@@ -167,7 +167,7 @@ class BuiltQuery:
     watermark: bool
     sources: tuple[str, ...]
     batches_kept: int
-    beside: bool
+    reads_outside_region: bool
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, sessions: Sequence[str]) -> StreamingQuery:
@@ -251,7 +251,7 @@ def look(
     what: Sequence[Any],
     undecoded: tuple[tuple[str, ...], ...] = (),
 ) -> BuiltQuery:
-    """Build a query once and check its plan, without connecting to anything.
+    """Build a query's DataFrame once to check its plan, without connecting to a broker.
 
     Args:
         spark: the session.

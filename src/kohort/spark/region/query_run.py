@@ -113,7 +113,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Wanted:
-    """The requests of the members since the last run began.
+    """The members' requests to start the next run, since the last one began.
 
     Attributes:
         epochs: the epoch in which each member is to begin, by its number.
@@ -143,7 +143,7 @@ class _AtCut:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The last contribution, while no complete checkpoint includes it."""
+    """The query's last contribution to a checkpoint, while no complete checkpoint includes it."""
 
     saved: SavedQuery
     state: bytes
@@ -203,12 +203,12 @@ class RegionQuery:
     # -- Requests of the members' threads
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Implement `query_thread.MemberQuery.begin`."""
+        """Note that a member works in this epoch; start a run when all of the query's do (`MemberQuery.begin`)."""
         self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Implement `query_thread.MemberQuery.go_back`."""
+        """Stop the run after a region reset, and start the next from this state (`MemberQuery.go_back`)."""
         self._set_state(member, state)
 
         def back() -> None:
@@ -232,7 +232,7 @@ class RegionQuery:
                 self._state, self._given = state, None
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """Implement `query_thread.MemberQuery.ended`."""
+        """Note that a member has ended, perhaps by an error, which ends the query (`MemberQuery.ended`)."""
 
         def end() -> None:
             if error is not None and error.__cause__ is None:
@@ -249,13 +249,13 @@ class RegionQuery:
         self._posted.put(end)
 
     def is_idle(self) -> bool:
-        """Implement `query_thread.MemberQuery.is_idle`."""
+        """Return whether no batch that reads from one of the query's sources runs (`MemberQuery.is_idle`)."""
         return all(member.assignments.running() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
-        """Implement `query_thread.MemberQuery.contribute`."""
+        """Return the end offsets, staged files and state up to the last completed batch (`MemberQuery.contribute`)."""
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
@@ -279,7 +279,7 @@ class RegionQuery:
         return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
-        """Return the query's present state, with a batch of its checkpoint of an epoch."""
+        """Return the query's present state for a region checkpoint that ends with this batch of an epoch's run."""
         return SavedQuery(epoch, last, self._built.output, self._built.operators, self._built.sources)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
@@ -308,7 +308,7 @@ class RegionQuery:
         return None if found is None else BatchOffset.from_json(found)
 
     def counted(self, member: int) -> int:
-        """Implement `query_thread.MemberQuery.counted`."""
+        """Forget the last contribution, which a complete checkpoint includes (`MemberQuery.counted`)."""
         if member != LEAD:
             return 0
         with self._lock:
@@ -324,14 +324,14 @@ class RegionQuery:
         return dead_letters
 
     def settled(self, member: int) -> None:
-        """Implement `query_thread.MemberQuery.settled`."""
+        """Mark a member's running batch as done if Spark's checkpoint has its commit (`MemberQuery.settled`)."""
         run, batch = self._run, self._members()[member].assignments.running()
         if run is None or batch is None:
             return
         last = last_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
-            tuple(run.sessions.values())[member].end(batch)
+            tuple(run.sessions.values())[member].complete_batch(batch)
 
     # -- The query's thread
 
@@ -350,7 +350,9 @@ class RegionQuery:
                     do()
                     self._start_if_all_are_there()
             except Exception as error:
-                log.exception("[query %s] unexpected error: the region resets, or the query ends", self.name)
+                log.exception(
+                    "[query %s] unexpected error in the query's thread: the region resets, or the query ends", self.name
+                )
                 self._fail(error)
         self.over.set()
 
@@ -399,10 +401,15 @@ class RegionQuery:
             self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.assignments.resume_batches("not started")
-        log.info("[query %s] started in epoch %s, from batch %s", self.name, epoch, "0" if began is None else began)
+        log.info(
+            "[query %s] started in its region's epoch %s, after batch %s of the checkpoint",
+            self.name,
+            epoch,
+            "0" if began is None else began,
+        )
 
     def _stop(self) -> None:
-        """Stop the run; its later work is void."""
+        """Stop the run of the query; what it stages later is discarded."""
         for member in self._members():
             member.assignments.pause_batches("not started")
         with self._lock:
@@ -420,7 +427,7 @@ class RegionQuery:
                 f"the query {self.name} has not ended {STOP_S:g} s after it was stopped: end the program"
             )
         for member in self._members():
-            member.assignments.end_batch()
+            member.assignments.discard_running_batch()
 
     def _look(self) -> None:
         run = self._run
@@ -481,7 +488,7 @@ class RegionQuery:
                 member.abandon()
             self.over.set()
             return
-        log.warning("[query %s] the query failed: %s", self.name, error)
+        log.warning("[query %s] failed, so its region resets: %s", self.name, error)
         cause = f"{self.name} has failed: {_worker_exception(error)}"
         if self._failures.another(error, self._where()):
             remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
@@ -490,7 +497,7 @@ class RegionQuery:
             lead.post(happens.ResetWanted(cause))
 
     def _where(self) -> Where:
-        """Return where the batch that is planned and not done starts."""
+        """Return the start offsets of the batch that is planned and not done, by member and partition."""
         run = self._run
         found: set[tuple[int, str, int, int]] = set()
         try:
@@ -506,7 +513,7 @@ class RegionQuery:
                     if span.end > span.start
                 }
         except (KafkaError, OSError) as error:
-            log.info("[query %s] can't determine where the failed batch starts: %s", self.name, error)
+            log.info("[query %s] can't determine the start offsets of the failed batch: %s", self.name, error)
         return frozenset(found)
 
 
@@ -514,7 +521,7 @@ def _stop_quietly(query: Any) -> None:
     try:
         query.stop()
     except Exception as error:  # noqa: BLE001 - the caller checks whether it has ended
-        log.info("stopping a run raised an error, which is ignored: %s", _first_line(error))
+        log.info("stopping a streaming query raised an error, which is ignored: %s", _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:

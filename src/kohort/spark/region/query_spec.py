@@ -120,7 +120,7 @@ class DeclaredQuery:
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     def what(self) -> list[str]:
-        """Return what each source reads, as text."""
+        """Return a text for each source of a query that says which topics it reads."""
         pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
         return [
             (", ".join(options.subscribe) if options.subscribe else f"topics like {options.subscribe_pattern}") + pinned

@@ -10,7 +10,7 @@ FORM = 1
 
 
 class _Form(msgspec.Struct):
-    """The form alone, which every release can read."""
+    """The version of a saved state's format alone, which every release can read."""
 
     form: int = msgspec.field(name="kohort-spark")
 

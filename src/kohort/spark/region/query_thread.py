@@ -54,7 +54,7 @@ class MemberQuery(Protocol):
         """Note that a member works in this epoch; the query starts when all of them do."""
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop, and start again from this state when all members have reset; `WentBack` tells each that it has."""
+        """Stop the query's run, and start it from this state once all members have reset; `WentBack` tells them."""
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
@@ -74,7 +74,7 @@ class MemberQuery(Protocol):
         """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
 
     def settled(self, member: int) -> None:
-        """Check whether the running batch is done."""
+        """Check whether the running batch is done, by the commits in Spark's checkpoint."""
 
     def is_idle(self) -> bool:
         """Return whether no batch that reads from any of the query's sources is running."""
@@ -124,7 +124,7 @@ class QueryThread(MemberThread):
             self.post(happens.CheckpointWanted())
 
     def _lost(self, lost: LostRecords) -> None:
-        """Report a failure if records were lost and failOnDataLoss is set."""
+        """Report a failure of the query if its source has lost records and failOnDataLoss is set."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
             self.post(happens.Failed(lost.text, remedy))
@@ -147,7 +147,9 @@ class QueryThread(MemberThread):
             self._query.settled(self.number)
         except (KafkaError, OSError) as error:
             log.info(
-                "[member %s] can't check whether its batch is done, waiting for Spark's report: %s", self.name, error
+                "[member %s] can't check whether its query's batch is done, waiting for Spark's report: %s",
+                self.name,
+                error,
             )
 
     def _process_posted(self) -> None:
@@ -211,7 +213,7 @@ class QueryThread(MemberThread):
             self._step(self._kept.popleft())
 
     def _leave_when_idle(self) -> None:
-        """Leave between two checkpoint attempts: the next one includes everything that was read."""
+        """Leave the region between two checkpoint attempts: the next one includes everything that was read."""
         if self._leaves and not self.machine.closing and self._query.is_idle():
             self._process_posted()
             if self.machine.cut is None:
@@ -271,7 +273,7 @@ class QueryThread(MemberThread):
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
             log.warning(
-                "[member %s] can't determine its part of checkpoint %s, so the region will be reset: %s",
+                "[member %s] can't determine its acknowledgement of checkpoint %s, so the region will be reset: %s",
                 self.name,
                 cut,
                 error,

@@ -24,11 +24,11 @@ class SourceAssignments:
     def __init__(
         self, begun: Callable[[], None], done: Callable[[], None], lost: Callable[[LostRecords], None]
     ) -> None:
-        """Begin without partitions.
+        """Set up a source's state without partitions.
 
         Args:
             begun: called when a batch begins, before other threads can see that it runs; must not call this object. A
-                thread that calls `hold` and sees no running batch therefore has had this call for every earlier batch.
+                thread that calls `pause_batches` and sees no running batch has had this call for every earlier one.
             done: called when a batch is done; from any thread.
             lost: called when the source has found that records are missing; from its connection's thread.
         """
@@ -77,7 +77,7 @@ class SourceAssignments:
             self._running, self._has_read = batch, True
         return True
 
-    def end(self, batch: int, run: int) -> None:
+    def complete_batch(self, batch: int, run: int) -> None:
         """Mark a batch as done: the sink and the checkpoint's log have it.
 
         A batch of another run is ignored, because each run may use the same batch numbers.
@@ -96,7 +96,7 @@ class SourceAssignments:
             self._run += 1
             self._changed.notify_all()
 
-    def end_batch(self) -> None:
+    def discard_running_batch(self) -> None:
         """Mark the running batch as ended, if there is one, because its run was stopped."""
         with self._changed:
             self._running = None
@@ -147,7 +147,7 @@ class SourceAssignments:
             self._changes()
 
     def pause_batches(self, why: str, *, stays: bool = False) -> int | None:
-        """Keep new batches from beginning until `let` gets the same reason; return the running batch's number.
+        """Keep batches from beginning until `resume_batches` gets the same reason; return the running batch's number.
 
         Args:
             why: the reason.
@@ -159,7 +159,7 @@ class SourceAssignments:
             return self._running
 
     def resume_batches(self, why: str) -> None:
-        """End a reason of `hold`."""
+        """Let batches begin again, unless `pause_batches` has other reasons."""
         with self._changed:
             self._holds.pop(why, None)
             self._changed.notify_all()
@@ -170,7 +170,7 @@ class SourceAssignments:
             return self._running
 
     def has_read(self) -> bool:
-        """Return whether a batch has begun since `clear`."""
+        """Return whether a batch has begun since `remove_partitions`."""
         with self._changed:
             return self._has_read
 
@@ -200,8 +200,8 @@ class RunSession:
     def begin(self, version: int, batch: int) -> bool:
         return self.assignments.begin(version, batch)  # versions are unique across runs
 
-    def end(self, batch: int) -> None:
-        self.assignments.end(batch, self.run)
+    def complete_batch(self, batch: int) -> None:
+        self.assignments.complete_batch(batch, self.run)
 
     def lost(self, lost: LostRecords) -> None:
         self.assignments.lost(lost)

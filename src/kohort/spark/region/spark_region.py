@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from kohort.assignors.claims import believed
+from kohort.assignors.claims import believed_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
@@ -92,7 +92,7 @@ class PinnedAssignor(Stateless):
             InvalidInputError: the members do not agree on the queries.
         """
         named = self._by_query(members)
-        held = {partition: member for member, parts in believed(members, topics).items() for partition in parts}
+        held = {partition: member for member, parts in believed_claims(members, topics).items() for partition in parts}
         result: Assignment = {member: [] for member in sorted(members)}
         for topic, info in sorted(topics.items()):
             for number in range(info.partitions):
@@ -143,14 +143,14 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def is_set(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a stop signal has come."""
         return self._received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._restore()
         self._received = True
-        log.info("%s received: leaving the region after a last checkpoint", signal.Signals(number).name)
+        log.info("signal %s received: leaving the region after a last checkpoint", signal.Signals(number).name)
 
     def _restore(self) -> None:
         while self._before:
@@ -174,7 +174,7 @@ Ends = Mapping[tuple[str, str, int], int]
 """End offsets of partitions, by group, topic and partition."""
 
 
-def present_ends(queries: Iterable[DeclaredQuery]) -> Ends:
+def current_end_offsets(queries: Iterable[DeclaredQuery]) -> Ends:
     """Return the current end offsets of the partitions that these queries read.
 
     For a pinned query these are only the partitions that are pinned to it.
@@ -279,7 +279,7 @@ class SparkRegion:
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
         self._folder = f"{check_place(str(folder))}/{name}"
         self._declared: dict[str, DeclaredQuery] = {}
-        self._running: dict[str, _Started] = {}
+        self._running: dict[str, StartedQuery] = {}
         self._lock = threading.RLock()  # a signal handler may close the region while this thread holds the lock
         self._closed = threading.Event()
 
@@ -337,7 +337,7 @@ class SparkRegion:
             for started in self._ready():
                 self._begin(started)
 
-    def _ready(self) -> list[_Started]:
+    def _ready(self) -> list[StartedQuery]:
         """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
         from kohort.spark import register
 
@@ -357,13 +357,13 @@ class SparkRegion:
         return ready
 
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
-        """Make the checks of a query that need no broker."""
+        """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
         built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
         check_sink(declared, built)
         return built, check_state(declared, built)
 
-    def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> _Started:
+    def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> StartedQuery:
         region_id, sink, letters = UUID(int=0), declared.into, declared.letters
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
@@ -377,8 +377,8 @@ class SparkRegion:
             now = SavedQuery(-1, None, built.output, built.operators, built.sources)
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
-        keeps = bool(built.operators) or built.beside
-        started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
+        keeps = bool(built.operators) or built.reads_outside_region
+        started, folder = StartedQuery(built.reads_outside_region), f"{self._folder}/{declared.name}"
         how = behaviour(declared, shares=shares, keeps=keeps)
         started.query = RegionQuery(
             declared.name,
@@ -420,7 +420,7 @@ class SparkRegion:
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publishers, config, query, number)
 
-    def _begin(self, started: _Started) -> None:
+    def _begin(self, started: StartedQuery) -> None:
         assert started.query is not None
         self._running[started.query.name] = started
         started.query.start()
@@ -495,17 +495,21 @@ class SparkRegion:
         return all(member.assignments.running() is None for member in members)
 
     def _targets(self) -> Ends:
-        return present_ends(self._declared.values())
+        return current_end_offsets(self._declared.values())
 
-    def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
-        return not any(started.beside for started in ready) and caught_up(self._region.describe(), targets)
+    def _has_nothing_to_do(self, ready: Sequence[StartedQuery], targets: Ends) -> bool:
+        return not any(started.reads_outside_region for started in ready) and caught_up(
+            self._region.describe(), targets
+        )
 
     def _has_caught_up(self, targets: Ends) -> bool:
         try:
             return caught_up(self._region.describe(), targets)
         except TimedOutError as error:
             log.info(
-                "[region %s] control plane does not answer, retrying: %s", self.name, error
+                "[region %s] the control plane does not answer, retrying to see whether all is read: %s",
+                self.name,
+                error,
             )  # another application takes over
             return False
 
@@ -538,7 +542,7 @@ class SparkRegion:
     # -- The end
 
     def close(self, *, gently: bool = True, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """End the queries, and the control plane if it runs here.
+        """End the queries, and the region's control plane if it runs in this process.
 
         Args:
             gently: finish running batches and publish them with a last checkpoint; otherwise the whole region resets.
@@ -567,29 +571,29 @@ class SparkRegion:
 _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotations__.keys()
 
 
-class _Started:
+class StartedQuery:
     """A started query with its members.
 
     Attributes:
-        beside: whether the query also reads sources outside the region.
+        reads_outside_region: whether the query also reads sources outside the region.
         members: one member for each source of the query.
         query: the object that runs the query; None until the region has admitted it.
     """
 
-    def __init__(self, beside: bool) -> None:
-        self.beside = beside
+    def __init__(self, reads_outside_region: bool) -> None:
+        self.reads_outside_region = reads_outside_region
         self.members: list[QueryThread] = []
         self.query: RegionQuery | None = None
 
     def leave(self) -> None:
-        """Leave with the next complete checkpoint."""
+        """Let the query's members leave the region with the next complete checkpoint."""
         for member in self.members:
             member.assignments.pause_batches(CLOSING)  # before any member leaves, so that no other begins a batch
         for member in self.members:
             member.leave_region()
 
     def abandon(self) -> None:
-        """End without leaving: the region sees dead members."""
+        """End the query's members without leaving the region, which resets as after a crash."""
         for member in self.members:
             member.abandon()
 

@@ -140,14 +140,14 @@ class StagedBatches:
     """The output that the batches of one run have staged and no complete checkpoint has yet. Any thread may call."""
 
     def __init__(self, after: int | None) -> None:
-        """Begin after the last batch of the checkpoint that the run began with; None: it was empty."""
+        """Start a run's record after the last batch of the checkpoint that it began with; None: it was empty."""
         self._lock = threading.Lock()
         self._after = -1 if after is None else after
         self._given = self._after
         self._batches: dict[int, Staged] = {}
 
     def add(self, batch: int, staged: Staged) -> None:
-        """Record the output of a batch, even without rows: lost output must not look like no output."""
+        """Record the staged keys of a batch, even if there are none: lost output must not look like no output."""
         with self._lock:
             self._batches[batch] = staged
 

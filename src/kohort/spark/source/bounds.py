@@ -8,7 +8,7 @@ from typing import Literal
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_json
+from kohort.spark.options import EARLIEST, LATEST, SourceOptions, parse_partition_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ def ending_bound(options: SourceOptions) -> ReadBound:
 
 
 def _times(name: str, text: str) -> dict[TopicPartition, int]:
-    """Return the time of each partition.
+    """Return the timestamp of each partition that an option names, in ms.
 
     Raises:
         InvalidInputError: the text is malformed, or has a negative time, which means something else to a broker.
     """
-    times = numbers_of_json(name, text)
+    times = parse_partition_offsets(name, text)
     for tp, time_ms in times.items():
         if time_ms < 0:
             raise InvalidInputError(
@@ -116,7 +116,7 @@ def _offset_bound(name: str, text: str) -> ReadBound:
     word = text.strip().lower()
     if word in ("earliest", "latest", "committed"):
         return ReadBound(word)  # type: ignore[arg-type]
-    numbers = numbers_of_json(name, text)
+    numbers = parse_partition_offsets(name, text)
     for tp, number in numbers.items():
         if number < EARLIEST:
             raise InvalidInputError(

@@ -23,7 +23,7 @@ log = logging.getLogger("kohort.spark")
 
 
 def lose(text: str, remedy: str, *, strict: bool) -> None:
-    """Report that records are lost, or may be, as an error or a warning.
+    """Report that records are lost, or may be: by an error, or with failOnDataLoss=false by a warning.
 
     Args:
         text: the loss.
@@ -35,7 +35,7 @@ def lose(text: str, remedy: str, *, strict: bool) -> None:
     """
     if strict:
         raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")
-    log.warning("records may be lost: %s; failOnDataLoss=false %s", text, remedy)
+    log.warning("records may be lost: %s; by failOnDataLoss=false, the query %s", text, remedy)
 
 
 # -- The catalog of topics
@@ -96,7 +96,7 @@ class TopicCatalog:
         return self._client
 
     def present(self, topics: Iterable[str]) -> Present:
-        """Return which of these topics exist, without waiting for missing ones.
+        """Return the ids and partitions of those topics that exist, without waiting for missing ones.
 
         Raises:
             KafkaError: a topic can't be described although it may exist.
@@ -151,7 +151,7 @@ class TopicCatalog:
         if not self._streaming:
             raise NotFoundError(f"{text}: {meaning}")
         if not self._warned:
-            log.warning("%s yet: the query waits for one (%s)", text, meaning)
+            log.warning("the query waits for topics to read: %s yet (%s)", text, meaning)
         self._warned = True
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -177,10 +177,10 @@ class TopicCatalog:
             time.sleep(RETRY_DELAY_S)
 
     def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
-        return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}
+        return {tp: at.offset for tp, at in self._reader.current_offsets(wanted).items()} if wanted else {}
 
     def resolve(self, bound: ReadBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset of a bound in each partition that exists, without checking that the offset exists.
+        """Return the offset that a `ReadBound` means in each existing partition, without checking that the log has it.
 
         Raises:
             InvalidInputError: a form by partition leaves one out.

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def reason_first(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that Spark calls: errors raised on purpose come without inner frames and causes."""
+    """Decorate a method that Spark calls, so that its KafkaErrors show their reason without inner stack frames."""
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def reason_first(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def reason_first_each(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Decorate a method that returns an iterator, whose steps may raise too."""
+    """Decorate a method that returns an iterator, as `reason_first` does; the iterator's steps may raise too."""
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

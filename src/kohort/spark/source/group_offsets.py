@@ -62,7 +62,7 @@ def _take_over_from_kafka_source(
     Raises:
         InvalidInputError: the options choose other topics or partitions.
     """
-    read, chosen = sorted(last.spans), described(options)
+    read, chosen = sorted(last.spans), chosen_topics_text(options)
     if options.assign is not None:
         fits = set(options.assigned()) == set(read)
     else:
@@ -81,7 +81,7 @@ def _take_over_from_kafka_source(
     return start.ends() | {partition: span.start for partition, span in last.spans.items()}
 
 
-def described(options: SourceOptions) -> str:
+def chosen_topics_text(options: SourceOptions) -> str:
     """Return the topics that a query's options choose, for a message."""
     if options.assign is not None:
         return f"assign={', '.join(map(str, sorted(options.assigned())))}"
@@ -91,7 +91,7 @@ def described(options: SourceOptions) -> str:
 
 
 def changes(options: SourceOptions, before: BatchOffset) -> list[str]:
-    """Return warnings about a checkpoint that was written with other options.
+    """Return a warning for each option that differs from those with which a checkpoint was written.
 
     Args:
         options: the options of the query that continues from it.
@@ -251,7 +251,7 @@ def within(
     catalog: TopicCatalog,
     options: SourceOptions,
 ) -> dict[TopicPartition, int]:
-    """Return positions that exist in the log; a position outside it means that records are lost.
+    """Return these positions moved into their partitions' logs; a position outside means that records are lost.
 
     Raises:
         OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -288,7 +288,7 @@ class GroupOffsets:
     def __init__(
         self, options: SourceOptions, catalog: TopicCatalog, heard: Callable[[], bool] = lambda: False
     ) -> None:
-        """Set up the coordinator; it joins the group with the first `hold`.
+        """Set up the offsets; the query joins its group with the first `wait_assigned`.
 
         Args:
             options: the options of the source.
@@ -316,7 +316,7 @@ class GroupOffsets:
         self._noted = False
 
     def resume(self, start: BatchOffset) -> None:
-        """Read the checkpoint, once."""
+        """Take over where the checkpoint says that the query continues; once."""
         self._resume(start)
 
     def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
@@ -329,14 +329,14 @@ class GroupOffsets:
         self._done.update(start.reached())
         self._topics.remember(start)
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions:
+    def wait_assigned(self, previous: BatchOffset, positions: Mapping[TopicPartition, int]) -> AssignedPartitions:
         """Wait until the partitions to read are known; return them with the start of each.
 
         Raises:
             TimedOutError: the group gives no assignment within `joinTimeoutMs`.
         """
         again = AssignmentRetry()
-        while (held := self._try_hold(start, at)) is None:
+        while (held := self._try_hold(previous, positions)) is None:
             again.wait_and_warn()
         return held
 
@@ -373,7 +373,7 @@ class GroupOffsets:
         return tuple(self._every)
 
     def _look(self) -> list[TopicPartition]:
-        """Return every partition that exists for the query and its group."""
+        """Look up every partition that the query's options choose and that exists."""
         found = self._catalog.partitions(self._topics.known)
         if self._there is None:
             self._there = frozenset(found)
@@ -454,7 +454,7 @@ class GroupOffsets:
         note = ignored_start_note(self._options, {tp: self._found.get(tp) for tp in held.partitions})
         self._noted = bool(held.partitions)
         if note is not None:
-            log.warning("the group's offsets take precedence over the query's start: %s", note)
+            log.warning("the group's committed offsets take precedence over startingOffsets: %s", note)
 
     def _claim(self, held: AssignedPartitions, positions: Mapping[TopicPartition, int], batch: int) -> bool:
         """Commit to the group where the query continues; return False if the group has rebalanced meanwhile."""
@@ -475,7 +475,7 @@ class GroupOffsets:
         return True
 
     def _is_left(self, tp: TopicPartition) -> bool:
-        """Return whether a batch that is being repeated leaves a partition to the group.
+        """Return whether a repeated batch leaves a partition to the group's other members.
 
         The claim then has the batch's number. Another number would hide from this run after a rebalance, and from later
         runs, that another client has committed since the batch was planned.
@@ -484,12 +484,12 @@ class GroupOffsets:
         return planned is not None and tp in planned.spans and not self._is_unchanged(tp, planned)
 
     def _claimed(self, tp: TopicPartition, position: int) -> bool:
-        """Return whether the group's offset is this position under this query's name: every owner leaves a commit."""
+        """Return whether the group's committed offset of a partition is this position, and this query committed it."""
         found = self._found.get(tp)
         return found is not None and found.offset == position and self._own(tp)
 
     def _own(self, tp: TopicPartition) -> bool:
-        """Return whether no other client has committed for a partition since this query did."""
+        """Return whether the group's committed offset of a partition is this query's own."""
         found = self._found.get(tp)
         return found is None or (found.stamp is not None and found.stamp.query == self._query)
 
@@ -512,7 +512,7 @@ class GroupOffsets:
         return (self._group is None or not self._there) and self._bound.kind != "earliest"
 
     def is_current(self, held: AssignedPartitions) -> bool:
-        """Return whether `held` is still valid; False if the group has rebalanced since, or is about to."""
+        """Return whether the assignment is still valid; False if the group has rebalanced since, or is about to."""
         return self._group is None or self._group.is_current(held)
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
@@ -533,7 +533,7 @@ class GroupOffsets:
         return begun
 
     def read(self) -> bool:
-        """Note that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
+        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
         return self._group is None or self._group.read()
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
@@ -574,7 +574,10 @@ class GroupOffsets:
         text = partitions_lost(batch.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
-        log.warning("%s; continuing without these partitions: their new owners read the batch's records again", text)
+        log.warning(
+            "partitions lost: %s; the query continues without them: their new owners read the batch's records again",
+            text,
+        )
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
         """Repeat a batch that an earlier run did not finish, with the ranges that `plannedRanges` says.
@@ -609,7 +612,7 @@ class GroupOffsets:
         released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning(
-                "batch %s: repeated without partitions %s, which continue from the group's committed offsets",
+                "batch %s repeated without partitions %s, which continue from the group's committed offsets",
                 planned.batch,
                 ", ".join(map(str, released)),
             )

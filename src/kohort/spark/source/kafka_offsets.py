@@ -92,7 +92,7 @@ def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
     return BatchOffset(query, FINISHED, spans=spans, group="", from_kafka_source=True)
 
 
-def unfinished(
+def unfinished_batch(
     start: Mapping[TopicPartition, int], end: Mapping[str, Any], query: str
 ) -> tuple[BatchOffset, BatchOffset]:
     """Return the batch before an unfinished batch of Spark's source, and that batch with its ranges.

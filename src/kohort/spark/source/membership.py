@@ -23,7 +23,7 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.ids import TopicId, TopicPartition
-from kohort.name_patterns import matching
+from kohort.name_patterns import matching_names
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
 from kohort.spark.source.offset_coordinator import AssignedPartitions
@@ -63,7 +63,7 @@ class GroupDescriber:
         self._client: ThreadClient | None = None
 
     def request(self, timeout_ms: float = DESCRIBE_TIMEOUT_MS) -> Future[Results[str, GroupDescription]]:
-        """Request a description."""
+        """Request a description of the group from its coordinator."""
         from kohort.client.admin.groups import describe_consumer_groups
 
         with self._lock:
@@ -92,7 +92,7 @@ class SubscriptionCheck:
         self._asked: Future[Results[str, GroupDescription]] | None = None
 
     def warning(self, mine: str) -> str | None:
-        """Return the warning once it is known; request a description if needed, and never wait.
+        """Return the warning about other members' subscriptions once it is known; never wait for the coordinator.
 
         The caller repeats the call now and then. A member without the right to describe the group gets no warning,
         because a member does not need that right.
@@ -111,7 +111,11 @@ class SubscriptionCheck:
             try:
                 group = description.result().result(self._describer.group)
             except KafkaError as error:
-                log.debug("[group %s] can't describe the other members: %s", self._describer.group, error)
+                log.debug(
+                    "[group %s] can't describe the other members, so their subscriptions are not compared: %s",
+                    self._describer.group,
+                    error,
+                )
                 self._end()
                 return None
             self._left -= 1
@@ -121,7 +125,7 @@ class SubscriptionCheck:
             return warning_of(group, mine, self._options.subscribe_pattern) if is_complete else None
 
     def close(self) -> None:
-        """End the check."""
+        """End the check of subscriptions, and close its connections."""
         with self._lock:
             self._end()
 
@@ -199,7 +203,7 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
     """Return whether another member's pattern may match all topics; True if it is none that can be matched here."""
     try:
-        return len(matching(regex, topics)) == len(topics)
+        return len(matching_names(regex, topics)) == len(topics)
     except InvalidInputError:
         return True
 
@@ -247,7 +251,7 @@ class CommitSource:
     ids: Mapping[str, TopicId]
 
     def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets with the stamp of query and batch."""
+        """Return the offsets with the query and batch as the commit's metadata."""
         return {
             tp: OffsetAndMetadata(offset, Stamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
             for tp, offset in offsets.items()
@@ -286,7 +290,7 @@ class InGroup(Protocol):
         """
 
     def read(self) -> bool:
-        """Note that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
+        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
 
     def end(self) -> None:
         """End a committed batch, and release revoked partitions."""
@@ -294,7 +298,7 @@ class InGroup(Protocol):
     def commit(
         self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
     ) -> None:
-        """Commit next offsets with the stamp of query and batch as metadata, and wait.
+        """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
         Raises:
             CommitFailedError: other members own the partitions by now.
@@ -302,7 +306,7 @@ class InGroup(Protocol):
         """
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """Return the group's offsets with their stamps."""
+        """Return the group's committed offsets, each with the query and batch that its metadata names."""
 
     def standing(self) -> MemberProgress:
         """Return the member's state for the query's progress."""
@@ -373,7 +377,14 @@ class SourceMembership:
                 if left_ms <= WAIT_WARNING_MS:
                     raise TimedOutError(no_assignment_error(self._member, limit_ms, self._bound)) from error
                 if not warned:
-                    log.warning("%s", waits_for_assignment(self._member, limit_ms))
+                    log.warning(
+                        "[group %s] the query has no partitions yet: %s; it fails after %s ms (joinTimeoutMs). A "
+                        "rebalance "
+                        "waits for the running batches of all members",
+                        self._member.group_id,
+                        self._member.why_unassigned(),
+                        limit_ms,
+                    )
                 warned = True
                 continue
             self._given = frozenset(assignment.partitions)
@@ -429,7 +440,11 @@ class SourceMembership:
                 )
                 self._may_describe = False
                 return True
-            log.info("[group %s] can't describe the group, retrying: %s", self._member.group_id, error)
+            log.info(
+                "[group %s] can't describe the group to see whether its assignment has settled, retrying: %s",
+                self._member.group_id,
+                error,
+            )
             return False
         return assigned_by(group, self._member.assignment().member_id, expected) == self._given
 
@@ -455,7 +470,7 @@ class SourceMembership:
             return True
 
     def read(self) -> bool:
-        """Note that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
+        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
         with self._lock:
             self._unread = False
             return self._busy
@@ -489,7 +504,7 @@ class SourceMembership:
     def commit(
         self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
     ) -> None:
-        """Commit next offsets with the stamp of query and batch as metadata, and wait.
+        """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
         Raises:
             CommitFailedError: other members own the partitions by now.
@@ -536,7 +551,7 @@ class SourceMembership:
         return self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """Return the group's offsets with their stamps."""
+        """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._member.committed(list(partitions)))
 
     def standing(self) -> MemberProgress:
@@ -573,7 +588,9 @@ class SourceMembership:
                 self._warn_of_other_subscriptions()
             except Exception as error:
                 if not self._ended.is_set():
-                    log.exception("the thread that watches for revocations has failed, and the query fails with it")
+                    log.exception(
+                        "unexpected error in the thread that watches a query's group for rebalances: the query fails"
+                    )
                     self._failure = error
                 return
 
@@ -581,7 +598,7 @@ class SourceMembership:
         """Log once that other members subscribe to other topics."""
         warning = self._subscription_check.warning(self._member.assignment().member_id)
         if warning is not None:
-            log.warning("subscriptions of the group differ: %s", warning)
+            log.warning("subscriptions of the group's members differ: %s", warning)
 
     def _warn_if_long(self) -> None:
         """Log once that a rebalance would not wait for the running batch.
@@ -594,7 +611,7 @@ class SourceMembership:
         if not long or self._warned:
             return
         self._warned = True
-        log.warning("%s", long_batch_warning(bound, heard=self._heard()))
+        log.warning("[group %s] long batch: %s", self._member.group_id, long_batch_warning(bound, heard=self._heard()))
 
 
 def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: Limit) -> str:
@@ -636,14 +653,6 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) 
         f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.why_unassigned()}. A rebalance "
         f"waits for the running batches of all members, for {batch_limit.option} of each: raise joinTimeoutMs above "
         f"that, or look at who is in the group: kohort groups describe {member.group_id}"
-    )
-
-
-def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
-    """Return the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
-    return (
-        f"[group {member.group_id}] the query has no partitions yet: {member.why_unassigned()}; it fails after "
-        f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
     )
 
 
@@ -714,7 +723,7 @@ class OffsetKeeper:
     def commit(
         self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
     ) -> None:
-        """Commit next offsets with the stamp of query and batch as metadata, and wait.
+        """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
         Raises:
             InvalidInputError: the group has members.
@@ -736,7 +745,7 @@ class OffsetKeeper:
             ) from error
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """Return the group's offsets with their stamps."""
+        """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
     def standing(self) -> MemberProgress:

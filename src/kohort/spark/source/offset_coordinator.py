@@ -34,12 +34,13 @@ class AssignmentRetry:
         self._attempts = 0
 
     def wait_and_warn(self) -> None:
-        """Wait, and log the warning if it is time."""
+        """Wait before the next attempt, and log one warning after many attempts."""
         self._attempts += 1
         if self._attempts >= _WARNING_ATTEMPTS and time.monotonic() > self._warning_at_s:
             self._warning_at_s = float("inf")
             log.warning(
-                "the assignment was changing at each of %d lookups (the group rebalances again and again, another "
+                "the assignment of a query's group was changing at each of %d lookups (the group rebalances again and "
+                "again, another "
                 "member has yet to release partitions, or topics are deleted and created): nothing is read, and "
                 "lookups are repeated, until it is stable",
                 self._attempts,
@@ -95,15 +96,17 @@ class OffsetCoordinator(Protocol):
     def resume(self, start: BatchOffset) -> None:
         """Read the checkpoint, once: `start` is the end of its last finished batch."""
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
+    def wait_assigned(
+        self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
+    ) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return them with the start of each.
 
         While they are unknown, the call waits. Spark would take an empty result for "nothing new", and might end the
         query.
 
         Args:
-            start: the end of the previous batch.
-            at: the next offset of each partition that the query had before.
+            previous: the end of the previous batch.
+            positions: the next offset of each partition that the query had before.
 
         Returns:
             None if a region forbids planning now, and waiting would not help.
@@ -115,7 +118,7 @@ class OffsetCoordinator(Protocol):
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue once the partitions' ends are known.
+        """Return where to continue in each partition, once the log's end offsets are known.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -125,7 +128,7 @@ class OffsetCoordinator(Protocol):
         """Return whether only the checkpoint keeps where a fresh query started, so that an empty batch is needed."""
 
     def is_current(self, held: AssignedPartitions) -> bool:
-        """Return whether `held` is still valid; False if the assignment has changed since, or is about to."""
+        """Return whether the assignment `held` is still valid; False if it has changed since, or is about to."""
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the group gives the query what it owns, and nothing that others have yet to release.

@@ -47,11 +47,11 @@ class Rebalances:
         self._batches: deque[tuple[float, float]] = deque(maxlen=BATCHES_MAX)
 
     def batch_began(self, now_ms: float) -> None:
-        """Note that a batch runs from now on."""
+        """Record that a batch runs from now on: it keeps a rebalance from causing downtime."""
         self._batches.append((now_ms, float("inf")))
 
     def batch_ended(self, now_ms: float) -> None:
-        """Note that the running batch has ended; do nothing if none is running."""
+        """Record that the running batch has ended; do nothing if none is running."""
         if self._batches and now_ms < self._batches[-1][1]:
             self._batches[-1] = self._batches[-1][0], now_ms
 

@@ -147,7 +147,7 @@ LAST_COMMIT_MS = 1_000
 
 
 class SourceQuery:
-    """The state of a running query.
+    """The state of a streaming query's source: its group, its positions and its running batch.
 
     A batch is *running* from its plan until its sink is known to be done and the checkpoint has it. The query learns
     that from the driver program (`sink_done`), or from Spark's request for the next batch, which comes only then. Then
@@ -183,8 +183,8 @@ class SourceQuery:
         self._ids: dict[str, TopicId] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        self._targets: dict[TopicPartition, int] | None = None
-        self._aimed: Mapping[str, TopicId] = {}  # topic ids of the targets
+        self._fixed_ends: dict[TopicPartition, int] | None = None
+        self._fixed_ids: Mapping[str, TopicId] = {}  # topic ids of the fixed ends
         self._sizes: dict[TopicPartition, RecordSize] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
         self._triggered_s = float("-inf")
@@ -193,14 +193,14 @@ class SourceQuery:
         self._stateful = False  # as far as the driver program has said
         self._state_checked: frozenset[TopicPartition] | None = None  # the partitions of the last look for others
 
-    def aim_at_present(self) -> None:
+    def fix_end_offsets(self) -> None:
         """Fix the partitions' current end offsets as the end of the query: no later batch reads beyond them."""
         partitions = self._catalog.partitions(known=None)
-        self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
-        self._targets = self._catalog.ends(partitions)
+        self._fixed_ids = self._catalog.present({tp.topic for tp in partitions}).ids
+        self._fixed_ends = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
-        """Finish everything before `start`, which Spark has completed.
+        """Finish the batch that ends at `start`, which Spark has completed: commit its offsets.
 
         Raises:
             CommitFailedError: the batch took too long, other members own its partitions, and that ends the query.
@@ -215,7 +215,7 @@ class SourceQuery:
                 self._coordinator.resume(start)
 
     def sink_done(self, end: BatchOffset) -> bool:
-        """Commit a batch when its sink is done and the checkpoint has it; then be idle.
+        """Commit a batch's offsets when its sink is done and the checkpoint has it; then release revoked partitions.
 
         An error is raised at Spark's next trigger; a commit without an answer is repeated then. Return False if `end`,
         the batch as Spark has it, is not the running batch: it is another run's, or has ended before.
@@ -226,14 +226,19 @@ class SourceQuery:
             try:
                 self._end_running()
             except CommitFailedError as error:
-                log.warning("a completed batch could not be committed; the query fails at its next trigger: %s", error)
+                log.warning(
+                    "a batch is done, but its offsets could not be committed; the query fails at its next trigger: %s",
+                    error,
+                )
                 self._failure = error
             except KafkaError as error:
-                log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)
+                log.warning(
+                    "batch %s is done, but the commit of its offsets failed and will be retried: %s", end.batch, error
+                )
             return True
 
     def note_state(self) -> None:
-        """Remember that the query keeps state. From any thread."""
+        """Record that the query keeps state between batches. Any thread may call this."""
         self._stateful = True
 
     def _warn_of_shared_state(self, held: AssignedPartitions) -> None:
@@ -246,7 +251,11 @@ class SourceQuery:
         try:
             every = self._catalog.partitions(known=None)
         except KafkaError as error:
-            log.debug("[group %s] could not look for other members' partitions yet: %s", options.group_id, error)
+            log.debug(
+                "[group %s] could not look up all partitions, to warn of state that members share, retrying: %s",
+                options.group_id,
+                error,
+            )
             return
         self._state_checked = mine
         if mine < set(every):
@@ -261,7 +270,7 @@ class SourceQuery:
             self._running, self._planned, self._known = running, planned, False
 
     def _end_running(self, timeout_ms: float | None = None) -> None:
-        """Finish the running batch, which is done; keep it as running while the commit can be repeated."""
+        """Commit the running batch, which is done; it stays the running one while a failed commit can be repeated."""
         running = self._running
         assert running is not None
         self._known = True
@@ -304,12 +313,12 @@ class SourceQuery:
             again.wait_and_warn()
 
     def _is_settled(self) -> bool:
-        if self._targets is None:
+        if self._fixed_ends is None:
             return True
-        present = self._catalog.present({tp.topic for tp in self._targets})
-        there = present.partitions.intersection(self._targets)  # nobody has partitions of a topic that was deleted
+        present = self._catalog.present({tp.topic for tp in self._fixed_ends})
+        there = present.partitions.intersection(self._fixed_ends)  # nobody has partitions of a topic that was deleted
         return self._coordinator.is_settled(
-            {tp for tp in there if present.ids.get(tp.topic) == self._aimed.get(tp.topic)}
+            {tp for tp in there if present.ids.get(tp.topic) == self._fixed_ids.get(tp.topic)}
         )
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
@@ -325,7 +334,7 @@ class SourceQuery:
     def _batch_of(
         self, held: AssignedPartitions, start: BatchOffset, spans: Mapping[TopicPartition, OffsetRange]
     ) -> BatchOffset:
-        """Begin and return the batch."""
+        """Begin a batch with these ranges, and return it."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(
             self.identity,
@@ -352,12 +361,12 @@ class SourceQuery:
     def _limit(self, tp: TopicPartition) -> int:
         """Return the end of the next batch in a partition.
 
-        The target of a deleted topic of the same name is ignored.
+        The fixed end of a deleted topic of the same name is ignored.
         """
         end = self._ends[tp]
-        if self._targets is None:
+        if self._fixed_ends is None:
             return end
-        return min(end, self._targets.get(tp, 0)) if self._aimed.get(tp.topic) == self._ids.get(tp.topic) else 0
+        return min(end, self._fixed_ends.get(tp, 0)) if self._fixed_ids.get(tp.topic) == self._ids.get(tp.topic) else 0
 
     def _admit(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         options, total = self._options, sum(available.values())
@@ -379,7 +388,7 @@ class SourceQuery:
         Source: Apache Spark's KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
         """
         least = self._options.min_offsets_per_trigger
-        if least is None or self._targets is not None:
+        if least is None or self._fixed_ends is not None:
             return False
         return total < least and (time.monotonic() - self._triggered_s) * 1000 < self._delay_ms
 
@@ -419,7 +428,7 @@ class SourceQuery:
                 if self._running is not None and self._known:
                     self._end_running(LAST_COMMIT_MS)
             except KafkaError as error:
-                log.warning("a completed batch could not be committed when the query closed: %s", error)
+                log.warning("a batch is done, but its offsets could not be committed when the query closed: %s", error)
             finally:
                 self._running = None
                 self._ending.release()

@@ -43,7 +43,7 @@ def loads_of(plan: Any) -> list[dict[str, str]]:
 
 
 def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the loads that share a topic and a group with another one.
+    """Return those of a query's loads that read a topic in the same group as another of its loads.
 
     Loads with invalid options are left out: their sources refuse them.
     """
@@ -145,7 +145,7 @@ class ReadTwice:
                     self._claims[name] = claim
 
     def terminated(self, run: str) -> None:
-        """Forget a run, and release the names that no other run has."""
+        """Forget a run that has ended, and unlock the names that no other run marks."""
         with self._lock:
             names = self._runs.pop(run, set())
             left = names.difference(*self._runs.values())

@@ -38,7 +38,7 @@ from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schem
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
 from kohort.spark.source.error_frames import reason_first, reason_first_each
-from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
+from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished_batch
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import SourceQuery
-    from kohort.spark.source.single_reader_lock import Load, SingleReader
+    from kohort.spark.source.single_reader_lock import Load, LoadLocks
     from kohort.spark.values.decoding import Values
     from kohort.spark.values.types import Column
 
@@ -301,7 +301,7 @@ class Ending:
             signal.signal(signal.SIGTERM, self._exit)
 
     def begin(self) -> None:
-        """Note that the reader's `stop` runs, and must not be interrupted."""
+        """Record that the reader's `stop` runs, and must not be interrupted."""
         self._begun.set()
 
     def end(self) -> None:
@@ -319,7 +319,7 @@ class Ending:
         os._exit(0)
 
     def _exit(self, _number: int, _frame: FrameType | None) -> None:
-        """Exit on the first signal; Spark may send a second one, which must not interrupt the exit."""
+        """Exit on the first SIGTERM; Spark may send a second one, which must not interrupt the exit."""
         if self._begun.is_set() or not self._raises:
             return
         self._raises, self._logged = False, True
@@ -371,7 +371,7 @@ class ParentWatch:
 
 
 def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *, strict: bool) -> BatchOffset:
-    """Return everything between two bounds, with the ids of the topics.
+    """Return the offset ranges of a batch read between two bounds, with the ids of the topics.
 
     Args:
         catalog: looks up the read's partitions and offsets.
@@ -461,7 +461,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting_bound(options, streaming=True)
         self._options = options
         self._load = load
-        self._load_lock: SingleReader | None = None
+        self._load_lock: LoadLocks | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: SourceQuery | None = None
@@ -521,17 +521,17 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
         from kohort.spark.source.read_twice import refuse_read_twice
-        from kohort.spark.source.single_reader_lock import SingleReader
+        from kohort.spark.source.single_reader_lock import LoadLocks
 
         group = self._options.group_id
         if group is not None:
-            with contextlib.suppress(OSError):  # files can't be locked here; SingleReader logs a warning
+            with contextlib.suppress(OSError):  # files can't be locked here; LoadLocks logs a warning
                 refuse_read_twice(self._load, self._options)
-            self._load_lock = self._load_lock or SingleReader()
+            self._load_lock = self._load_lock or LoadLocks()
             self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a query's first offset with its identity only: where it starts depends on its later assignment."""
+        """Return a query's first offset, which has only its identity: its start depends on its later assignment."""
         self._identity = self._identity or uuid.uuid4().hex
         return BatchOffset(self._identity).to_json()
 
@@ -558,7 +558,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a query in a region runs without a trigger: AvailableNow would end it with batches in no sequence; "
                 'run the region until="caught-up" instead'
             )
-        self._driver().aim_at_present()
+        self._driver().fix_end_offsets()
 
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -585,11 +585,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex
         if is_kafka_offset(start):
-            return unfinished(positions_of(start), end, self._identity)
+            return unfinished_batch(positions_of(start), end, self._identity)
         self._driver(self._identity)
         from kohort.spark.source.first_batch import initial_positions
 
-        return unfinished(initial_positions(self._receiver, end), end, self._identity)
+        return unfinished_batch(initial_positions(self._receiver, end), end, self._identity)
 
     def sink_done(self, end: str, stateful: bool = False) -> bool:
         """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.

@@ -45,10 +45,10 @@ class ApplicationChannel(Protocol):
     """The channel to the driver program: `kohort.spark.driver_channel.ChannelClient`."""
 
     def ask(self, message: Message, timeout_s: float) -> Message:
-        """Send a request, and wait for the answer."""
+        """Send a request to the driver program, and wait for the answer."""
 
     def send(self, message: Message) -> bool:
-        """Send a message; return False if the driver program can't be reached."""
+        """Send a message to the driver program; return False if the driver program can't be reached."""
 
 
 class RegionOffsets:
@@ -59,7 +59,7 @@ class RegionOffsets:
     """
 
     def __init__(self, options: SourceOptions, catalog: TopicCatalog, line: ApplicationChannel, session: str) -> None:
-        """Set up the coordinator; nothing is requested yet.
+        """Set up the offsets of a region's source; nothing is requested from the driver program yet.
 
         Args:
             options: the options of the source.
@@ -80,7 +80,9 @@ class RegionOffsets:
     def resume(self, start: BatchOffset) -> None:
         """Do nothing: the checkpoint is another run's, and the driver program knows where to start."""
 
-    def wait_assigned(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
+    def wait_assigned(
+        self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
+    ) -> AssignedPartitions | None:
         """Return the assigned partitions of existing topics; None while no batch may be planned.
 
         A query that is too far ahead of its region waits here, however long that takes. If Spark learned that there is
@@ -88,7 +90,7 @@ class RegionOffsets:
         most, so that a stopped run is refused with the next one. SIGTERM and the end of the driver program take effect
         at once.
         """
-        del start
+        del previous
         answer = self._ask("held", wait_ms=WAIT_MS_MAX, **self._idle())
         while answer.get("stay"):
             answer = self._ask("held", wait_ms=WAIT_MS_MAX)
@@ -97,7 +99,7 @@ class RegionOffsets:
         handed = Handed.from_message(answer)
         self._known = handed.version, time.monotonic()
         self._check_epoch(handed.epoch)
-        self._keep_positions(handed, at)
+        self._keep_positions(handed, positions)
         parts = self._parts = self._existing(handed.parts)
         return AssignedPartitions(
             tuple(parts),
@@ -199,7 +201,7 @@ class RegionOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue, behind lost records, which are reported to the driver program.
+        """Return where to continue in each partition, after lost records, which are reported to the driver program.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -240,7 +242,7 @@ class RegionOffsets:
         return True
 
     def begin(self, held: AssignedPartitions, batch: int) -> bool:
-        """Ask whether the batch may begin; until it ends, no partition is released."""
+        """Ask the driver program whether a batch may begin; until it ends, no partition is released."""
         self._known = None  # records are waiting: the next lookup is due at once, even if this batch may not begin
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 

@@ -98,7 +98,7 @@ class ReaderLock:
         return False
 
     def release(self) -> None:
-        """Release the name."""
+        """Unlock the name."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)
@@ -113,7 +113,7 @@ def _same(path: Path, descriptor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One `load()`.
+    """One `load()` of a DataFrame, which only one query may read.
 
     Attributes:
         id: its unique id.
@@ -125,12 +125,12 @@ class Load:
 
     @classmethod
     def of(cls, raw: Mapping[str, str]) -> Load:
-        """Make a new one with these options, as Spark passes them."""
+        """Make the record of a new `load()` with these options, as Spark passes them."""
         options = sorted((name.lower(), value) for name, value in raw.items() if not is_secret(name))
         return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32])
 
 
-class SingleReader:
+class LoadLocks:
     """The locks of one query, one for each `load()` that it reads: they keep other queries from reading it too."""
 
     def __init__(self) -> None:
@@ -164,8 +164,9 @@ class SingleReader:
             self._locks.append(claim)
         except OSError as error:
             log.warning(
-                "two queries that read one load() of the group %s would go unnoticed here, because this query can't "
-                "lock it, and each would get a part of the records only: %s",
+                "[group %s] can't lock the query's load(), so a second query that reads it would go unnoticed, and "
+                "each "
+                "would get a part of the records only: %s",
                 group,
                 error,
             )
@@ -183,6 +184,6 @@ class SingleReader:
         )
 
     def release(self) -> None:
-        """Release all locks."""
+        """Release all locks of the query."""
         while self._locks:
             self._locks.pop().release()

@@ -32,11 +32,11 @@ class TopicIds:
 
     @property
     def known(self) -> set[str]:
-        """Topics that have existed."""
+        """The names of topics that the query has known to exist."""
         return self._watched | self.gone
 
     def remember(self, offset: BatchOffset) -> set[str]:
-        """Note the topics of a checkpoint's offsets.
+        """Remember the topic ids of a checkpoint's offsets.
 
         Returns:
             Topics that had another id before, whose known offsets are void.
@@ -104,7 +104,7 @@ class TopicIds:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
     def valid(self, found: Mapping[TopicPartition, Committed | None]) -> dict[TopicPartition, Committed | None]:
-        """Return the group's offsets without those of deleted topics.
+        """Return the group's committed offsets without those of deleted topics.
 
         Raises:
             OffsetError: the group has such an offset, if that is an error.

@@ -183,7 +183,7 @@ def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def _json_form(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes of Arrow's objects those that JSON has; None: they are.
+    """Return a function that converts Arrow's objects to those that JSON has; None: no conversion is needed.
 
     Null fields are left out, as by `to_json`. A number of 32 bits gets its own digits in place of those of 64 bits.
     """
@@ -214,7 +214,7 @@ def _same(found: Any) -> Any:
 
 
 def _finite(found: float | None) -> float | None:
-    """Return a number that JSON has.
+    """Return the number, which JSON must be able to express.
 
     Raises:
         ValueError: it is NaN or infinite.
@@ -225,7 +225,7 @@ def _finite(found: float | None) -> float | None:
 
 
 def _single(found: float | None) -> float | None:
-    """Return a number of 32 bits with six digits, or as many as it needs, which are nine at most."""
+    """Return a 32-bit float's shortest decimal form: six digits, or up to nine if it needs them."""
     if _finite(found) is None or found is None:
         return None
     for digits in (6, 7, 8):

@@ -146,7 +146,7 @@ class Writing:
             yield str(topic), batch if len(topics) == 1 else batch.filter(pc.equal(column, topic))
 
     def _named(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, ColumnNames]]:
-        """Yield the rows in their order, in runs in which all rows name a partition or none does."""
+        """Yield the rows in their order, in slices of which all rows name a partition, or none does."""
         has = self.columns
         if "timestamp" in has and batch.column("timestamp").null_count:
             batch = _with_times(batch)

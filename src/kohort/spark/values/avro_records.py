@@ -86,7 +86,7 @@ class AvroDecoder:
             registry: the URL of a schema registry, for the same.
         """
         text = schema_of(schema)
-        self._schema = parsed(text)
+        self._schema = parse_for_fastavro(text)
         from fastavro import schemaless_reader
 
         self.type = kind
@@ -160,7 +160,7 @@ class AvroDecoder:
         return found.schema
 
     def _look_up(self, number: int) -> _WriterSchema:
-        """Return the schema with an id.
+        """Return the writer's Avro schema with this id, parsed.
 
         Raises:
             InvalidInputError: the function failed, or returned something other than text; this ends the query.
@@ -189,13 +189,13 @@ class AvroDecoder:
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
             reason = f"the schema {number}: {wrong}" if wrong else ""
-            return _WriterSchema(parsed(schema), reason, VALUE_BYTES // density)
+            return _WriterSchema(parse_for_fastavro(schema), reason, VALUE_BYTES // density)
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
 
 
 class RegistryFailure(Exception):
-    """A registry that is away or refuses the client, which ends the task: no value is bad because of it.
+    """Error: the schema registry is unavailable or refuses the client. The task fails; no value counts as bad.
 
     Attributes:
         error: the failure.
@@ -210,9 +210,9 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
     """Return a function that looks up an Avro schema's text in a registry by id; it returns None for an unknown id."""
     registry = SchemaRegistry(url)
 
-    def schema_with(number: int) -> str | None:
+    def schema_text(schema_id: int) -> str | None:
         try:
-            found = registry.schema(number)
+            found = registry.schema(schema_id)
         except NotFoundError:
             return None
         except CorruptDataError:
@@ -220,10 +220,10 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
         except KafkaError as error:
             raise RegistryFailure(error) from None
         if found.kind != "AVRO":
-            raise CorruptDataError(f"the schema {number} is of the kind {found.kind}, and not AVRO")
+            raise CorruptDataError(f"the schema {schema_id} is of the kind {found.kind}, and not AVRO")
         return found.text
 
-    return schema_with
+    return schema_text
 
 
 class _BadValue(Exception):
@@ -318,7 +318,7 @@ def _finished(found: Column, kind: Kind) -> Column:
     return pc.cast(found, kind)
 
 
-def parsed(schema: Schema) -> Any:
+def parse_for_fastavro(schema: Schema) -> Any:
     """Return the schema in fastavro's parsed form.
 
     Raises:

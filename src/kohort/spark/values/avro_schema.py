@@ -47,7 +47,7 @@ DIGITS = 38
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value without parts.
+    """An Avro type without parts, such as a number or a string.
 
     Attributes:
         avro: the type beneath the logical one.
@@ -66,7 +66,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class RecordNode:
-    """A record with named fields, in order."""
+    """An Avro record with named fields, in order."""
 
     fields: tuple[tuple[str, Node], ...]
 
@@ -77,7 +77,7 @@ class RecordNode:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """An array."""
+    """An Avro array, by the type of its items."""
 
     item: Node
 
@@ -88,7 +88,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A map with strings as keys."""
+    """An Avro map, whose keys are strings, by the type of its values."""
 
     value: Node
 
@@ -142,7 +142,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False) -> Node:
-    """Return the type of a schema.
+    """Return the type that an Avro schema declares.
 
     Args:
         schema: the schema.

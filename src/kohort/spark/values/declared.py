@@ -16,7 +16,7 @@ from kohort.errors import InvalidInputError
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
-from kohort.spark.values.avro_records import function_named, parsed
+from kohort.spark.values.avro_records import function_named, parse_for_fastavro
 from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import zone_named
@@ -169,12 +169,12 @@ def schema_from_registry(options: SourceOptions) -> str | None:
 
 
 def _avro(text: str, options: SourceOptions) -> DeclaredValues:
-    parsed("int")  # fails now if fastavro is not installed
+    parse_for_fastavro("int")  # fails now if fastavro is not installed
     avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
     if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
         return DeclaredValues("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
     ddl = node_of(avro).ddl
-    parsed(avro)
+    parse_for_fastavro(avro)
     return DeclaredValues("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
 
 

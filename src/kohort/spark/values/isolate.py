@@ -50,7 +50,7 @@ class Parts:
     reasons: dict[int, str] = field(default_factory=dict)
 
     def add(self, rows: Sequence[int], array: Column) -> None:
-        """Add converted rows.
+        """Add an array of converted values, with their row numbers.
 
         Args:
             rows: the row numbers.
@@ -81,7 +81,7 @@ class Parts:
                 self.add(rows, pa.nulls(1, self.kind))
 
     def joined(self) -> Column:
-        """Return the array; rows that were never added are null."""
+        """Return all parts as one array; rows that were never added are null."""
         if len(self.arrays) == 1 and len(self.arrays[0]) == self.length:
             return self.arrays[0]
         if not self.arrays:

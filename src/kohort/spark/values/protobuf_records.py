@@ -111,7 +111,7 @@ class _TypeWalk:
 
 
 class _ArrowReaders(MessageReaders):
-    """Readers that make what Arrow takes."""
+    """Readers of Protobuf fields that produce the Python values which Arrow accepts."""
 
     def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
         if field.enum_type is not None:
@@ -236,7 +236,7 @@ class ProtobufDecoder:
         return difference and f"{schema.name}: {difference}"
 
     def _look_up(self, number: int) -> ProtobufSchema | str:
-        """Return the schema of an id, or why there is none that can be used."""
+        """Ask the registry for the schema with this id; return it, or why it can't be used."""
         assert self._registry is not None
         try:
             found = self._registry.schema(number)

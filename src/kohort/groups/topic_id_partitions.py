@@ -7,25 +7,25 @@ from collections.abc import Iterable
 from kohort.groups.records import HeldPartitions, TopicPartitions
 from kohort.ids import TopicId
 
-Pair = tuple[TopicId, int]
+TopicIdPartition = tuple[TopicId, int]
 """A partition by its topic's id."""
 
-Pairs = frozenset[Pair]
+TopicIdPartitions = frozenset[TopicIdPartition]
 
-NOTHING: Pairs = frozenset()
+NOTHING: TopicIdPartitions = frozenset()
 
 
-def pair_sort_key(pair: Pair) -> tuple[int, int]:
+def topic_id_partition_sort_key(pair: TopicIdPartition) -> tuple[int, int]:
     """Return a sort key for pairs: the order of the pairs themselves, but without comparing UUIDs in Python."""
     return pair[0].int, pair[1]
 
 
-def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
+def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
     """Return partitions as a set of pairs."""
     return frozenset([(entry.topic_id, number) for entry in partitions for number in entry.partitions])
 
 
-def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
+def pack(pairs: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
     """Return a set of pairs in the form of records and replies: by topic id, ascending.
 
     Topics are found and sorted by the id's number. `uuid.UUID` compares and hashes in Python, which made 80 % of the
