@@ -342,7 +342,7 @@ def test_partitions_that_one_request_produces_to_are_added_to_the_transaction_to
 
 
 def test_others_are_served_while_a_transaction_of_many_partitions_ends(client: RawClient, name: str) -> None:
-    """Its markers were written in one go: a second for 10,000 partitions."""
+    """All markers were written in one go: for 8,000 partitions others waited between 4 and 20 s."""
     create_topic(client, name, 2_000)
     producer = Producer(client, f"tx-{name}")
     assert producer.init() == 0

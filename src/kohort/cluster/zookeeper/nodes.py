@@ -89,7 +89,7 @@ class Registration:
             CorruptDataError: the node is not a candidate's.
         """
         fields = from_bytes(data)
-        number = _number(candidate_id)
+        number = _bounded_number(candidate_id)
         return Registration(
             read_candidate({**fields, "id": number}), fields.get("retiring") is True, fields.get("sole") is True
         )
@@ -220,11 +220,11 @@ def partition_of(path: str) -> TopicPartition | None:
     """Return the partition of a `partition_path`, None for any other path."""
     topic, _, name = path.rpartition("/")
     _, dash, digits = name.rpartition("-")
-    topic, number = topic.rpartition("/")[2], _number(digits)
+    topic, number = topic.rpartition("/")[2], _bounded_number(digits)
     return TopicPartition(name_of(topic), number) if dash and number is not None and topic else None
 
 
-def _number(digits: str) -> int | None:
+def _bounded_number(digits: str) -> int | None:
     """Return the number that a part of a node's name is; None: none, or more digits than a number of Kafka has."""
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX else None
 
