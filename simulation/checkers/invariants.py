@@ -47,6 +47,9 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
     """Yield the violations in one group."""
     if group.is_void():
         yield "it has no record"
+    pairs = [(producer_id, partition) for producer_id, slots in group.pending.items() for partition in slots]
+    if sorted(pairs) != sorted((producer, at) for at, producers in group.pending_of.items() for producer in producers):
+        yield "its transactional offsets by producer and by partition differ"
     if group.membership.group_id != group.group_id:
         yield f"it has the members of {group.membership.group_id}"
     membership = group.membership

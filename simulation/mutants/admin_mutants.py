@@ -41,7 +41,7 @@ class DeletesOffsetsThatAreRead(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that finds no reader."""
 
-        def delete(offsets: CommittedOffsets, group: Group, partition: Any) -> ErrorCode:
+        def delete(offsets: CommittedOffsets, group: Group, partition: Any, *_: Any) -> ErrorCode:
             offsets.tombstone(group.group_id, (partition.topic, partition.partition))
             return ErrorCode.NONE
 
@@ -53,7 +53,7 @@ class ForgetsPatterns(GroupMachine):
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with a group that knows only the topics that are listed."""
-        with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
+        with swapped(ConsumerGroup, "subscribed_topics", lambda group: frozenset(group._listed)):
             return super().step(event, now)
 
 

@@ -11,12 +11,14 @@ from kohort import Broker
 from kohort.broker import fetch_sessions
 from kohort.broker.fetch_sessions import Fetched, FetchSessions
 from kohort.errors import ErrorCode
+from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import DescribeConfigsRequest, MetadataRequest
 from kohort.wire.framing import encode_request
 from kohort.wire.groups import ConsumerGroupDescribeRequest, DescribeGroupsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kohort.wire.transactions import DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest
-from tests.broker.raw import RawClient, create_topic
+from tests.broker.raw import RawClient, batch_of, create_topic, produce, resident_kib
+from tests.support.waiting import until
 
 LONG = 32_767
 REPEATED = 1_000
@@ -134,3 +136,70 @@ def test_fetch_sessions_bound_the_partitions_of_one_and_of_all(monkeypatch: pyte
     assert sessions.get(second.id) is None and len(sessions) == 2
     assert not sessions.change_partitions(first, [], wanted(100, 2)), "an eleventh"
     assert sessions.open(False, wanted(0, 10)) is not None
+
+
+def test_fetch_sessions_that_nobody_uses_make_room_for_partitions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten requests for 100,000 partitions, of topics that need not exist, kept every other client without a session."""
+    monkeypatch.setattr(fetch_sessions, "ALL_PARTITIONS_MAX", 25)
+    sessions = FetchSessions(100)
+    held, growing = sessions.open(False, wanted(0, 15)), sessions.open(False, wanted(0, 10))
+    assert held is not None and growing is not None
+    assert sessions.open(False, wanted(0, 1)) is None
+    monkeypatch.setattr(fetch_sessions, "STALE_S", 0.0)
+    assert sessions.get(growing.id) is growing
+    assert sessions.change_partitions(growing, [], wanted(10, 10)), "the unused session makes room"
+    assert sessions.get(held.id) is None and len(growing.partitions) == 20
+    assert sessions.open(False, wanted(0, 6)) is not None, "and so does this one"
+    assert len(sessions) == 1
+    alone = sessions.open(False, wanted(0, 25))
+    assert alone is not None
+    assert not sessions.change_partitions(alone, [], wanted(25, 1)), "a session makes no room for itself"
+    assert len(sessions) == 0
+
+
+WAITING = 12
+
+
+def fetches(broker: Broker) -> int:
+    """Return the number of fetches that the broker has begun."""
+    return int(broker.metrics()["requests"].get("Fetch", 0))
+
+
+def test_fetches_that_wait_keep_little_of_their_requests(tmp_path: Path) -> None:
+    """A connection's 500 fetches that each name a partition 100,000 times took 7 GB, for weeks if they asked for it."""
+    part = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topics = [FetchRequest.FetchTopic(topic="t", partitions=[part] * 100_000)]
+    asked = FetchRequest(max_wait_ms=2**31 - 1, min_bytes=1, max_bytes=1, session_epoch=-1, topics=topics)
+    with Broker(tmp_path / "data") as broker:
+        with RawClient(broker.bootstrap_servers) as client, RawClient(broker.bootstrap_servers) as hostile:
+            create_topic(client, "t")
+            hostile.send(asked, 11)
+            until(lambda: fetches(broker) == 1, "the first waits")
+            before = resident_kib(broker)
+            for _ in range(WAITING):
+                hostile.send(asked, 11)
+            until(lambda: fetches(broker) == 1 + WAITING, "all wait")
+            assert resident_kib(broker) - before < WAITING * 4_000
+            assert produce(client, "t", 0, batch_of(b"v")).error_code == 0
+            for _ in range(1 + WAITING):
+                assert hostile.receive().responses[0].partitions[0].records
+
+
+def test_fetches_that_wait_for_many_partitions_count_toward_the_limit_of_their_connection(tmp_path: Path) -> None:
+    partitions = [
+        FetchRequest.FetchPartition(partition=number, fetch_offset=0, partition_max_bytes=1 << 20)
+        for number in range(1_000)
+    ]
+    topics = [FetchRequest.FetchTopic(topic="t", partitions=partitions)]
+    asked = FetchRequest(max_wait_ms=2**31 - 1, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=topics)
+    with Broker(tmp_path / "data", {"queued.max.response.bytes": 1 << 20}) as broker:
+        with RawClient(broker.bootstrap_servers) as client, RawClient(broker.bootstrap_servers) as hostile:
+            create_topic(client, "t", 1_000)
+            for _ in range(10):
+                hostile.send(asked, 11)
+            until(lambda: fetches(broker) == 3, "as many wait as a connection may have")
+            assert client.ask(MetadataRequest(topics=[])).brokers
+            assert fetches(broker) == 3
+            assert produce(client, "t", 7, batch_of(b"v")).error_code == 0
+            for _ in range(10):
+                assert any(part.records for part in hostile.receive().responses[0].partitions)

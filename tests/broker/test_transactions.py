@@ -9,7 +9,8 @@ import pytest
 
 from kohort import Broker
 from kohort.errors import ErrorCode
-from kohort.wire.data import ListOffsetsRequest
+from kohort.wire.data import ListOffsetsRequest, ProduceRequest
+from kohort.wire.discovery import MetadataRequest
 from kohort.wire.offsets import OffsetFetchRequest
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
@@ -314,3 +315,44 @@ def test_transactions_survive_sigkill(tmp_path: Path, version: int) -> None:
             again = Producer(client, "done", version)
             assert again.init() == 0
             assert (again.id, again.epoch) == (done.id, done.epoch + 1)
+
+
+def test_partitions_that_one_request_produces_to_are_added_to_the_transaction_together(tmp_path: Path) -> None:
+    """Each state holds all partitions of its transaction: 5,000 in one request wrote 50 MB, and others waited."""
+    with Broker(tmp_path / "data", {"transaction.state.log.num.partitions": 1}) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            create_topic(client, "t", 200)
+            producer = Producer(client, "tx", 2)
+            assert producer.init() == 0
+            before = end_offset(client, "__transaction_state", 0)
+            identity = {"producer_id": producer.id, "producer_epoch": producer.epoch, "base_sequence": 0}
+            parts = [
+                ProduceRequest.PartitionProduceData(
+                    index=number, records=batch_of(b"v", **identity, transactional=True)
+                )
+                for number in range(201)
+            ]
+            topics = [ProduceRequest.TopicProduceData(name="t", partition_data=parts)]
+            asked = ProduceRequest(acks=-1, timeout_ms=10_000, transactional_id=producer.name, topic_data=topics)
+            answers = client.ask(asked, 12).responses[0].partition_responses
+            assert [part.error_code for part in answers] == [0] * 200 + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            assert end_offset(client, "__transaction_state", 0) - before == 1
+            assert producer.end(True) == 0
+            assert fetch(client, "t", 199, 0, isolation_level=1).last_stable_offset == 2
+
+
+def test_others_are_served_while_a_transaction_of_many_partitions_ends(client: RawClient, name: str) -> None:
+    """All markers were written in one go: for 8,000 partitions others waited between 4 and 20 s."""
+    create_topic(client, name, 2_000)
+    producer = Producer(client, f"tx-{name}")
+    assert producer.init() == 0
+    assert set(producer.add(name, *range(2_000))) == {0}
+    ending = EndTxnRequest(
+        transactional_id=producer.name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
+    )
+    with RawClient(client.address) as other:
+        other.ask(MetadataRequest(topics=[]))
+        client.send(ending, 3)
+        assert end_offset(other, name, 1_999) == 0, "the last marker is not written"
+    assert client.receive().error_code == 0
+    assert end_offset(client, name, 1_999) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.nodes import (
+    Registration,
     checksum,
     name_of,
     node_name,
@@ -13,6 +15,7 @@ from kohort.cluster.zookeeper.nodes import (
     partition_path,
     partitions_missing_owner_nodes,
 )
+from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 
 PARTS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u.v-w", 0)]
@@ -37,6 +40,14 @@ def test_partitions_of_paths(part: TopicPartition) -> None:
 def test_paths_of_others_are_no_partitions() -> None:
     assert partition_of("/owners/g/t/x") is None
     assert partition_of("1-0") is None
+
+
+def test_numbers_in_names_of_nodes_have_as_many_digits_as_those_of_kafka() -> None:
+    """A node of another client of ZooKeeper, whose number Python refuses to read, ended the mirror of groups."""
+    for digits in ("9" * 5_000, "12345678901", "²", "٣"):
+        assert partition_of(f"/owners/g/t/1-{digits}") is None
+        with pytest.raises(CorruptDataError):
+            Registration.from_bytes(digits, Registration(Candidate(1, "i", "h", 1, None)).to_bytes())
 
 
 def test_what_is_missing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups import admission
 from kohort.groups.effects import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
 from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.records import GenerationStarted, GroupSaved
@@ -79,6 +80,23 @@ def test_a_dynamic_member_is_sent_back_for_its_id() -> None:
     reply = trial.reply(trial.join(requires_known_id=True))
     assert (reply.error, reply.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "m1")
     assert trial.joined("m1", requires_known_id=True).generation == 1
+
+
+def test_ids_that_are_given_out_and_not_used_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each JoinGroup without an id was kept for half an hour, with an id of 8,000 characters."""
+    monkeypatch.setattr(admission, "GIVEN_ID_CHARS_MAX", 5)
+    trial = Trial()
+    members, _ = trial.stable(1)
+    for _ in range(100):
+        assert trial.reply(trial.join(requires_known_id=True)).error is ErrorCode.MEMBER_ID_REQUIRED
+    group = trial.classic_group()
+    assert list(group.pending) == ["m101"], "as long as two ids were"
+    late = trial.reply(trial.join("m2", requires_known_id=True))
+    assert late.error is ErrorCode.UNKNOWN_MEMBER_ID, "its client joins anew"
+    newest = trial.join("m101", requires_known_id=True)
+    trial.join(members[0])
+    assert trial.reply(newest).error is ErrorCode.NONE
+    assert not group.pending
 
 
 def test_a_pending_member_is_awaited_until_its_session_ends() -> None:

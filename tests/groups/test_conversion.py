@@ -16,6 +16,7 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
+from kohort.groups import admission
 from kohort.groups.effects import GroupState, Level, LogLine
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
 from kohort.groups.records import GroupSaved, OfferedProtocol
@@ -230,6 +231,17 @@ def test_an_id_given_out_is_good_for_a_session() -> None:
     trial.pass_time(10_000)
     late = trial.reply(trial.join(second, protocols=offer(), requires_known_id=True))
     assert late.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_ids_that_a_consumer_group_has_given_out_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GIVEN_ID_CHARS_MAX", 5)
+    trial = make_trial()
+    trial.beat("new")
+    ids = [trial.reply(trial.join(protocols=offer(), requires_known_id=True)).member_id for _ in range(9)]
+    assert list(trial.consumer_group().given_ids) == ids[-2:]
+    first, last = (trial.reply(trial.join(given, protocols=offer(), requires_known_id=True)) for given in ids[::8])
+    assert (first.error, last.error) == (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NONE)
+    assert len(trial.consumer_group().given_ids) == 1
 
 
 def test_a_join_that_waits_is_fenced_by_a_newer_process_with_its_instance_id() -> None:

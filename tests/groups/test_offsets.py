@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import FetchedOffset, Meter, OffsetDeleteReply
 from kohort.groups.events import (
     DeleteGroups,
@@ -281,3 +283,53 @@ def test_replies_to_large_commits_are_not_kept() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 500_000
+
+
+class CountedTransactions(dict[int, Any]):
+    """A group's open transactions, which count the passes over them."""
+
+    passes = 0
+
+    def values(self) -> Any:
+        self.passes += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.passes += 1
+        return super().items()
+
+
+def test_a_request_of_many_partitions_does_not_look_at_each_transaction_for_each_of_them() -> None:
+    """300 open transactions of a group made a commit of 100,000 partitions 300 times as long, for all groups."""
+    trial = Trial()
+    trial.set_topics(t=500)
+    producers = range(100, 400)
+    for producer in producers:
+        assert hold(trial, producer, producer) is ErrorCode.NONE
+    group = trial.machine.context.find("g")
+    assert group is not None
+    group.pending = counted = CountedTransactions(group.pending)
+    wanted = tuple(TopicPartition("t", number) for number in range(500))
+    trial.feed(OffsetCommit(trial.request(), "g", "", -1, tuple(OffsetToCommit(*part, 7) for part in wanted)))
+    reply = trial.ask(OffsetFetch(trial.request(), "g", wanted, require_stable=True))
+    assert [offset.error for offset in reply.offsets] == [ErrorCode.UNSTABLE_OFFSET_COMMIT] + [ErrorCode.NONE] * 499
+    removed = trial.ask(OffsetDelete(trial.request(), "g", wanted[1:]))
+    assert set(removed.errors) == {ErrorCode.NONE}
+    end(trial, commit=True, producer=producers[0])
+    assert trial.committed() == 7, "the commit came after the transaction's"
+    assert not counted.keys() & {producers[0]} and len(counted) == 299
+    assert counted.passes < 10
+
+
+def test_topics_that_members_read_are_looked_up_once_for_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that selects 10,000 topics was sorted for each of a deletion's 30,000 partitions: 90 s for everyone."""
+    trial = Trial()
+    trial.set_topics(**{f"t{number}": 1 for number in range(20)})
+    trial.beat("a", subscribed_topics=(), subscribed_regex="t.*")
+    calls: list[ConsumerGroup] = []
+    for name in ("subscribed", "topics_of"):
+        real = getattr(ConsumerGroup, name)
+        monkeypatch.setattr(ConsumerGroup, name, lambda group, *of, real=real: calls.append(group) or real(group, *of))
+    reply = trial.ask(OffsetDelete(trial.request(), "g", (TopicPartition("t7", 0), TopicPartition("old", 0)) * 500))
+    assert reply.errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE) * 500
+    assert len(calls) < 10

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulation.checkers import invariants
 
 from kohort.consumer_protocol import read_topics
-from kohort.groups.timers import Deadline, Deadlines, Timer
+from kohort.groups import timers as timers_module
+from kohort.groups.timers import SWEEP_MIN, Deadline, Deadlines, Timer
 from tests.groups.harness import Trial, subscription
 
 
@@ -32,7 +33,34 @@ def test_timers_come_due_in_order_and_can_be_moved_and_cancelled() -> None:
     assert deadlines.next_ms() is None
 
 
-def test_timers_agree_with_a_plain_list() -> None:
+def test_cancelled_timers_take_no_memory_until_their_time() -> None:
+    """Each unused member id left a timer for its session timeout: half an hour of JoinGroups, and their ids."""
+    deadlines = Deadlines()
+    kept = [Timer(Deadline.SESSION, "g", str(number)) for number in range(3_000)]
+    for number, timer in enumerate(kept):
+        deadlines.set(timer, 10_000 + number)
+    for number in range(50_000):
+        timer = Timer(Deadline.PENDING_MEMBER, "g", f"joined-{number}")
+        deadlines.set(timer, 1_800_000)
+        timer.cancel()
+        deadlines.set(kept[number % len(kept)], 10_000 + number % len(kept))
+    assert len(deadlines) <= 4 * len(kept)
+    assert [deadlines.pop_due(20_000) for _ in kept] == kept
+    assert deadlines.pop_due(2_000_000) is None
+
+
+def test_a_timer_that_comes_earlier_again_and_again_is_kept_once() -> None:
+    deadlines = Deadlines()
+    timer = Timer(Deadline.SESSION, "g", "m")
+    for due in range(50_000, 0, -1):
+        deadlines.set(timer, due)
+    assert len(deadlines) <= SWEEP_MIN
+    assert deadlines.pop_due(1) is timer
+    assert deadlines.pop_due(50_000) is None
+
+
+def test_timers_agree_with_a_plain_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers_module, "SWEEP_MIN", 8)
     chance = random.Random(7)
     deadlines = Deadlines()
     timers = [Timer(Deadline.SESSION, "g", str(number)) for number in range(20)]

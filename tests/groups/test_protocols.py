@@ -108,8 +108,8 @@ class ToyGroup(GroupMembership):
     def group_state(self) -> GroupState:
         return GroupState.STABLE if self.members else GroupState.EMPTY
 
-    def is_subscribed(self, topic: str) -> bool:
-        return any(topic in member.topics for member in self.members.values())
+    def subscribed_topics(self) -> frozenset[str]:
+        return frozenset(topic for member in self.members.values() for topic in member.topics)
 
     def empty_since_ms(self) -> int:
         return -1 if self.members or self.there is None else self.there.state_ms

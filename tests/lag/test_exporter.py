@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.processes import Start
+from tests.support.processes import KOHORT, Start
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
@@ -131,6 +132,22 @@ def test_missing_rights_are_said_by_reason(start: Start, broker: Broker) -> None
     assert ("kafka_consumergroup_group_sum_lag", ("local", "g")) not in found
     fault.remove()
     until(lambda: page(address)[denied] == 0, "the group is read again", 30)
+
+
+def test_names_of_groups_do_not_break_the_log(broker: Broker) -> None:
+    """Whoever may commit for a group chose lines of the exporter's log, and wrote to the terminal that shows it."""
+    name = "shop\n2026-11-27 10:00:00,000 INFO kohort.lag: forged\x1b]0;title\x07"
+    behind(broker.bootstrap_servers, "t", name)
+    fault = Fault("OffsetFetch", "fail", times=None, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    broker.faults.add(fault)
+    command = [*KOHORT, "exporter", "--listen", "127.0.0.1:0", "--servers", broker.bootstrap_servers]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "not read" in line)
+        process.terminate()
+        rest = process.stderr.read()
+    assert "shop\\n2026-11-27" in line and "forged\\x1b]0;title\\x07" in line
+    assert "\x1b" not in line + rest
 
 
 def test_old_read_is_left_out(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ has ended. Standard output gets one line when clients can connect, or an error, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ import msgspec
 from kohort.broker.run import BrokerServer, serve
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import KafkaError
+from kohort.io.log_throttle import log_to_stderr
 
 PARENT_CHECK_S = 0.5
 CONTROL_BYTES = 1 << 16
@@ -27,9 +27,7 @@ CONTROL_BYTES = 1 << 16
 def main() -> None:
     """Run a broker with the options from standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.readline())
-    logging.basicConfig(
-        level=options["log_level"], stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(options["log_level"])
     try:
         serve(
             options["data_dir"],

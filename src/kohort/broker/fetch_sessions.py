@@ -117,13 +117,9 @@ class FetchSessions:
         """Open a session, or return None if there is no room: the client then sends full fetch requests."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
-        if self._partitions + len(partitions) > ALL_PARTITIONS_MAX:
-            return None
-        if len(self._sessions) >= self._limit:
-            oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or oldest.used > time.monotonic() - STALE_S:
+        while len(self._sessions) >= self._limit or self._partitions + len(partitions) > ALL_PARTITIONS_MAX:
+            if not self._close_stale():
                 return None
-            self.close(oldest.id)
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
             session_id = random.randint(1, EPOCH_MAX)
@@ -145,10 +141,20 @@ class FetchSessions:
             else:
                 known.update(part)
         self._partitions += len(parts) - before
+        while self._partitions > ALL_PARTITIONS_MAX and self._close_stale(session):
+            pass
         if len(parts) <= PARTITIONS_MAX and self._partitions <= ALL_PARTITIONS_MAX:
             return True
         self.close(session.id)
         return False
+
+    def _close_stale(self, used: FetchSession | None = None) -> bool:
+        """Close the session that was unused for longest; False: all are in use, or there is none but `used`."""
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is None or oldest is used or oldest.used > time.monotonic() - STALE_S:
+            return False
+        self.close(oldest.id)
+        return True
 
     def close(self, session_id: int) -> None:
         """Close a session."""

@@ -21,8 +21,9 @@ from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
-from kohort.broker.serving import Serving, announce, log_to_stderr, serve_until_ended
+from kohort.broker.serving import Serving, announce, serve_until_ended
 from kohort.errors import KafkaError
+from kohort.io.log_throttle import log_to_stderr
 from kohort.log import LogStore, StoreLimits
 from kohort.log.filesystem import restrict_umask
 

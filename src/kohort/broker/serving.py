@@ -239,8 +239,3 @@ def announce(running: Running, _ended: asyncio.Event) -> None:
     """Print the line that tells scripts that clients can connect."""
     sys.stdout.write(f"ready {running.address}\n")
     sys.stdout.flush()
-
-
-def log_to_stderr() -> None:
-    """Configure logging of a server command to standard error."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
 import re
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +162,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
         raise UsageError(f"the dashboard takes the package {error.name}: pip install 'kohort[dashboard]'") from None
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
     from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
+    from kohort.io.log_throttle import log_to_stderr
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 
@@ -179,7 +178,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
     except InvalidInputError as error:
         raise UsageError(f"--schema-registry: {error.message}") from error
     gc.set_threshold(*COLLECT_AFTER)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     with ExitStack() as stack:
         if file is not None:
             stack.enter_context(file)

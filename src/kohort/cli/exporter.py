@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import socket
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -163,13 +161,14 @@ def exporter(  # noqa: PLR0913 - each is an option
     security.check(host, port, "exporter", "read every group's lag")
     share.check()
     url = otlp.prepared_url()
+    from kohort.io.log_throttle import log_to_stderr
     from kohort.io.metrics_http import MetricsServer
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter
 
     clusters = _clusters(servers, config)
     checkpoints = _checkpoints_of_clusters(spark_checkpoint, [cluster.name for cluster in clusters])
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     is_read = threading.Event()
     with ExitStack() as stack:
         watches: list[ClusterWatch] = []

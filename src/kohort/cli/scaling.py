@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,13 +168,14 @@ def scaler(
             raise
         raise UsageError("the scaler takes the package grpcio: pip install 'kohort[scaler]'") from None
     from kohort.client.settings import ConnectionConfig
+    from kohort.io.log_throttle import log_to_stderr
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
     reader.rebalances = REBALANCES_ASKED
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     ended = EndingSignals()
     with GroupScaling(reader, interval / 1000, group) as scaling:
         try:

@@ -36,7 +36,7 @@ from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.server.requests import Request
-from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
+from kohort.broker.serving import Serving, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
@@ -59,6 +59,7 @@ from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.coordinator.shard import Shard
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import AclOperation
+from kohort.io.log_throttle import log_to_stderr
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
 if TYPE_CHECKING:

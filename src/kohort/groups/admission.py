@@ -29,7 +29,7 @@ group is not empty", and do not retry after it. ConsumerGroupHeartbeat says in w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
@@ -39,6 +39,7 @@ from kohort.groups.events import ConsumerGroupHeartbeat, GroupImported, JoinGrou
 from kohort.groups.records import OfferedProtocol
 from kohort.groups.step import Step
 
+T = TypeVar("T")
 LEAVES: Final = -1
 """The epoch of a heartbeat with which a member leaves."""
 LEFT_FOR_A_WHILE: Final = -2
@@ -89,6 +90,39 @@ def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
     A classic group stores only the chosen one.
     """
     return sum(len(protocol.metadata) for protocol in protocols)
+
+
+GIVEN_ID_CHARS_MAX: Final = 1 << 20
+"""The most characters of the unused member ids of a group: some 15,000 ids. One may have 8,000 characters."""
+
+
+class GivenIds(dict[str, T]):
+    """Member ids that a group has given out (KIP-394) and that no JoinGroup has used yet, the oldest first.
+
+    Each is kept for a session timeout, which may be half an hour. Use `give_id` and `take_id` alone to change them.
+    """
+
+    _chars = 0
+
+    def give_id(self, member_id: str, value: T) -> None:
+        """Keep a new id."""
+        self[member_id] = value
+        self._chars += len(member_id)
+
+    def take_id(self, member_id: str) -> T | None:
+        """Remove an id and return its value; None if it was not given, or was used."""
+        value = self.pop(member_id, None)
+        if value is not None:
+            self._chars -= len(member_id)
+        return value
+
+    def surplus_id(self) -> str | None:
+        """Return the oldest id if there are more than `GIVEN_ID_CHARS_MAX` characters.
+
+        It is to be dropped. Its client is refused with UNKNOWN_MEMBER_ID and joins anew. Honest clients use an id at
+        once.
+        """
+        return next(iter(self)) if self._chars > GIVEN_ID_CHARS_MAX else None
 
 
 # -- Is the request valid?

@@ -127,7 +127,9 @@ class Ledger:
         partition = (record.topic, record.partition)
         if record.producer_id >= 0:
             self._pending_order += 1
-            group.pending.setdefault(record.producer_id, {})[partition] = PendingOffset(record, self._pending_order)
+            slot = PendingOffset(record, self._pending_order)
+            group.pending.setdefault(record.producer_id, {})[partition] = slot
+            group.pending_of.setdefault(partition, {})[record.producer_id] = slot
             self.open_transactions.setdefault(record.producer_id, {})[record.group_id] = None
             return
         self.take_commit(group, (partition,), (record,))
@@ -140,6 +142,7 @@ class Ledger:
             group = self.groups[group_id]
             self.mark_changed(group.membership)
             for partition, slot in group.pending.pop(record.producer_id, {}).items():
+                _forget_producer(group, partition, record.producer_id)
                 if record.committed and not slot.superseded:
                     group.offsets[partition] = slot.record._replace(producer_id=-1, producer_epoch=-1)
                     _supersede(group, partition, slot.order)
@@ -162,7 +165,7 @@ class Ledger:
 
     def _drop_offset(self, group: Group, partition: Partition) -> None:
         group.offsets.pop(partition, None)
-        for producer_id in [producer for producer, offsets in group.pending.items() if partition in offsets]:
+        for producer_id in group.pending_of.pop(partition, {}):
             offsets = group.pending[producer_id]
             del offsets[partition]
             if not offsets:
@@ -175,10 +178,16 @@ class Ledger:
 
 
 def _supersede(group: Group, partition: Partition, up_to: int) -> None:
-    for offsets in group.pending.values():
-        slot = offsets.get(partition)
-        if slot is not None and slot.order <= up_to:
+    for slot in group.pending_of.get(partition, {}).values():
+        if slot.order <= up_to:
             slot.superseded = True
+
+
+def _forget_producer(group: Group, partition: Partition, producer_id: int) -> None:
+    holders = group.pending_of[partition]
+    del holders[producer_id]
+    if not holders:
+        del group.pending_of[partition]
 
 
 Downgrade: TypeAlias = "Callable[[str, str | None, tuple[JoinGroup, str] | None], bool]"

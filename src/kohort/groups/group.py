@@ -85,8 +85,13 @@ class GroupMembership(LongPollingGroup):
         """Return the state for ListGroups. An Empty group may be removed or change its protocol."""
 
     @abstractmethod
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics that members read; None: they may read any."""
+
     def is_subscribed(self, topic: str) -> bool:
-        """Return whether members read this topic, or may."""
+        """Return whether members read this topic, or may. Ask `subscribed_topics` once for several topics."""
+        topics = self.subscribed_topics()
+        return topics is None or topic in topics
 
     @abstractmethod
     def records(self) -> Iterator[Record]:
@@ -225,13 +230,15 @@ class Group:
     Attributes:
         membership: the members; a group that only holds offsets is a classic group without members.
         offsets: committed offsets by (topic, partition).
-        pending: transactional offsets by producer id, then (topic, partition).
+        pending: transactional offsets by producer id, then (topic, partition). The ledger alone changes them.
+        pending_of: the same by (topic, partition), then producer id. A group may have thousands of open transactions.
     """
 
     group_id: str
     membership: GroupMembership
     offsets: dict[Partition, OffsetCommitted] = field(default_factory=dict)
     pending: dict[int, dict[Partition, PendingOffset]] = field(default_factory=dict)
+    pending_of: dict[Partition, dict[int, PendingOffset]] = field(default_factory=dict)
 
     def under(self, kind: type[M]) -> M | None:
         """Return the membership if the group speaks this protocol, else None."""
@@ -247,11 +254,8 @@ class Group:
 
     def all_partitions(self) -> list[Partition]:
         """Return every partition with a committed or a pending position, each once."""
-        found = dict.fromkeys(self.offsets)
-        for offsets in self.pending.values():
-            found.update(dict.fromkeys(offsets))
-        return list(found)
+        return list(dict.fromkeys((*self.offsets, *self.pending_of)))
 
     def has_pending(self, partition: Partition) -> bool:
         """Return whether a transaction holds an offset of this partition."""
-        return any(partition in offsets for offsets in self.pending.values())
+        return partition in self.pending_of

@@ -213,12 +213,19 @@ class CommittedOffsets:
         if not group.membership.knows_topics():
             context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
             return
-        errors = tuple(self.delete_one(group, partition) for partition in event.partitions)
+        subscribed = group.membership.subscribed_topics()
+        errors = tuple(self.delete_one(group, partition, subscribed) for partition in event.partitions)
         context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
 
-    def delete_one(self, group: Group, partition: TopicPartition) -> ErrorCode:
-        """Delete one partition's committed and pending positions; having none is no error."""
-        if group.membership.is_subscribed(partition.topic):
+    def delete_one(self, group: Group, partition: TopicPartition, subscribed: frozenset[str] | None) -> ErrorCode:
+        """Delete one partition's committed and pending positions; having none is no error.
+
+        Args:
+            group: the group.
+            partition: the partition.
+            subscribed: the topics that members read; None: they may read any.
+        """
+        if subscribed is None or partition.topic in subscribed:
             return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         key = (partition.topic, partition.partition)
         if key in group.offsets or group.has_pending(key):
@@ -344,11 +351,13 @@ class CommittedOffsets:
         membership = group.membership
         if not membership.expires_offsets():
             return
+        subscribed = membership.subscribed_topics()
         gone = [
             partition
             for partition, record in group.offsets.items()
-            if not membership.is_subscribed(partition[0])
-            and not (group.pending and group.has_pending(partition))
+            if subscribed is not None
+            and partition[0] not in subscribed
+            and not group.has_pending(partition)
             and self.is_expired(group, record)
         ]
         for partition in gone:

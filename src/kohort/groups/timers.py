@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+from typing import Final
 
 
 class Deadline(enum.Enum):
@@ -52,12 +53,25 @@ class Timer:
         self.due_ms = None
 
 
+SWEEP_MIN: Final = 1_024
+"""The heap has at least this many entries before those of cancelled timers are dropped."""
+
+
 class Deadlines:
-    """All running timers, the earliest first; equal times in the order in which they were set."""
+    """All running timers, the earliest first; equal times in the order in which they were set.
+
+    A cancelled timer would lie in the heap until its time: half an hour for the session of a member that has left. So
+    whenever the heap has doubled, its entries without a use are dropped.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
+        self._sweep_at = SWEEP_MIN
+
+    def __len__(self) -> int:
+        """Return the number of entries, of which some may be of cancelled timers."""
+        return len(self._heap)
 
     def set(self, timer: Timer, due_ms: int) -> None:
         """Set a timer to `due_ms`, whatever its deadline was before."""
@@ -98,3 +112,20 @@ class Deadlines:
         timer.queued_ms = at
         self._sequence += 1
         heapq.heappush(self._heap, (at, self._sequence, timer))
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop the entries of cancelled timers, and those whose timer has an earlier one."""
+        kept = []
+        for entry in self._heap:
+            at, _, timer = entry
+            if at != timer.queued_ms:
+                continue
+            if timer.due_ms is None:
+                timer.queued_ms = None
+            else:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._heap[:] = kept
+        self._sweep_at = max(SWEEP_MIN, 2 * len(kept))

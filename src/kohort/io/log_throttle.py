@@ -8,11 +8,14 @@
 
 `LogThrottle` is a filter of the loggers, so that it covers every line. Lines are of one kind if they have the same
 format string. Lines of group coordinators also need the same group.
+
+`log_to_stderr` sets up the log of every server command. Names of clients can't break its lines.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -186,6 +189,23 @@ class LogThrottle(logging.Filter):
         self.report_suppressed()
         for name in LOGGERS:
             logging.getLogger(name).removeFilter(self)
+
+
+class PrintableFormatter(logging.Formatter):
+    """A format of lines that no name of a client breaks, or lets control a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        """Return the line without what follows it, such as a traceback."""
+        if len(record.message) > LINE_CHARS_MAX or not record.message.isprintable():
+            record.message = _tidy(record.message)
+        return super().formatMessage(record)
+
+
+def log_to_stderr(level: int | str = logging.INFO) -> None:
+    """Configure logging of a server command to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _tidy(text: str) -> str:

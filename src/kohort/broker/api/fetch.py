@@ -34,6 +34,9 @@ COPY_BYTES = 1 << 15
 All ranges are read at once if responses in progress already hold too many open files.
 """
 
+WAITING_BYTES = 400
+"""Memory of a partition of a fetch that waits, about; of one in a session a quarter, since sessions have a bound."""
+
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 Found: TypeAlias = tuple[Fetched, _Partition, int]
 """A requested partition, its response, and the size of its records."""
@@ -53,7 +56,7 @@ def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
 class Fetch:
     """One fetch from its arrival to its response; it may wait in purgatory."""
 
-    __slots__ = ("_isolation", "_node", "_parts", "_request", "_session", "_wait")
+    __slots__ = ("_held", "_isolation", "_node", "_parts", "_request", "_session", "_wait")
 
     def __init__(
         self, node: Node, request: Request[FetchRequest], parts: Iterable[Fetched], session: FetchSession | None
@@ -66,6 +69,7 @@ class Fetch:
             Isolation.READ_COMMITTED if request.message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         )
         self._wait: WaitingFetch | None = None
+        self._held = 0
 
     def start(self) -> FetchResponse | None:
         """Answer now if there is enough data, else wait in purgatory."""
@@ -80,12 +84,24 @@ class Fetch:
         self._wait = wait
         self._request.client.waits.add(wait)
         self._node.waits.add(wait, message.max_wait_ms / 1000)
+        self._keep_little()
         return None
+
+    def _keep_little(self) -> None:
+        """Drop what only the start needs, and count the rest toward the connection's limit.
+
+        A request may name its partitions a hundred thousand times, and wait for weeks.
+        """
+        message = self._request.message
+        message.topics, message.forgotten_topics_data, message.rack_id = [], [], ""
+        self._held = len(self._parts) * WAITING_BYTES // (1 if self._session is None else 4)
+        self._request.connection.retain_bytes(self._held)
 
     def _resume(self) -> None:
         request = self._request
         if self._wait is not None:
             request.client.waits.discard(self._wait)
+            request.connection.retain_bytes(-self._held)
         login = request.client.login
         if login is not None and login.has_expired:
             request.connection.close()  # as a request would now: a deleted user must not wait for later records

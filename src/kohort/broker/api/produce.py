@@ -49,6 +49,8 @@ ABORTABLE_SINCE = 11
 """The first version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
 CONCURRENT_SINCE = 12
 """The first version whose clients try again after CONCURRENT_TRANSACTIONS. Source: KAFKA-18662."""
+ADDS_SINCE = 12
+"""The first version that adds partitions to a transaction by producing to them. Source: KIP-890."""
 SIZE_END = 12
 """Position after the size of a batch, which counts the bytes from there."""
 ATTRIBUTES_AT = 22
@@ -66,9 +68,12 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
     responses: list[ProduceResponse.TopicProduceResponse] = []
     delayed: list[_Delayed] = []
     turn = _Turn(now_ms, LoopBudget(), delayed)
-    for topic in message.topic_data:
-        name = _name_by_id(node, topic.topic_id) if by_id else topic.name
-        error = whole or _refused(node, request, name, message.acks)
+    names = [_name_by_id(node, topic.topic_id) if by_id else topic.name for topic in message.topic_data]
+    errors = [whole or _refused(node, request, name, message.acks) for name in names]
+    if message.transactional_id is not None and request.version >= ADDS_SINCE:
+        accepted = [None if error else name for name, error in zip(names, errors, strict=True)]
+        _add_partitions(node, message, accepted)
+    for topic, name, error in zip(message.topic_data, names, errors, strict=True):
         answers = [
             _Partition(index=part.index, error_code=error, base_offset=-1)
             if error
@@ -94,6 +99,27 @@ def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
     ):
         return 0
     return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]) -> None:
+    """Add the request's partitions to its transaction in one write, which holds all of the transaction's partitions.
+
+    An error is that of each batch later on. The topics without a name are refused.
+    """
+    added: dict[tuple[int, int], list[TopicPartition]] = {}
+    for topic, name in zip(message.topic_data, names, strict=True):
+        if name is None:
+            continue
+        for part in topic.partition_data:
+            if part.records and node.store.get(name, part.index) is not None:
+                with contextlib.suppress(KafkaError):  # a damaged header
+                    header = parse_header(part.records)
+                    if header.is_transactional:
+                        producer = (header.producer_id, header.producer_epoch)
+                        added.setdefault(producer, []).append(TopicPartition(name, part.index))
+    for producer, partitions in added.items():
+        if len(partitions) > 1:
+            node.transactions.add(message.transactional_id or "", producer, partitions)
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
@@ -233,7 +259,7 @@ def _append_batches(
                 return _Partition(index=index, error_code=error, base_offset=-1)
         else:
             partition = TopicPartition(name, index)
-            node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
+            node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= ADDS_SINCE)
         if isinstance(checked, LoopBudget):
             result = target.append(records, now_ms, budget=checked)
         else:

@@ -150,6 +150,9 @@ EPOCH_MAX = 32_766
 """The last epoch of a producer. The one above is for fencing it."""
 COORDINATOR_EPOCH = 0
 RETRY_S = 0.5
+MARKERS_A_STEP = 16
+"""Markers written in a row, at most 5 ms: the first one of a partition makes its folder. A transaction may have 100,000
+partitions, and others have turns in between."""
 IDS_MAX = 100_000
 """The most transactional ids known at once, which bounds memory."""
 ID_CHARS_MAX = 100 * IDS_MAX
@@ -181,6 +184,7 @@ class Transactions:
         self._id_chars = 0
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
+        self._steps: dict[str, asyncio.Handle] = {}
         self._waits = MarkerWaits()
         self._closed = False
 
@@ -305,9 +309,7 @@ class Transactions:
         known, error = self._check_producer(transactional_id, producer)
         if known is None or error:
             return error
-        new = [
-            tp for tp in dict.fromkeys(partitions) if known.status is not Status.ONGOING or tp not in known.partitions
-        ]
+        new = [tp for tp in dict.fromkeys(partitions) if known.status is not Status.ONGOING or tp not in known.members]
         if not new:
             return ErrorCode.NONE
         ongoing = known.status is Status.ONGOING
@@ -349,7 +351,7 @@ class Transactions:
         known, error = self._check_producer(transactional_id, producer)
         if known is None or error:
             return error
-        if known.status is not Status.ONGOING or partition not in known.partitions:
+        if known.status is not Status.ONGOING or partition not in known.members:
             return ErrorCode.INVALID_TXN_STATE
         return ErrorCode.NONE
 
@@ -492,20 +494,39 @@ class Transactions:
     def _write_markers(self, transactional_id: str) -> None:
         """Write the missing markers, then complete the transaction; retry later after a failure."""
         transaction = self._known[transactional_id]
-        retry = self._retries.pop(transactional_id, None)
-        if retry is not None:
-            retry.cancel()
+        for later in (self._retries.pop(transactional_id, None), self._steps.pop(transactional_id, None)):
+            if later is not None:
+                later.cancel()
         if self._closed or not transaction.status.preparing:
             return
         unmarked = self._unmarked[transactional_id]
-        failed = False
-        for tp in [partition for partition in transaction.partitions if partition in unmarked]:
+        missing = [partition for partition in reversed(transaction.partitions) if partition in unmarked]
+        self._write_step(transactional_id, missing)
+
+    def _write_step(self, transactional_id: str, missing: list[TopicPartition], failed: bool = False) -> None:
+        """Write the next of the missing markers, the last in the list first; after the last one, complete or retry.
+
+        Args:
+            transactional_id: the transaction's id.
+            missing: the partitions without a marker; those that are written are removed.
+            failed: whether a marker of an earlier step could not be written.
+        """
+        self._steps.pop(transactional_id, None)
+        transaction = self._known[transactional_id]
+        if self._closed or not transaction.status.preparing:
+            return
+        unmarked = self._unmarked[transactional_id]
+        for tp in [missing.pop() for _ in range(min(len(missing), MARKERS_A_STEP))]:
             if tp.topic == OFFSETS_TOPIC:
                 self._mark_offsets(transaction, tp)
             elif self._mark(transaction, tp):
                 unmarked.discard(tp)
             else:
                 failed = True
+        if missing:
+            step = self._host.loop.call_soon(self._write_step, transactional_id, missing, failed)
+            self._steps[transactional_id] = step
+            return
         if not unmarked and not self._complete(transaction):
             failed = True
         if failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kohort.broker.shards import java_hash
@@ -64,6 +64,7 @@ class Transaction:
         next_producer_id: the producer's id after this transaction; -1: the same.
         epoch: the producer's current epoch; while a transaction is being ended, the epoch of its markers.
         partitions: the partitions in the order in which they were added.
+        members: the same as a set. A transaction may have 100,000 partitions, and each batch asks for its own.
         start_ms: wall-clock time of the first partition; -1: none yet.
         update_ms: wall-clock time of this state.
         client_version: 2 in the state of an ended transaction: its end brought the epoch (KIP-890).
@@ -83,6 +84,10 @@ class Transaction:
     next_producer_id: int = -1
     client_version: int = 0
     continued: bool = False
+    members: frozenset[TopicPartition] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", frozenset(self.partitions))
 
 
 class TransactionLog:

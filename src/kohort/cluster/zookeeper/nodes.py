@@ -43,6 +43,8 @@ FOREIGN = ("/controller", "/cluster/id", "/controller_epoch")
 CHANGES_MAX_BYTES = 512 * 1024
 """The largest request: half of ZooKeeper's frame limit (jute.maxbuffer, 1 MiB)."""
 CHANGES_MAX = 1_000
+NUMBER_DIGITS_MAX = 10
+"""The digits of the largest int32. Python refuses to read numbers of more than 4,300 digits."""
 _CHANGE_BYTES = 100
 """An upper bound of a change's size without path and data: type, version, access list."""
 
@@ -87,7 +89,7 @@ class Registration:
             CorruptDataError: the node is not a candidate's.
         """
         fields = from_bytes(data)
-        number = int(candidate_id) if candidate_id.isdecimal() else None
+        number = _bounded_number(candidate_id)
         return Registration(
             read_candidate({**fields, "id": number}), fields.get("retiring") is True, fields.get("sole") is True
         )
@@ -217,9 +219,14 @@ def partition_path(group_path: str, part: TopicPartition, broker: int) -> str:
 def partition_of(path: str) -> TopicPartition | None:
     """Return the partition of a `partition_path`, None for any other path."""
     topic, _, name = path.rpartition("/")
-    _, dash, number = name.rpartition("-")
-    topic = topic.rpartition("/")[2]
-    return TopicPartition(name_of(topic), int(number)) if dash and number.isdecimal() and topic else None
+    _, dash, digits = name.rpartition("-")
+    topic, number = topic.rpartition("/")[2], _bounded_number(digits)
+    return TopicPartition(name_of(topic), number) if dash and number is not None and topic else None
+
+
+def _bounded_number(digits: str) -> int | None:
+    """Return the number that a part of a node's name is; None: none, or more digits than a number of Kafka has."""
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX else None
 
 
 def checksum(owners: Mapping[TopicPartition, str]) -> bytes:

@@ -149,10 +149,12 @@ class ClassicRequests(ClassicRebalance):
                 return
         elif event.requires_known_id:
             timer = Timer(Deadline.PENDING_MEMBER, self.group_id, event.new_member_id)
-            self.pending[event.new_member_id] = PendingMember(timer, event.connection)
+            self.pending.give_id(event.new_member_id, PendingMember(timer, event.connection))
             step.run(timer, event.session_timeout_ms)
             step.remember_connection(event.connection, self.group_id, event.new_member_id)
             step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
+            while (surplus := self.pending.surplus_id()) is not None:
+                self.on_pending_end(step, surplus)
             return
         self.add_new_member(step, event, event.new_member_id, notified=event.instance_id is not None)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+from kohort.groups.admission import GivenIds
 from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
@@ -211,7 +212,7 @@ class ClassicMembers(GroupMembership):
         self.leader: str | None = None
         self.members: dict[str, ClassicMember] = {}
         self.static_ids: dict[str | None, str] = {}
-        self.pending: dict[str, PendingMember] = {}
+        self.pending: GivenIds[PendingMember] = GivenIds()
         self.votes: dict[str, int] = {}
         self.awaiting_join = 0
         self.pending_sync: dict[str, None] = {}
@@ -289,11 +290,11 @@ class ClassicMembers(GroupMembership):
             found.update(topics)
         return frozenset(found)
 
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether members read this topic; an unreadable subscription counts as all topics."""
-        if self.subscribed is None:
-            return self.protocol_type == CONSUMER_PROTOCOL_TYPE
-        return topic in self.subscribed
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics that members read; an unreadable subscription counts as all topics."""
+        if self.subscribed is None and self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return frozenset()
+        return self.subscribed
 
     def cancel_timers(self) -> None:
         """Stop all timers of the classic group and its members."""

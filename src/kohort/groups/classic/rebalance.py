@@ -91,7 +91,7 @@ class ClassicRebalance(ClassicNotification):
 
     def drop_pending(self, step: Step, member_id: str) -> bool:
         """Drop a pending member id; False if it is not pending."""
-        pending = self.pending.pop(member_id, None)
+        pending = self.pending.take_id(member_id)
         if pending is None:
             return False
         pending.timer.cancel()

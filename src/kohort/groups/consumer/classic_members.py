@@ -141,10 +141,18 @@ class ConsumerClassicMembers(ConsumerAssignment):
 
     def give_member_id(self, step: Step, event: JoinGroup) -> None:
         """Answer a first join with a member id (KIP-394)."""
-        timer = self.given_ids[event.new_member_id] = Timer(
-            Deadline.PENDING_MEMBER, event.group_id, event.new_member_id
-        )
+        timer = Timer(Deadline.PENDING_MEMBER, event.group_id, event.new_member_id)
+        self.given_ids.give_id(event.new_member_id, timer)
         step.run(timer, event.session_timeout_ms)
+        while (surplus := self.given_ids.surplus_id()) is not None:
+            self.forget_given_id(surplus)
+
+    def forget_given_id(self, member_id: str) -> bool:
+        """Forget a given id; False: it was not given, or is used."""
+        timer = self.given_ids.take_id(member_id)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def is_known_member(self, member_id: str) -> bool:
         """Return whether a dynamic member has no id yet, is in the group, or was just given its id.
@@ -154,10 +162,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """
         if not member_id or member_id in self.members:
             return True
-        timer = self.given_ids.pop(member_id, None)
-        if timer is not None:
-            timer.cancel()
-        return timer is not None
+        return self.forget_given_id(member_id)
 
     def supports_protocol(self, event: JoinGroup) -> bool:
         """Return whether a protocol of the member is one that all classic members support."""

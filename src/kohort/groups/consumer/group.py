@@ -388,7 +388,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def on_given_id_end(self, step: Step, member_id: str) -> None:
         """Forget a member id that a JoinGroup response gave out (KIP-394) and that did not join in time."""
-        self.given_ids.pop(member_id, None)
+        self.forget_given_id(member_id)
 
     def refuse_until_rejoin(self, step: Step, member_id: str, what: str) -> None:
         """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.

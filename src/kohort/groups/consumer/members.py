@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from kohort.groups.admission import LEFT_FOR_A_WHILE
+from kohort.groups.admission import LEFT_FOR_A_WHILE, GivenIds
 from kohort.groups.effects import Downtime, GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.failure_detector import MonitoredMember
@@ -232,7 +232,7 @@ class ConsumerMembers(GroupMembership):
     computing: int = -1
     resolving: int = -1
     resolved_ms: int = 0
-    given_ids: dict[str, Timer] = field(default_factory=dict)
+    given_ids: GivenIds[Timer] = field(default_factory=GivenIds)
     settings: GroupSettings = field(default_factory=GroupSettings)
     _moving: set[str] | None = None
     _listed: dict[str, int] = field(default_factory=dict)
@@ -258,11 +258,11 @@ class ConsumerMembers(GroupMembership):
                 names.update(resolved.topics)
         return sorted(names)
 
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member reads this topic, or may: an unresolved pattern may match any."""
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics that members read; an unresolved pattern may match any."""
         if any(regex not in self.regexes for regex in self._matched):
-            return True
-        return any(topic in self.topics_of(member) for member in self.members.values())
+            return None
+        return frozenset(self.subscribed())
 
     def presence(self, member_id: str) -> Presence:
         """Return a member's soft state; create it if there is none."""

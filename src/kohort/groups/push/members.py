@@ -148,16 +148,21 @@ class PushMembers(GroupMembership):
             return GroupState.EMPTY
         return GroupState.PREPARING_REBALANCE if self.rebalancing else GroupState.STABLE
 
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member reads a topic, by name or expression; an unresolved expression may match any."""
-        return any(self.reads(member, topic) for member in self.members.values())
-
-    def reads(self, member: PushMemberSaved, topic: str) -> bool:
-        """Return whether this member reads the topic, or may."""
-        if member.regex is None:
-            return any(name == topic for name, _ in member.topics)
-        matched = self.matched.get((member.regex, member.excluding))
-        return matched is None or topic in matched
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics that members read, by name or expression; an unresolved expression may match any."""
+        found: set[str] = set()
+        expressions = set()
+        for member in self.members.values():
+            if member.regex is None:
+                found.update(name for name, _ in member.topics)
+            else:
+                expressions.add((member.regex, member.excluding))
+        for expression in expressions:
+            matched = self.matched.get(expression)
+            if matched is None:
+                return None
+            found |= matched
+        return frozenset(found)
 
     def records(self) -> Iterator[Record]:
         """Yield the records of the group, its members, and their partitions."""
