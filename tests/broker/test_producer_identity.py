@@ -85,6 +85,21 @@ def test_a_timeout_in_the_last_epoch_brings_another_producer_id(tmp_path: Path, 
         until(lambda: state() == Status.COMPLETE_ABORT.shown, "timeouts are still looked at")
 
 
+@pytest.mark.parametrize("epoch", [3, EPOCH_MAX], ids=["an epoch", "last epoch"])
+def test_commit_that_meets_the_coordinators_own_abort_is_fenced(tmp_path: Path, epoch: int) -> None:
+    """Producers go on after PRODUCER_FENCED, and end at INVALID_TXN_STATE (KAFKA-20785)."""
+    keep(tmp_path, replace(kept(epoch, Status.ONGOING, partitions=(TopicPartition("t", 0),)), timeout_ms=100))
+    with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:
+
+        def aborted() -> bool:
+            (found,) = client.ask(DescribeTransactionsRequest(transactional_ids=["x"])).transaction_states
+            return str(found.transaction_state) == Status.COMPLETE_ABORT.shown
+
+        until(aborted, "the transaction is aborted by its timeout")
+        assert end(client, (OLD, epoch), commit=True)[0] == ErrorCode.PRODUCER_FENCED
+        assert end(client, (OLD, epoch), commit=False)[0] == ErrorCode.NONE
+
+
 def test_a_new_producer_after_the_last_epoch_fences_the_old_one(tmp_path: Path) -> None:
     keep(tmp_path, kept(EPOCH_MAX, Status.ONGOING, partitions=(TopicPartition("t", 0),)))
     with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:

@@ -14,6 +14,7 @@ import pytest
 
 from kohort.broker.api.offset_transactions import txn_offset_commit
 from kohort.broker.run import BrokerServer
+from kohort.broker.server.connection import ClientSession
 from kohort.coordinator import shard as shard_module
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
@@ -96,8 +97,8 @@ def test_scenario_10_a_coordinator_that_loads_or_moves_never_says_that_there_is_
     assert closed is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-async def refused_offsets(folder: Path) -> list[int]:
-    """Return the error of a transactional offset commit that the journal cannot hold."""
+async def refused_offsets(folder: Path, version: int = 3, *, loading: bool = False) -> list[int]:
+    """Return the error of a transactional offset commit that the journal cannot hold, or that comes too early."""
     loop = asyncio.get_running_loop()
     broker = BrokerServer(loop, folder, "127.0.0.1:0", {})
     broker.listen()
@@ -113,8 +114,20 @@ async def refused_offsets(folder: Path) -> list[int]:
         topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="t", partitions=[part])],
     )
     answers: list[Any] = []
-    request: Any = SimpleNamespace(message=message, version=3, reply=answers.append, client=None)
-    txn_offset_commit(broker.node, request)
+    client = ClientSession(1, "127.0.0.1")
+    request: Any = SimpleNamespace(message=message, version=version, reply=answers.append, client=client)
+    if loading:
+        transactions = SimpleNamespace(check_member=lambda *_: ErrorCode.NONE)
+        host: Any = SimpleNamespace(authorizer=None, transactions=transactions, next_request_id=lambda: 1)
+        host.topics, host.groups = broker.node.topics, broker.node.groups
+        for shard in broker.node.groups:
+            written: asyncio.Future[Any] = loop.create_future()
+            shard.ask(OffsetCommit(1, "g", "", -1, (OffsetToCommit("t", 0, 7),)), written.set_result)
+            await written
+            shard.start_loading()
+        txn_offset_commit(host, request)
+    else:
+        txn_offset_commit(broker.node, request)
     await broker.close()
     return [int(part.error_code) for answer in answers for topic in answer.topics for part in topic.partitions]
 
@@ -125,3 +138,17 @@ def test_offsets_in_transactions_are_refused_where_the_journal_can_t_hold_them(
     """Kafka refuses offsets that its offsets topic cannot hold likewise: producers treat that as fatal and stop."""
     monkeypatch.setattr(LogJournal, "holds_transactions", False)
     assert asyncio.run(refused_offsets(tmp_path)) == [ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT]
+
+
+@pytest.mark.parametrize(
+    ("version", "reported"),
+    [
+        pytest.param(1, ErrorCode.COORDINATOR_NOT_AVAILABLE, id="before KAFKA-7296"),
+        pytest.param(2, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, id="after it"),
+    ],
+)
+def test_producers_that_fail_at_a_loading_coordinator_get_another_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, reported: ErrorCode
+) -> None:
+    monkeypatch.setattr(shard_module, "LOAD_SLICE_S", -1.0)
+    assert asyncio.run(refused_offsets(tmp_path, version, loading=True)) == [reported]

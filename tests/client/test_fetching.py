@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from kohort.client.consumer import fetching
 from kohort.client.consumer.positions import BEHIND_MS, CONFIRM_MS
 from kohort.client.consumer.subscription import FetchPosition
-from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, OffsetError
+from kohort.ids import TopicPartition
 from kohort.wire.data import FetchResponse
 from kohort.wire.discovery import MetadataResponse
 from tests.client.virtual import PARK
-from tests.client.written_log import A0, A1, Log, offsets
+from tests.client.written_log import A0, A1, Log, carry_out, offsets
 
 
 def test_the_next_fetch_is_out_before_the_first_is_polled() -> None:
@@ -238,6 +240,23 @@ def test_a_right_that_is_missing_is_an_error_for_its_partition_until_it_is_pause
     assert offsets(log.poll(), A1) == list(range(20))
 
 
+@pytest.mark.parametrize(
+    "code",
+    [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_SERVER_ERROR],
+    ids=lambda code: code.name.lower(),
+)
+def test_partition_is_read_again_once_its_error_was_raised(code: ErrorCode) -> None:
+    """A right that is given back must not need another consumer. Source: KAFKA-6877."""
+    log = Log({A0: 20})
+    log.errors[A0] = code
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="a-0"):
+            log.poll()
+    assert len(log.fetches()) == 3
+    del log.errors[A0]
+    assert offsets(log.poll(), A0) == list(range(20))
+
+
 def test_a_poisoned_record_is_named_keeps_the_position_and_can_be_stepped_over() -> None:
     log = Log({A0: 100})
     log.damaged = {30}
@@ -341,3 +360,40 @@ def test_records_before_damage_on_the_broker_are_returned_before_its_error() -> 
     assert offsets(seen, A0) == list(range(40))
     with pytest.raises(CorruptDataError):
         log.poll()
+
+
+def test_consumer_without_partitions_asks_for_no_topic() -> None:
+    """A request for a deleted topic may create it again. Source: KAFKA-2948."""
+    log = Log({A0: 20})
+    assert log.poll()
+    carry_out(log.world, log.core.unsubscribe())
+    log.world.requests.clear()
+    log.world.run(log.world.runtime.now_ms + 1_200_000)
+    asked = log.world.sent("Metadata")
+    assert asked and not any(request.message.topics for request in asked)
+
+
+@pytest.mark.parametrize("change", ["partition added", "topic created again"])
+def test_latest_means_the_start_of_what_is_newer_than_the_subscription(change: str) -> None:
+    """Records that are written before the consumer learns of the partition are not skipped. Source: KAFKA-20539."""
+    log = Log({A0: 30}, auto_offset_reset="latest")
+    log.world.topics["a"], log.world.ids["a"] = 1, uuid.uuid4()
+    log.world.run(1_000)
+    assert position(log, A0) == 30
+    log.ends[A1], log.start[A1] = 30, 0
+    if change == "partition added":
+        log.world.topics["a"] = 2
+    else:
+        log.world.ids["a"], log.ends[A0] = uuid.uuid4(), 20
+    log.world.call(log.core.cluster.refresh_metadata())
+    if change == "partition added":
+        log.core.assign([A0, A1])
+    log.world.run(2_000)
+    assert position(log, A0) == (30 if change == "partition added" else 0)
+    if change == "partition added":
+        assert position(log, A1) == 0
+
+
+def position(log: Log, partition: TopicPartition) -> int | None:
+    found = log.core.partitions.of(partition).position
+    return None if found is None else found.offset

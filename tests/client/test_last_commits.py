@@ -19,6 +19,7 @@ from kohort import (
     KafkaError,
     NewTopic,
     OffsetAndMetadata,
+    Producer,
     RebalanceListener,
     TopicPartition,
 )
@@ -162,3 +163,23 @@ def test_commit_that_waits_for_another_is_not_sent_after_the_partitions_are_give
     assert isinstance(errors[1], CommitFailedError)
     assert "given up" in str(errors[1])
     assert committed(settings).get(TopicPartition(topic, 0)) != 2
+
+
+@pytest.mark.parametrize("by", ["assign", "unsubscribe"])
+def test_positions_of_partitions_assigned_by_hand_are_committed_when_they_are_given_up(
+    broker: Broker, topic: str, by: str
+) -> None:
+    """Without that, their next reader gets everything since the last auto commit again."""
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with Producer(broker.bootstrap_servers) as producer:
+        for number in range(5):
+            producer.send(topic, b"%d" % number, partition=0)
+    settings = {"bootstrap_servers": broker.bootstrap_servers, "group_id": f"g-{uuid.uuid4().hex[:8]}"}
+    with Consumer(**settings, auto_offset_reset="earliest", auto_commit_interval_ms=600_000) as consumer:
+        consumer.assign([first])
+        until(lambda: consumer.poll(100) is not None and consumer.position(first) == 5, "all records")
+        if by == "assign":
+            consumer.assign([second])
+        else:
+            consumer.unsubscribe()
+        until(lambda: committed(settings) == {first: 5}, "a commit")

@@ -59,6 +59,16 @@ def test_largest_starts_at_the_end(trial: PushTrial) -> None:
     assert set(trial.consumer("a", from_begin=False).reads.values()) == {100}
 
 
+def test_largest_starts_at_the_begin_of_what_is_newer(trial: PushTrial) -> None:
+    """The end would skip what was written before the coordinator learned of it."""
+    a = trial.consumer("a", from_begin=False)
+    trial.set_topics(t=8)
+    trial.run()
+    assert a.reads == {("t", number): 100 for number in range(6)} | {("t", 6): 0, ("t", 7): 0}
+    b = trial.consumer("b", from_begin=False)
+    assert set((a.reads | b.reads).items()) == {(("t", n), 100 if n < 6 else 0) for n in range(8)}
+
+
 def test_who_finds_starts_itself_is_started_without_and_whoever_follows_has_what_it_commits(trial: PushTrial) -> None:
     a = trial.consumer("a", from_begin=None, auto_commit=False)
     assert a.reads == {("t", number): NO_POSITION for number in range(6)}

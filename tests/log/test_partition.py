@@ -368,6 +368,7 @@ def test_flush_messages_flushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     log.append(GOOD, NOW)
     assert len(synced) == 4
     log.roll()
+    assert len(synced) == 6, "the closed segment's indexes"
     log.append(GOOD, NOW)
     log.append(GOOD, NOW)
-    assert len(synced) == 7
+    assert len(synced) == 9

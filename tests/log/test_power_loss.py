@@ -27,6 +27,7 @@ from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_fold
 
 BATCHES = 12
 CLEAN = OpenOptions()
+FLUSH_NEVER = 2**63 - 1
 
 
 def filled(path: Path, batches: int = BATCHES, **config: object) -> PartitionLog:
@@ -460,3 +461,24 @@ def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off() -> None:
         names = volume.folders["/data/t-0"].names
         kept = {name: len(inode.data) for name, inode in names.items() if name.endswith((".log", ASIDE))}
         assert sum(kept.values()) >= size, kept
+
+
+@pytest.mark.parametrize("flush_messages", [1, FLUSH_NEVER], ids=["each flushed", "flushed at the end"])
+def test_indexes_of_closed_segments_are_on_the_disk_with_their_records(flush_messages: int) -> None:
+    """Nobody reads these records again after a power loss, and an index that lacks its end looks right.
+
+    Retention by age goes by the last entry of the time index. An earlier one would delete records too early.
+    Source: KAFKA-10207.
+    """
+    path, config = Path("/data/t-0"), small(flush_messages=flush_messages)
+    volume = Volume(World(1), "/data")
+    log = PartitionLog.open(path, config, OpenOptions(files=FileCache(3, 1, Files(volume, lambda: None))))
+    for number in range(100):
+        log.append(batch(b"x" * 50, at=NOW + number * 1_000), NOW)
+    log.flush()
+    folder = volume.folders[str(path)]
+    assert len(log.segments) > 3
+    for segment in log.segments[:-1]:
+        for suffix in (".log", ".index", ".timeindex"):
+            name = segment.path.with_suffix(suffix).name
+            assert folder.synced[name].synced == bytes(folder.names[name].data) != b"", name

@@ -186,8 +186,8 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """The shortest time between automatic commits. Default: 5000 ms (at least 1 ms)."""
 
     auto_offset_reset: str
-    """Where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H. Default:
-    'latest'."""
+    """Where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H; with latest,
+    partitions added after this consumer subscribed are read from their start. Default: 'latest'."""
 
     fetch_min_bytes: int
     """A broker responds to a fetch when it has this much. Default: 1 bytes (at least 0 bytes)."""

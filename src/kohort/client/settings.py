@@ -354,7 +354,8 @@ class ConsumerConfig(ConnectionConfig):
     auto_offset_reset: str = declare_setting(
         "auto.offset.reset",
         "latest",
-        why="where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H",
+        why="where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H; "
+        "with latest, partitions added after this consumer subscribed are read from their start",
         check=check_offset_reset,
     )
     fetch_min_bytes: int = declare_setting(

@@ -363,6 +363,8 @@ class PartitionLog:
         if active.size == 0:
             return active
         active.finish()
+        if self.flushed_offset >= self.end_offset:
+            active.sync_indexes()
         fresh = self._made(self.end_offset)
         self.segments.append(fresh)
         self._bases.append(fresh.base_offset)
@@ -663,6 +665,9 @@ class PartitionLog:
         for segment in self.segments:
             if self.flushed_offset < segment.end_offset <= upto:
                 self._names_new |= segment.sync()
+                if segment is not self.active:
+                    segment.sync_indexes()
+                    self._names_new = True
         self.sync_names()
         self.flushed_offset = max(self.flushed_offset, upto)
 

@@ -221,8 +221,7 @@ class SegmentFile:
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self.flush_indexes()
         if self.gaps:  # the index is the only proof of gaps: a power loss must not take it
-            self.index.sync()
-            self.time_index.sync()
+            self.sync_indexes()
 
     def headers(self, position: int, stop: int) -> Iterator[Located]:
         """Yield the headers between two batch boundaries, without verification."""
@@ -417,6 +416,15 @@ class SegmentFile:
         if self.readable:
             self._fs.fsync(self.open().fd)
         return self.transactions.sync()
+
+    def sync_indexes(self) -> None:
+        """Fsync the indexes by offset and time of a segment that is no longer appended to.
+
+        After a power loss they are taken as they are, where the records are on the disk. An index that lacks its end
+        looks right, and retention by age would delete the records too early. Source: KAFKA-10207.
+        """
+        self.index.sync()
+        self.time_index.sync()
 
     def close(self) -> None:
         """Write the index files and release the log file."""

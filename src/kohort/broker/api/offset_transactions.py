@@ -26,6 +26,10 @@ NOT_TAKEN = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
 """The error if transactions can't include offsets here. Producers fail with it instead of retrying."""
 
 
+KNOWS_LOADING = 2
+"""The first TxnOffsetCommit version whose clients all wait for a loading coordinator."""
+
+
 def for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
     """Map PRODUCER_FENCED, which KIP-360 added, to INVALID_PRODUCER_EPOCH for older versions."""
     return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
@@ -50,7 +54,12 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
 
     def reply_commit(value: OffsetCommitReply | ErrorCode | None) -> None:
-        """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked."""
+        """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked.
+
+        As in Apache Kafka, clients of before KNOWS_LOADING get an error that they retry (KAFKA-7296).
+        """
+        if value is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < KNOWS_LOADING:
+            value = ErrorCode.COORDINATOR_NOT_AVAILABLE
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
         request.reply(
             TxnOffsetCommitResponse(

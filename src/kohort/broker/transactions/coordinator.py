@@ -403,7 +403,9 @@ class Transactions:
         if known.status in outcome and (again or not new_epoch):
             self._answer_when_ended(transactional_id, done)
         elif again:
-            fenced = known.status in (Status.ONGOING, Status.EMPTY)
+            # A commit meets the coordinator's own abort. INVALID_TXN_STATE ends Java's producers (KAFKA-20785).
+            aborted = commit and known.status in (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
+            fenced = aborted or known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
             self._end(known, commit, new_epoch, done)

@@ -187,14 +187,24 @@ class Commits:
         if member is not None and member.carries_positions:
             member.take_positions({part: position.offset for part, position in positions().items()})
             return
-        moved = {
+        self._auto = self._commit_due(positions()) or self._auto
+
+    def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
+        """Commit in the background what auto commit has not committed yet of partitions that are given up."""
+        if self._config.enable_auto_commit and self._config.group_id is not None:
+            self._commit_due(positions)
+
+    def _commit_due(self, positions: Mapping[TopicPartition, FetchPosition]) -> Task[None] | None:
+        due = {
             part: OffsetAndMetadata(position.offset, "", position.leader_epoch)
-            for part, position in positions().items()
+            for part, position in positions.items()
             if self._is_due(part, position.offset)
         }
-        if moved:
-            self._auto = self.start(moved)
-            self._auto.on_done(_auto_done)
+        if not due:
+            return None
+        commit = self.start(due)
+        commit.on_done(_auto_done)
+        return commit
 
     async def drain(self, timeout_ms: float) -> None:
         """Wait for the commits in flight; those that have not been sent when the time is over fail.

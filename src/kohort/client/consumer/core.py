@@ -281,6 +281,8 @@ class ConsumerCore:
         wanted = list(partitions)
         check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
+        kept = set(wanted)
+        self.commits.commit_released({part: at for part, at in self.partitions.positions().items() if part not in kept})
         self.partitions.set(wanted)
         self.partitions.store_ids(self.cluster.metadata.topic_id)
         self.cluster.want_topics(self, {part.topic for part in wanted})
@@ -290,8 +292,11 @@ class ConsumerCore:
         """Leave the group, or drop the partitions assigned by hand."""
         if self.membership is not None:
             yield from self._leave("the application unsubscribed")
+        elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
+            yield from self._last_commit(self.partitions.positions())
         self._manual = False
         self.partitions.set(())
+        self.cluster.drop_interest(self)
         self._moved()
 
     def subscription(self) -> tuple[str, ...]:
@@ -361,7 +366,9 @@ class ConsumerCore:
 
     def _follow_metadata(self, metadata: Metadata) -> None:
         """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
-        self._missing.check_topics(metadata, self.subscription(), self.partitions)
+        subscribed = self.subscription()
+        self.positions.see_topics({*subscribed, *(part.topic for part in self.partitions)})
+        self._missing.check_topics(metadata, subscribed, self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
@@ -449,6 +456,8 @@ class ConsumerCore:
             if self.buffer.count(partition) or self.fetcher.is_ready(partition):
                 continue  # what was fetched before comes first
             if not self.partitions.of(partition).paused:
+                if self.partitions.read_again(partition):
+                    self.pump()
                 raise failure
 
     # The group.

@@ -613,7 +613,9 @@ class Fetcher:
             self.cluster.request_metadata()
             self._later(state)
         else:
-            self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {damage or code.text}"))
+            error = error_for(code, f"{partition} can't be read: {damage or code.text}")
+            self.partitions.fail(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
+            self._later(state)
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:

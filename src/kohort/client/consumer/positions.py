@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+from uuid import UUID
 
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.metadata import PartitionInfo
+from kohort.client.net.metadata import NO_TOPIC_ID, Metadata, PartitionInfo
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, gather, list_offsets
 from kohort.client.settings import ConsumerConfig, duration_ms
@@ -25,6 +26,7 @@ from kohort.ids import TopicPartition
 # position and the metadata have one (KIP-320). A later epoch in the position shows that the metadata is outdated. Where
 # a position has no epoch, the claim has to last.
 
+INT32_MAX: Final = 2**31 - 1
 CONFIRM_MS: Final = 1_000
 """Within this time a broker that wakes learns that it is no longer the leader."""
 BEHIND_MS: Final = 10_000
@@ -48,6 +50,29 @@ def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
 log = logging.getLogger("kohort.client")
 
 
+class TopicsAtFirstSight:
+    """The topics as this consumer first saw them, which shows the partitions that were added since.
+
+    With `latest`, a consumer reads what is written from its subscription on. Everything in a newer partition is that.
+    By the end offset it would skip the records before the consumer learned of the partition. Source: KAFKA-20539.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[UUID, int]] = {}
+
+    def see(self, metadata: Metadata, topics: Iterable[str]) -> None:
+        """Take in new metadata of the topics that are read; others are forgotten."""
+        infos = {topic: metadata.topics.get(topic) for topic in topics}
+        now = {topic: (info.topic_id, len(info.partitions)) for topic, info in infos.items() if info is not None}
+        self._seen = {topic: self._seen.get(topic, seen) for topic, seen in now.items() if seen[1]}
+
+    def is_newer(self, partition: TopicPartition, metadata: Metadata) -> bool:
+        """Return whether a partition was added, or its topic created again, since the consumer first saw the topic."""
+        topic_id, count = self._seen.get(partition.topic, (NO_TOPIC_ID, INT32_MAX))
+        known = metadata.topic_id(partition.topic)
+        return partition.partition >= count or (topic_id != known and NO_TOPIC_ID not in (topic_id, known))
+
+
 class PositionFinder:
     """A task that looks unknown positions up whenever `request_lookup` reports that there may be some."""
 
@@ -68,8 +93,13 @@ class PositionFinder:
         self._found = found
         self._changed = changed
         self._wall_ms = wall_ms
+        self._at_first = TopicsAtFirstSight()
         self._task: Task[None] | None = None
         self._looked: Promise[None] = Promise()
+
+    def see_topics(self, topics: Iterable[str]) -> None:
+        """Take in new metadata of the topics that are read."""
+        self._at_first.see(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
         """Report that positions may be unknown now."""
@@ -195,9 +225,17 @@ class PositionFinder:
                     ),
                 )
             else:
-                state.reset = self._config.auto_offset_reset
+                state.reset = self._first_policy(part)
         self._changed()
         self._found()
+
+    def _first_policy(self, partition: TopicPartition) -> str:
+        """Return the reset policy of a partition without a committed offset."""
+        policy = self._config.auto_offset_reset
+        if policy == "latest" and self._at_first.is_newer(partition, self._cluster.metadata):
+            log.info("%s: the partition is newer than this consumer's subscription: read from its start", partition)
+            return "earliest"
+        return policy
 
     async def _reset(self, looked: Promise[None]) -> bool:
         """Look positions up by policy; True: look again at once. `looked` ends a wait for leaders."""

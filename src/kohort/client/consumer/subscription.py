@@ -45,6 +45,7 @@ class PartitionState:
         doubted_ms: Since when brokers report that they do not have the position, while this is not believed; None:
             never.
         broken: Why the partition can't be read; raised by the next poll that reaches it.
+        recovers: Whether the partition is read again once `broken` was raised: a right may be given back.
         wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
         withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
             up, so
@@ -63,6 +64,7 @@ class PartitionState:
     replica_until_ms: float = 0.0
     doubted_ms: float | None = None
     broken: KafkaError | None = None
+    recovers: bool = False
     retry_at_ms: float = 0.0
     wanted: bool = False
     withheld: bool = False
@@ -175,10 +177,17 @@ class Partitions:
 
     # Positions.
 
-    def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False) -> None:
-        """Mark a partition as unreadable until it has a new position; with `void`, drop its fetched records too."""
+    def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False) -> None:
+        """Mark a partition as unreadable until it has a new position.
+
+        Args:
+            partition: The partition.
+            error: Why it can't be read.
+            void: Drop its fetched records too.
+            recovers: Read it again once a poll has raised the error.
+        """
         state = self.of(partition)
-        state.broken = error
+        state.broken, state.recovers = error, recovers
         self._broken[partition] = None
         if void:
             self._begin_era(state)
@@ -194,6 +203,13 @@ class Partitions:
         ]
         self._broken = dict.fromkeys(partition for partition, _ in failures)
         return failures
+
+    def read_again(self, partition: TopicPartition) -> bool:
+        """Read a partition again whose error was raised; return False if only a new position helps."""
+        state = self.of(partition)
+        if state.recovers:
+            state.broken = None
+        return state.recovers
 
     def place(self, partition: TopicPartition, position: FetchPosition) -> None:
         """Set a position that was committed, reset or sought. Records fetched before are void."""

@@ -369,6 +369,7 @@ class Cluster:
         self._refresh: Task[None] | None = None
         self._refresh_again: Promise[None] | None = None
         self._listeners: list[Callable[[Metadata], None]] = []
+        self._before_refresh: list[Callable[[], None]] = []
         self._upkeep: Task[None] | None = None
         self._next_any = 0
         self._on_fault: list[Callable[[Exception], None]] = []
@@ -495,6 +496,10 @@ class Cluster:
         """Call `listener` after each merged response."""
         self._listeners.append(listener)
 
+    def before_refresh(self, listener: Callable[[], None]) -> None:
+        """Call `listener` before each refresh, so that it can change what it wants."""
+        self._before_refresh.append(listener)
+
     def request_metadata(self) -> Promise[None]:
         """Refresh in the background; the promise resolves with a response to a request sent after this call."""
         if self._refresh is not None and not self._refresh.done:
@@ -519,13 +524,16 @@ class Cluster:
         return self.metadata
 
     async def describe_topics(
-        self, topics: Iterable[str] | None, timeout_ms: float | None = None
+        self, topics: Iterable[str] | None, timeout_ms: float | None = None, *, create: bool = False
     ) -> dict[str, TopicInfo]:
-        """Ask for these topics now (None: all); merge and return the response, with errors per topic inside."""
+        """Ask for these topics now (None: all); merge and return the response, with errors per topic inside.
+
+        With `create`, the broker may create those that do not exist.
+        """
         names, escalating = None if topics is None else sorted(set(topics)), EscalatingTimeout()
 
         async def attempt() -> dict[str, TopicInfo]:
-            await self._ask_metadata(names, escalating)
+            await self._ask_metadata(names, escalating, create)
             infos = self.metadata.topics
             return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
@@ -726,6 +734,8 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
+        for listener in self._before_refresh:
+            listener()
         failures, escalating, topics = 0, EscalatingTimeout(), self._wanted()
         while True:
             try:
@@ -752,9 +762,11 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None, escalating: EscalatingTimeout | None = None) -> None:
+    async def _ask_metadata(
+        self, topics: list[str] | None, escalating: EscalatingTimeout | None = None, create: bool = False
+    ) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
+        request = MetadataRequest(topics=named, allow_auto_topic_creation=create or self.auto_create_topics)
         with nullcontext(self.config.request_timeout_ms) if escalating is None else escalating as most_ms:
             answer = await self.send(request, ANY, timeout_ms=min(most_ms, self.config.request_timeout_ms))
         if not answer.brokers:

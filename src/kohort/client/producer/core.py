@@ -16,13 +16,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.metadata import Metadata
+from kohort.client.net.metadata import Metadata, TopicInfo
+from kohort.client.net.runtime import Task
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator, WouldBlock, content_bytes, monotonic_ms
 from kohort.client.producer.appender import OVERHEAD
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
-from kohort.client.producer.sender import ProducerMetrics, Sender
+from kohort.client.producer.sender import METADATA_IDLE_MS, ProducerMetrics, Sender
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
@@ -76,7 +77,6 @@ class ProducerCore:
     ) -> None:
         self.cluster = cluster
         self.config = config
-        cluster.auto_create_topics = True
         self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition, clock_ms)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
@@ -88,8 +88,10 @@ class ProducerCore:
         self._partitions: dict[str, list[int]] = {}
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
+        self._creating: Task[None] | None = None
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
+        cluster.before_refresh(self._want_topics_in_use)
         cluster.on_metadata(self._take_metadata)
         cluster.on_fault(lambda error: self.sender.end(error, at_once=True))
 
@@ -392,10 +394,11 @@ class ProducerCore:
             KafkaError: The topic is not available.
         """
         self._topics.add(topic)
-        self.cluster.want_topics(self, self._topics)
+        self.sender.note_use(topic)
+        self._want_topics_in_use()
 
         async def attempt() -> None:
-            info = (await self.cluster.describe_topics([topic])).get(topic)
+            info = (await self.cluster.describe_topics([topic], create=True)).get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
             if code is ErrorCode.NONE and info is not None and not info.partitions:
                 code = ErrorCode.LEADER_NOT_AVAILABLE
@@ -409,8 +412,28 @@ class ProducerCore:
         except KafkaError:
             if topic not in self._partitions:  # leave it out of later refreshes
                 self._topics.discard(topic)
-                self.cluster.want_topics(self, self._topics)
+                self._want_topics_in_use()
             raise
+
+    def _want_topics_in_use(self) -> None:
+        """Want the metadata of topics that have records to send, or were sent to within `METADATA_IDLE_MS`."""
+        idle_ms = self.cluster.runtime.now_ms - METADATA_IDLE_MS
+        used_ms, waiting = self.sender.used_ms, self._with_records()
+        in_use = {topic for topic in self._topics if topic in waiting or used_ms.get(topic, idle_ms) > idle_ms}
+        self.cluster.want_topics(self, in_use)
+
+    def _with_records(self) -> set[str]:
+        """Return the topics that have records to send."""
+        with self.accumulator.lock:
+            return {queue.partition.topic for queue in self.accumulator.queues.values() if not queue.idle}
+
+    async def _create_again(self, topics: set[str]) -> None:
+        """Ask for deleted topics that have records to send, so that the broker may create them.
+
+        A refresh does not ask for that: it would bring a topic back that nobody uses any more. Source: KAFKA-2948.
+        """
+        with contextlib.suppress(KafkaError):  # the records' errors say that there is no such topic
+            await self.cluster.describe_topics(topics, create=True)
 
     def _take_metadata(self, metadata: Metadata) -> None:
         """Take the partitions of the topics from new metadata. On the client's thread."""
@@ -421,7 +444,14 @@ class ProducerCore:
                 numbers = sorted(info.partitions)
                 self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
+        gone = {topic for topic in self._partitions if _is_missing(metadata.topics.get(topic))}
+        if gone and (self._creating is None or self._creating.done) and (gone := gone & self._with_records()):
+            self._creating = self.cluster.keep_running(self._create_again(gone), "topics that were deleted")
         self.sender.kick()
+
+
+def _is_missing(topic: TopicInfo | None) -> bool:
+    return topic is not None and topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 SEND = Arguments(ProducerCore.send)

@@ -85,6 +85,8 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
 
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766
+METADATA_IDLE_MS = 300_000
+"""After this time without records a topic's metadata is not refreshed. Source: Java's `metadata.max.idle.ms`."""
 SOON_MS = 20
 """Wait between requests while the previous transaction still ends, which takes milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
@@ -144,6 +146,7 @@ class Sender:
         identity: Producer id and epoch.
         metrics: Metrics.
         in_flight: Number of requests without a response, by broker and lane.
+        used_ms: When records were last sent to a topic.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; batches in flight get no further attempt.
@@ -159,6 +162,7 @@ class Sender:
         self.identity = ProducerIdAndEpoch()
         self.metrics = ProducerMetrics()
         self.in_flight: dict[Way, int] = {}
+        self.used_ms: dict[str, float] = {}
         self.closed = False
         self.gate: Callable[[TopicPartition], bool] | None = None
         self.implicit = False
@@ -216,6 +220,13 @@ class Sender:
         self.accumulator.wake_waiting_callers()
         self._run_callbacks(failed)
         self.kick()
+
+    def note_use(self, topic: str) -> None:
+        """Record that a topic is used now; after a long pause its metadata may be outdated."""
+        now_ms = self.cluster.runtime.now_ms
+        before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
+        if now_ms - before_ms >= METADATA_IDLE_MS:
+            self.cluster.request_metadata()
 
     def check(self) -> None:
         """Raise the unexpected error that ended the sender."""
@@ -339,6 +350,7 @@ class Sender:
 
     def _dispatch(self, parcel: Parcel) -> None:
         for batch in parcel.batches:
+            self.note_use(batch.partition.topic)
             self._seal(batch)
             self.metrics.retries += batch.attempts > 0
             batch.attempts += 1

@@ -245,6 +245,8 @@ class TransactionManager:
             self._fail(error)
             if not commit:
                 self.state = TxnState.DEAD
+            elif self._version >= 2 and error is self._explained_error:
+                self.state = TxnState.FAILED  # the abort learns the next epoch, or that another producer took over
             raise
         self._added.clear()
         self.cause = None

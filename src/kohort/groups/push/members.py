@@ -16,6 +16,7 @@ from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
 from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
+from kohort.ids import TopicId
 
 
 class PushMember(MonitoredMember):
@@ -92,6 +93,7 @@ class PushMembers(GroupMembership):
         backoff: the timer of the pause before the next attempt or rebalance.
         loaded: the group existed when its shard was loaded.
         unregistered: members to stop and start without another change: their owner nodes in ZooKeeper were deleted.
+        first_seen: each topic's id and number of partitions when a member was first started with it.
         matched: the matching topics by regular expression and whether the expression excludes.
     """
 
@@ -104,6 +106,7 @@ class PushMembers(GroupMembership):
         "backoff",
         "began_ms",
         "dividing",
+        "first_seen",
         "holders",
         "loaded",
         "matched",
@@ -138,6 +141,7 @@ class PushMembers(GroupMembership):
         self.backoff = Timer(Deadline.BACKOFF, group_id)
         self.loaded = False
         self.unregistered: dict[str, None] = {}
+        self.first_seen: dict[str, tuple[TopicId, int]] = {}
         self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
 
     # -- interface of every membership

@@ -102,21 +102,35 @@ class PushRequests(PushMembers):
     def start_member(self, step: Step, member: PushMember, want: TopicIdPartitions) -> None:
         """Send a Start with partitions; the ownership is durable before the consumer learns of it.
 
-        First all partitions need a position, unless the consumer finds missing ones itself.
+        First all partitions need a position, unless the consumer finds missing ones itself. What is newer than the
+        group's reading of its topic begins at its start: the end would skip what was written since (KAFKA-20539).
         """
         member_id = member.session.subject
         saved = self.members[member_id]
         named = self.named_pairs(step, want)
         offsets = step.offsets_of(self.group_id)
+        self.see_topics(step, named)
         missing = [part for part in named if part not in offsets]
         if missing and saved.from_begin is not None:
-            self.find_offsets(step, member, missing, from_begin=saved.from_begin)
+            newer = [part for part in missing if self.is_newer(part, named[part])]
+            self.find_offsets(step, member, newer or missing, from_begin=bool(newer) or saved.from_begin)
             return
         if self.owned_by(member_id) != frozenset(named.values()):
             step.emit(PushOwned(self.group_id, member_id, pack(named.values())))
         at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
         positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in at.items())
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
+
+    def see_topics(self, step: Step, named: dict[TopicPartition, TopicIdPartition]) -> None:
+        """Remember the topics that a member is first started with."""
+        for topic in {part.topic for part in named} - self.first_seen.keys():
+            found = step.image.topics[topic]
+            self.first_seen[topic] = (found.id, found.partitions)
+
+    def is_newer(self, part: TopicPartition, pair: TopicIdPartition) -> bool:
+        """Return whether a partition was added, or its topic created again, since a member was started with it."""
+        topic_id, partitions = self.first_seen[part.topic]
+        return part.partition >= partitions or pair[0] != topic_id
 
     def named_pairs(self, step: Step, pairs: TopicIdPartitions) -> dict[TopicPartition, TopicIdPartition]:
         """Return partitions by name and number, ascending, without those of deleted topics."""

@@ -1,0 +1,97 @@
+"""The topics whose metadata a producer asks for, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kohort.client.producer.core import ProducerCore, producer_config
+from kohort.client.producer.sender import METADATA_IDLE_MS
+from kohort.wire.data import ProduceRequest, ProduceResponse
+from kohort.wire.transactions import InitProducerIdResponse
+from tests.client.virtual import VirtualCluster
+
+
+class World:
+    """A producer of a virtual cluster whose broker creates topics that a request may create."""
+
+    def __init__(self, *topics: str) -> None:
+        self.cluster = VirtualCluster(topics=dict.fromkeys(topics, 1))
+        handlers = self.cluster.handlers
+        handlers["InitProducerId"] = lambda message, version: InitProducerIdResponse(producer_id=7, producer_epoch=0)
+        handlers["Produce"] = self.produce
+        self.metadata, handlers["Metadata"] = handlers["Metadata"], self.create
+        config = producer_config("127.0.0.1:9092", {})
+        self.core = ProducerCore(
+            self.cluster.cluster, config, lambda step: step(), clock_ms=lambda: self.cluster.runtime.now_ms
+        )
+
+    def create(self, message: Any, version: int) -> Any:
+        if message.allow_auto_topic_creation:
+            for topic in message.topics or ():
+                self.cluster.topics.setdefault(topic.name, 1)
+        return self.metadata(message, version)
+
+    def produce(self, message: ProduceRequest, version: int) -> ProduceResponse:
+        result = ProduceResponse.TopicProduceResponse
+        return ProduceResponse(
+            responses=[
+                result(
+                    name=topic.name,
+                    partition_responses=[
+                        result.PartitionProduceResponse(
+                            index=part.index, error_code=0 if topic.name in self.cluster.topics else 3, base_offset=0
+                        )
+                        for part in topic.partition_data
+                    ],
+                )
+                for topic in message.topic_data
+            ]
+        )
+
+    def send(self, topic: str) -> Any:
+        self.cluster.call(self.core.partitions_for(topic))
+        delivery = self.core.send(topic, b"x", None, 0, None, (), None)
+        self.pass_ms(1_000)
+        return delivery
+
+    def pass_ms(self, ms: float) -> None:
+        self.cluster.run(self.cluster.runtime.now_ms + ms)
+
+    def asked(self) -> list[set[str]]:
+        """Return the topics of each Metadata request, and forget the requests."""
+        found = [{topic.name for topic in request.message.topics} for request in self.cluster.sent("Metadata")]
+        self.cluster.requests.clear()
+        return found
+
+
+def test_producer_does_not_bring_a_deleted_topic_back_that_it_no_longer_uses() -> None:
+    world = World("old", "new")
+    assert world.send("old").result(timeout_ms=0).offset == 0
+    del world.cluster.topics["old"]
+    for _ in range(20):
+        world.send("new")
+        world.pass_ms(60_000)
+    assert world.cluster.topics.keys() == {"new"}
+
+
+def test_producer_asks_only_for_topics_that_it_uses() -> None:
+    world = World("old", "new")
+    world.send("old")
+    world.send("new")
+    world.pass_ms(METADATA_IDLE_MS)
+    world.asked()
+    for _ in range(8):
+        world.send("new")
+        world.pass_ms(60_000)
+    asked = world.asked()
+    assert asked and all("old" not in topics for topics in asked)
+    assert world.send("old").result(timeout_ms=0).offset == 0
+    assert {"new", "old"} in world.asked(), "after a pause its metadata may be outdated"
+
+
+def test_deleted_topic_with_records_to_send_is_created_again() -> None:
+    world = World("a")
+    world.send("a")
+    del world.cluster.topics["a"]
+    assert world.send("a").result(timeout_ms=0).offset == 0
+    assert world.cluster.topics == {"a": 1}
