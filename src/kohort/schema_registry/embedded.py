@@ -445,8 +445,8 @@ class Subjects:
         if any(old.kind != schema.kind for old in olds):
             return [f"the subject's schemas are of the kind {olds[-1].kind}"]
         if schema.kind == "AVRO":
-            new, *old_texts = (whole_avro(version.text, version.imports, "it") for version in (schema, *olds))
-            return incompatibilities(level, new, old_texts)
+            new = whole_avro(schema.text, schema.imports, "the schema")
+            return incompatibilities(level, new, [whole_avro(old.text, old.imports, "the schema") for old in olds])
         if schema.kind == "PROTOBUF":
             from kohort.schema_registry.protobuf_changes import protobuf_incompatibilities
 
