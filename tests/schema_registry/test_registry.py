@@ -267,7 +267,7 @@ HOSTILE = {
     "endless size": (
         '{"type": "fixed", "name": "F", "size": Infinity, "logicalType": "decimal", "precision": 4}',
         b"\0",
-        "no Avro schema",
+        "a fixed without a size",
     ),
     "recursive": (RECURSIVE, b"\2" * 300_000, "is recursive"),
     "empty items": ('{"type": "array", "items": "null"}', b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "takes no bytes"),
@@ -310,6 +310,25 @@ def test_decimal_is_written_and_read_back(embedded: EmbeddedSchemaRegistry) -> N
     registry = SchemaRegistry(embedded.url)
     value = {"sums": Decimal("12.30")}
     assert registry.deserialize(registry.serializer("sums-value", schema)(value)) == value
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 127},
+        {"type": "bytes", "logicalType": "decimal"},
+        {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": -2},
+        {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 9},
+    ],
+    ids=["scale above precision", "no precision", "negative scale", "fixed"],
+)
+def test_invalid_decimal_is_bytes(embedded: EmbeddedSchemaRegistry, kind: dict[str, Any]) -> None:
+    """Connect writes the first for an Oracle NUMBER without digits. Avro has readers ignore such a logical type."""
+    fields = [{"name": "id", "type": "int"}, {"name": "sum", "type": ["null", kind], "default": None}]
+    schema = json.dumps({"type": "record", "name": "R", "fields": fields})
+    registry = SchemaRegistry(embedded.url)
+    data = registry.serializer("numbers-value", schema)({"id": 1, "sum": b"\5"})
+    assert registry.deserialize(data) == {"id": 1, "sum": b"\5"}
 
 
 def test_json_is_read_after_its_prefix_and_not_compared() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import OffsetRange
-from kohort.spark.source.query import fair_shares, limit_by_bytes
+from kohort.spark.source.query import RecordSize, fair_shares, limit_by_bytes
 from kohort.spark.source.readers import SMALL_TASK, plan_tasks
 
 counts = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=8)
@@ -46,6 +46,32 @@ def test_a_byte_limit_is_kept_and_used(available: dict[int, int], limit: int, we
     assert size <= limit or records == 1
     more = fair_shares(available, records + 1)
     assert sum(more.values()) <= records or sum(n * weights[k] for k, n in more.items()) > limit
+
+
+def test_first_sample_is_the_size_of_records() -> None:
+    """Half of it would make the first batches twice as large as the byte limit."""
+    size = RecordSize(0.0)
+    size.add(100.0)
+    assert size.mean == 100.0
+    size.add(200.0)
+    assert size.mean == 150.0
+
+
+class Hashed(int):
+    """A key that counts how often it is hashed."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Hashed.hashed += 1
+        return int(self)
+
+
+def test_work_grows_with_the_partitions_and_not_with_their_square() -> None:
+    available = {Hashed(number): 100 + number for number in range(2_000)}
+    Hashed.hashed = 0
+    assert sum(fair_shares(available, 100_000).values()) == 100_000
+    assert Hashed.hashed < 20 * len(available)
 
 
 spans_given = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 30_000)), max_size=7)

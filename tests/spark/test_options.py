@@ -44,6 +44,26 @@ def test_words_are_taken_in_the_case_that_spark_and_javas_client_take_them_in() 
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("65536", 65536), ("65536b", 65536), ("10m", 10 << 20), ("2 ", 2), ("1GB", 1 << 30), ("3k", 3072)],
+)
+def test_byte_limit_has_the_units_of_sparks_own_sources(given: str, size: int) -> None:
+    assert parse_options(LEAST | {"maxBytesPerTrigger": given}).max_bytes_per_trigger == size
+
+
+def test_read_without_any_option_is_told_of_tables() -> None:
+    """Spark gives a source none of the options of a table in its catalog."""
+    with pytest.raises(InvalidInputError, match="missing.*no option of a CREATE TABLE: use CREATE TEMPORARY VIEW"):
+        parse_options({})
+
+
+@pytest.mark.parametrize("given", ["10 m", "m", "1.5m", "10x", "-1m", "0m"])
+def test_byte_limit_of_another_form_is_refused(given: str) -> None:
+    with pytest.raises(InvalidInputError, match="maxBytesPerTrigger must be"):
+        parse_options(LEAST | {"maxBytesPerTrigger": given})
+
+
 def test_passwords_are_in_no_printout_of_a_read_or_a_write() -> None:
     """SPARK-27748, ABRiS #212: options are printed where an error is reported with its variables."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -91,6 +111,8 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
         ),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers is missing"),
         ({"subscribe": ""}, "none is given"),
+        ({"subscribe": " , "}, "subscribe names nothing to read: ' , '"),
+        ({"subscribe": "", "assign": "{}"}, "assign names nothing to read"),
         ({"assign": '{"a":[0]}'}, "subscribe and assign are given"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be at least 1 offsets"),
         ({"plannedRanges": "some"}, "plannedRanges must be one of owned, all, none"),

@@ -82,6 +82,14 @@ def test_columns_that_can_not_be_sent_are_refused_before_anything_is_written(sch
         Writing.of(options(), schema)
 
 
+@pytest.mark.parametrize("name", ["value", "more"])
+def test_two_columns_of_one_name_are_refused_before_anything_is_written(name: str) -> None:
+    """Spark would fail in a task, after others have written."""
+    schema = StructType([*columns(value=StringType(), more=LongType()), *columns(**{name: StringType()})])
+    with pytest.raises(InvalidInputError, match=f"several columns are named {name}.*select one of each"):
+        Writing.of(options(topic="flights"), schema)
+
+
 def test_columns_that_are_not_a_records_are_passed_over() -> None:
     schema = columns(
         key=BinaryType(),

@@ -51,6 +51,21 @@ def test_a_start_below_the_beginning_is_refused_before_anything_is_claimed(fille
         assert run.read(12) == list(range(8, 20))
 
 
+@pytest.mark.parametrize("grouped", [True, False], ids=["in a group", "without"])
+def test_records_that_retention_takes_from_a_running_query_cost_no_batches(place: Place, *, grouped: bool) -> None:
+    """Each batch is bounded, and there would be many without a record."""
+    place.make()
+    place.produce(range(400))
+    given = place.options(maxOffsetsPerTrigger=10, failOnDataLoss="false", **({} if grouped else {"group.id": None}))
+    with Run(given) as run:
+        first = run.plan()
+        assert first is not None and run.finish(first) == list(range(10))
+        place.admin.delete_records(dict.fromkeys(place.partitions(), 190)).all()
+        second = run.plan()
+        assert second is not None and run.finish(second) == list(range(380, 390))
+        assert run.read(10) == list(range(390, 400))
+
+
 def test_an_offset_of_the_group_beyond_the_end_says_how_to_mend_it(filled: Place) -> None:
     filled.admin.alter_consumer_group_offsets(filled.group, {filled.partitions()[0]: OffsetAndMetadata(77)}).all()
     with Run(filled.options()) as run, pytest.raises(OffsetError, match=r"(?s)0 to 10.*77.*reset-offsets"):

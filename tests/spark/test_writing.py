@@ -94,6 +94,7 @@ def test_rows_with_and_without_partition_keep_their_order(servers: str) -> None:
     [
         ("headers", pa.array([[{"key": None, "value": b"x"}]], HEADERS), "'headers', row 0: a header has no key"),
         ("timestamp", pa.array([-1], pa.timestamp("us", "UTC")), "'timestamp', row 0: 1969-12-31 .*before 1970"),
+        ("timestamp", pa.array([-1], pa.timestamp("us", "GMT+08:00")), "row 0: 1969-12-31 23:59.*before 1970"),
         ("timestamp", pa.array([-1], pa.int64()), "'timestamp', row 0: -1 is before 1970"),
     ],
 )

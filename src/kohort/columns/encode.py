@@ -196,7 +196,10 @@ def _refuse_before_1970(array: Any, name: str) -> None:
     first = pc.min(numbers).as_py()
     if first is not None and first < 0:
         at = pc.index(numbers, first).as_py()
-        raise InvalidInputError(f"column {name!r}, row {at}: {array[at]} is before 1970, and no record's time can be")
+        shown = array[at]
+        if pa.types.is_timestamp(array.type) and array.type.tz is not None:  # Python may have no zone of its name
+            shown = shown.cast(pa.timestamp(array.type.unit, "UTC"))
+        raise InvalidInputError(f"column {name!r}, row {at}: {shown} is before 1970, and no record's time can be")
 
 
 def _partitions(batch: pa.RecordBatch, name: str | None) -> Any:

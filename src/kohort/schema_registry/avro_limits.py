@@ -16,6 +16,7 @@ What is measured is fastavro's parsed form, whose names are full: two readings o
 from __future__ import annotations
 
 import json  # not msgspec: text of other programs, with NaN and integers of any size
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +72,39 @@ def measured_schema(text: str, name: str) -> tuple[Any, int]:
             raise UnusableSchemaError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _children(value)]
         if not level:
+            found = _without_invalid_decimals(found)
             measure = _Measure(name)
             measure.measure(parsed_schema(found, name), "")
             return found, measure.density
     raise UnusableSchemaError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
+
+
+def decimal_digits(schema: Any) -> tuple[int, int] | None:
+    """Return precision and scale of a decimal; None if the schema has no valid ones, and its values are plain bytes.
+
+    Connectors write a scale above the precision for numbers of a database that have neither, or leave the precision
+    out. Source: Avro's specification, which has readers ignore an invalid logical type.
+    """
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
+        return None
+    if schema.get("type") == "fixed":
+        size = schema.get("size")
+        if type(size) is not int or precision > math.floor((8 * size - 1) * math.log10(2)):
+            return None
+    return precision, scale
+
+
+def _without_invalid_decimals(schema: Any) -> Any:
+    """Return a schema in which a decimal without valid digits is plain bytes; fastavro refuses it."""
+    if isinstance(schema, list):
+        return [_without_invalid_decimals(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _without_invalid_decimals(part) for key, part in schema.items()}
+    if made.get("logicalType") == "decimal" and decimal_digits(made) is None:
+        del made["logicalType"]
+    return made
 
 
 def is_marked(value: Any) -> bool:

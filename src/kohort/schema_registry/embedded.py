@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
+from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.avro_values import avro_writer
 from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
 from kohort.schema_registry.registry import (
@@ -235,8 +236,8 @@ class SchemaToAdd:
         kind: AVRO, JSON or PROTOBUF.
         text: the schema as it was given.
         key: the schema by which equal ones are found: without the blanks of JSON, or the comments of Protobuf.
-        references: the files that a Protobuf schema imports.
-        imports: their names and texts, also of those that they import.
+        references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
+        imports: their names and texts, also of those that they refer to.
     """
 
     kind: str
@@ -263,16 +264,19 @@ class SchemaToAdd:
             raise _invalid("a request has a schema, and schemaType AVRO, JSON or PROTOBUF")
         try:
             references = references_of(body.get("references"), "the schema")
+            if references and kind == "JSON":
+                raise _invalid("the embedded registry has no references of JSON Schema")
+            made = with_imports(RegisteredSchema(0, kind, text, references=references), find_version)
             if kind == "PROTOBUF":
-                made = with_imports(RegisteredSchema(0, kind, text, references=references), find_version)
                 identity = _compiled(text, made.imports).identity()
                 key = json.dumps([identity, [asdict(reference) for reference in references]])
                 return cls(kind, text, key, references, made.imports)
-            if references:
-                raise _invalid("the embedded registry has references of Protobuf alone")
             if kind == "AVRO":
-                avro_writer(text, 0)
-                return cls(kind, text, json.dumps(avro_schema(text, "the schema"), separators=(",", ":")))
+                avro_writer(whole_avro(text, made.imports, "the schema"), 0)
+                key = json.dumps(json.loads(text), separators=(",", ":"))
+                if references:
+                    key = json.dumps([key, [asdict(reference) for reference in references]])
+                return cls(kind, text, key, references, made.imports)
             if kind == "JSON":
                 return cls(kind, text, json.dumps(json.loads(text), separators=(",", ":")))
         except InvalidInputError as error:
@@ -441,7 +445,8 @@ class Subjects:
         if any(old.kind != schema.kind for old in olds):
             return [f"the subject's schemas are of the kind {olds[-1].kind}"]
         if schema.kind == "AVRO":
-            return incompatibilities(level, schema.text, [old.text for old in olds])
+            new = whole_avro(schema.text, schema.imports, "the schema")
+            return incompatibilities(level, new, [whole_avro(old.text, old.imports, "the schema") for old in olds])
         if schema.kind == "PROTOBUF":
             from kohort.schema_registry.protobuf_changes import protobuf_incompatibilities
 
@@ -511,9 +516,8 @@ class EmbeddedSchemaRegistry:
             consumer = Consumer(broker.bootstrap_servers, schema_registry_url=registry.url)
 
     It has subjects, versions, schemas by id, compatibility and its configuration. Schemas of Avro and Protobuf are
-    compared by every level of compatibility. A second version of a JSON Schema needs the level NONE. References are
-    those of Protobuf alone. Deletion and modes are missing. It has no TLS and no login: every user of the machine
-    reaches it.
+    compared by every level of compatibility, and may have references. A second version of a JSON Schema needs the level
+    NONE. Deletion and modes are missing. It has no TLS and no login: every user of the machine reaches it.
     Pages of a browser do not: it takes JSON alone, and requests to names of this machine.
     """
 

@@ -32,6 +32,7 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
+from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
 from kohort.settings.arguments import checked_call, checks_arguments
@@ -66,10 +67,10 @@ _KINDS = ("AVRO", "JSON", "PROTOBUF")
 
 @dataclass(frozen=True, slots=True)
 class SchemaReference:
-    """A file that a Protobuf schema imports, which is a schema of its own in the registry.
+    """A file that a Protobuf schema imports, or a type that an Avro schema uses: a schema of its own in the registry.
 
     Attributes:
-        name: the file's name, as `import` has it.
+        name: the file's name, as `import` has it, or the type's full name.
         subject: the subject that has it.
         version: its version there.
     """
@@ -89,8 +90,8 @@ class RegisteredSchema:
         text: the schema.
         subject: the subject; "" if the schema was asked for by its id.
         version: the version in the subject; 0 if there is none.
-        references: the files that a Protobuf schema imports.
-        imports: their names and texts, also of those that they import.
+        references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
+        imports: their names and texts, also of those that they refer to.
     """
 
     id: int
@@ -276,7 +277,8 @@ class SchemaRegistry:
             subject: the subject: by default a topic's values have `<topic>-value`.
             schema: the schema's text.
             kind: AVRO, JSON or PROTOBUF.
-            references: the files that a Protobuf schema imports; those of Protobuf itself need none.
+            references: the files that a Protobuf schema imports; those of Protobuf itself need none. Or the types that
+                an Avro schema takes from other schemas.
 
         Raises:
             InvalidInputError: the registry refuses the schema, as one that is not compatible.
@@ -376,7 +378,7 @@ class SchemaRegistry:
             schema: a schema, which is registered if it is new; None: the subject's newest, of whatever kind.
             kind: the kind of `schema`: AVRO, JSON or PROTOBUF.
             message: the message of a Protobuf schema that values are; None: the file's first.
-            references: the files that a Protobuf schema imports.
+            references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
 
         Raises:
             InvalidInputError: the schema is invalid, or the registry refuses it.
@@ -394,17 +396,19 @@ class SchemaRegistry:
             protobuf_writer(made, 0, message)  # an invalid schema is not registered
             number = found.id if schema is None else self.register(subject, schema, kind, references=references)
             return protobuf_writer(made, number, message)
-        if found.kind not in ("AVRO", "JSON") or message is not None or found.references:
+        if found.kind not in ("AVRO", "JSON") or message is not None or (found.references and found.kind == "JSON"):
             raise InvalidInputError(
-                f"{_name_of(found)} is of the kind {found.kind}: AVRO, JSON and PROTOBUF are written, and PROTOBUF "
-                "alone has messages and references"
+                f"{_name_of(found)} is of the kind {found.kind}: AVRO, JSON and PROTOBUF are written; PROTOBUF alone "
+                "has messages, and JSON no references"
             )
         if found.kind == "AVRO":
             from kohort.schema_registry.avro_values import avro_writer as writer_of
         else:
             from kohort.schema_registry.json_values import json_writer as writer_of
-        writer_of(found.text, 0)  # an invalid schema is not registered
-        return writer_of(found.text, found.id if schema is None else self.register(subject, found.text, kind))
+        text = whole_avro(found.text, found.imports, _name_of(found))
+        writer_of(text, 0)  # an invalid schema is not registered
+        number = found.id if schema is None else self.register(subject, found.text, kind, references=references)
+        return writer_of(text, number)
 
     # Schemas by id.
 
@@ -683,7 +687,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     """Return the schema of an answer.
 
     Raises:
-        UnusableSchemaError: it has no schema, or one that can't be used: too large, or no Protobuf and with references.
+        UnusableSchemaError: it has no schema, or one that can't be used: too large, or JSON with references.
     """
     text, kind, version = answer.get("schema"), answer.get("schemaType", "AVRO"), answer.get("version", 0)
     if not isinstance(text, str) or not isinstance(kind, str) or not isinstance(version, int):
@@ -692,7 +696,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     if len(text.encode(errors="replace")) > SCHEMA_BYTES_MAX:
         raise UnusableSchemaError(f"{name} has more than {SCHEMA_BYTES_MAX} bytes")
     references = references_of(answer.get("references"), name)
-    if references and kind != "PROTOBUF":
+    if references and kind == "JSON":
         raise UnusableSchemaError(f"{name} has references to other schemas, which are not resolved: register it whole")
     return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version, references)
 
@@ -734,7 +738,7 @@ def with_imports(
     left = list(schema.references)
     while left:
         reference = left.pop()
-        if is_built_in(reference.name):
+        if schema.kind == "PROTOBUF" and is_built_in(reference.name):
             continue
         if asked.setdefault(reference.name, reference) != reference:
             raise UnusableSchemaError(f"{_name_of(schema)} refers to two schemas as {reference.name[:80]!r}")
@@ -749,7 +753,7 @@ def with_imports(
             raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which does not exist") from None
         except UnusableSchemaError as error:
             raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}: {error.message}") from None
-        if found.kind != "PROTOBUF":
+        if found.kind != schema.kind:
             raise UnusableSchemaError(f"{_name_of(schema)} refers to {where}, which is of the kind {found.kind}")
         texts[reference.name] = found.text
         left += found.references
@@ -775,7 +779,8 @@ def _reader_of(schema: RegisteredSchema, max_bytes: int) -> tuple[Callable[[byte
     if schema.kind == "AVRO":
         from kohort.schema_registry.avro_values import avro_reader
 
-        return avro_reader(schema.text, f"the schema {schema.id}", max_bytes), 0
+        name = f"the schema {schema.id}"
+        return avro_reader(whole_avro(schema.text, schema.imports, name), name, max_bytes), 0
     if schema.kind == "PROTOBUF":
         from kohort.schema_registry.protobuf_values import protobuf_reader
 

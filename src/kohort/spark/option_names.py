@@ -94,6 +94,8 @@ def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] 
             given.unknown.append(key if key != lower else SPELLINGS.get(lower, key))
     if not given.kafka.get("bootstrap.servers", "").strip():
         hint = "; did you mean it by bootstrap.servers?" if "bootstrap.servers" in given.unknown else ""
+        if not raw:
+            hint = "; Spark hands over no option of a CREATE TABLE: use CREATE TEMPORARY VIEW, or SELECT … WITH (…)"
         raise InvalidInputError(f"the option {SERVERS} is missing: the brokers to start from, as host:port{hint}")
     return given
 

@@ -7,6 +7,7 @@ here talks to a broker: options are checked when the query is declared, before a
 from __future__ import annotations
 
 import json  # not msgspec: Spark has imported it already, and a task starts sooner
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,7 @@ integration.
 """
 GROUP_ID_PREFIX = "groupidprefix"
 """An option of Spark's own Kafka source, in lower case, which has no effect here."""
+_SIZE = re.compile(r"\s*(\d+)([bkmgtp])b?\s*", re.ASCII | re.IGNORECASE)
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 EARLIEST = -2
@@ -138,7 +140,7 @@ class SourceOptions(ClientOptions):
         None,
         low=1,
         unit="bytes",
-        why="bounds a micro-batch's memory; an estimate by the bytes per record seen lately",
+        why="bounds a micro-batch's memory; an estimate by the bytes per record seen lately; 10m is 10 MiB",
     )
     min_partitions: int | None = declare_setting(
         "minPartitions",
@@ -264,6 +266,8 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, GROUP_ID_PREFIX})
     own = given.own
     own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
+    if "maxBytesPerTrigger" in own:
+        own["maxBytesPerTrigger"] = _without_unit(own["maxBytesPerTrigger"])
     options = from_properties(SourceOptions, own)
     _check_reset(options, given.kafka)
     client = client_settings_of(given.kafka, ConsumerConfig, "source")
@@ -287,6 +291,12 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
     return options
+
+
+def _without_unit(size: str) -> str:
+    """Return a size such as 10m or 64kb in bytes, as Spark's own sources take it; another text stays as it is."""
+    found = _SIZE.fullmatch(size)
+    return size if found is None else str(int(found[1]) << 10 * "bkmgtp".index(found[2].lower()))
 
 
 def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
@@ -333,6 +343,8 @@ def _check_options(options: SourceOptions, given: Mapping[str, str], streaming: 
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
         raise InvalidInputError(f"exactly one of subscribe, subscribePattern and assign chooses the topics; {found}")
+    if options.subscribe_pattern is None and not (options.subscribe or options.assigned()):
+        raise InvalidInputError(f"the option {chosen[0]} names nothing to read: {given[chosen[0]]!r}")
     for name in BATCH_ONLY if streaming else STREAM_ONLY if streaming is False else ():
         if name in given:
             kind = "a batch read" if streaming else "a streaming read"
@@ -349,7 +361,6 @@ def _check_options(options: SourceOptions, given: Mapping[str, str], streaming: 
                 f"subscribePattern has {', '.join(only_here)}, which the coordinator of a group can't look for: use "
                 "group.protocol=classic, whose members look for topics themselves, or name the topics by subscribe"
             )
-    options.assigned()
 
 
 def _check_in_region(options: SourceOptions, given: Mapping[str, str]) -> None:

@@ -30,7 +30,7 @@ _SPARK = {
     "topic": "string",
     "partition": "int",
     "offset": "bigint",
-    "timestamp": "timestamp",
+    "timestamp": "timestamp_ltz",
     "timestampType": "int",
     "headers": "array<struct<key: string, value: binary>>",
     "generation": "int",

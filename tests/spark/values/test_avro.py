@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as spark
+from tests.schema_registry.raw_registry import http_answer, raw_registry
 from tests.support.long_runs import examples
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
 from kohort.spark.values.avro_records import AvroDecoder, parse_for_fastavro
-from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of
+from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of, without_logical
 from kohort.spark.values.declared import avro_of, declare
 from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.types import arrow_type
@@ -71,9 +72,9 @@ EVERY: dict[str, Any] = {
 }
 DDL = (
     "struct<`yes`: boolean, `i`: int, `l`: bigint, `f`: float, `d`: double, `b`: binary, `s`: string, `suit`: string, "
-    "`other`: string, `four`: binary, `day`: date, `ms`: timestamp, `us`: timestamp, `local`: timestamp_ntz, "
+    "`other`: string, `four`: binary, `day`: date, `ms`: timestamp_ltz, `us`: timestamp_ltz, `local`: timestamp_ntz, "
     "`id`: string, `clock`: int, `sum`: decimal(10,2), `fixed_sum`: decimal(12,3), `either`: bigint, `real`: double, "
-    "`list`: array<date>, `map`: map<string, timestamp>, `inner`: struct<`x`: binary>>"
+    "`list`: array<date>, `map`: map<string, timestamp_ltz>, `inner`: struct<`x`: binary>>"
 )
 KIND = pa.struct(
     [
@@ -275,6 +276,42 @@ LETTER = {"type": "enum", "name": "Node", "symbols": ["A"]}
 def test_a_schema_that_can_not_be_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         node_of(schema)
+
+
+WIDE = {"type": "bytes", "logicalType": "decimal", "precision": 65, "scale": 2}
+INVALID = [
+    {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 127},
+    {"type": "bytes", "logicalType": "decimal"},
+    {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 9},
+]
+
+
+@pytest.mark.parametrize("kind", [WIDE, *INVALID], ids=["65 digits", "scale above precision", "no precision", "fixed"])
+def test_decimal_that_spark_does_not_have_is_left_out(kind: Any) -> None:
+    """Connectors write them for numbers of a database without digits; the other fields are read."""
+    schema = record("Top", "int", kind)
+    value = b"\0\0\0\0\1" + written(without_logical(schema), {"f0": 7, "f1": b"\x05"})
+    with raw_registry(http_answer({"schema": json.dumps(schema)})) as server:
+        decoder = AvroDecoder(pa.struct([("f0", pa.int32())]), json.dumps(record("Top", "int")), None, server.url)
+        parts = decoder.decode(pa.array([value], pa.binary()))
+    assert parts.reasons == {} and parts.joined().to_pylist() == [{"f0": 7}]
+
+
+@pytest.mark.parametrize("kind", INVALID, ids=["scale above precision", "no precision", "fixed"])
+def test_invalid_decimal_is_bytes(kind: Any) -> None:
+    assert node_of(kind).ddl == "binary"
+    value = b"\x05" if kind["type"] == "fixed" else b"\x02\x05"
+    parts = AvroDecoder(pa.binary(), json.dumps(kind), None).decode(pa.array([value], pa.binary()))
+    assert parts.reasons == {} and parts.joined().to_pylist() == [b"\x05"]
+
+
+def test_decimal_of_another_scale_is_not_read_as_it_is() -> None:
+    schema = record("Top", {"type": "bytes", "logicalType": "decimal", "precision": 65, "scale": 3})
+    value = b"\0\0\0\0\1\x02\x05"
+    with raw_registry(http_answer({"schema": json.dumps(schema)})) as server:
+        reader = record("Top", {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2})
+        decoder = AvroDecoder(pa.struct([("f0", pa.decimal128(38, 2))]), json.dumps(reader), None, server.url)
+        assert "written as decimal with scale 3" in decoder.decode(pa.array([value], pa.binary())).reasons[0]
 
 
 def test_schema_with_keys_of_fastavros_own_is_refused() -> None:

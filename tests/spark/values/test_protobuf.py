@@ -58,7 +58,7 @@ TYPE = (
     "`list`: array<struct<`name`: string, `price`: double>>, "
     "`by_name`: map<string, struct<`name`: string, `price`: double>>, `by_number`: map<int, string>, `maybe`: int, "
     "`left`: int, `right`: string, "
-    "`at`: timestamp, `took`: interval day to second, `big`: decimal(20,0), "
+    "`at`: timestamp_ltz, `took`: interval day to second, `big`: decimal(20,0), "
     "`label`: string, `bigs`: array<decimal(20,0)>>"
 )
 ROW: dict[str, Any] = {

@@ -247,6 +247,27 @@ def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistr
             check(wrong)
 
 
+@pytest.mark.parametrize("form", ["avro", "json"])
+@pytest.mark.parametrize("zone", ["GMT+08:00", "UTC+8", "PST", "Asia/Tokyo"])
+def test_times_of_a_session_in_any_zone_are_written(registry: EmbeddedSchemaRegistry, form: str, zone: str) -> None:
+    """Spark has zones under more names than Python, and gives times in the session's zone."""
+    types, at = spark_types, datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
+    times = types.ArrayType(types.TimestampType())
+    maps = types.MapType(types.StringType(), types.TimestampType())
+    kind = types.StructType().add("at", types.TimestampType()).add("list", times).add("map", maps)
+    row = {"at": at, "list": [at, None], "map": [("a", at)]}
+    stamp = pa.timestamp("us", zone)
+    given = pa.struct([("at", stamp), ("list", pa.list_(stamp)), ("map", pa.map_(pa.string(), stamp))])
+    made = pa.array([row, None], arrow_type(kind)).cast(given)
+    encoding = ValueEncoding.registered(sink(valueFormat=form, schemaRegistryUrl=registry.url), kind)
+    written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
+    decoder: Any = AvroDecoder(arrow_type(kind), json.dumps(avro_of(kind)), None, registry.url)
+    if form == "json":
+        decoder = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC))
+    parts = decoder.decode(written)
+    assert parts.reasons == {} and parts.joined().to_pylist() == [row, None]
+
+
 @pytest.mark.parametrize(
     ("number", "wanted"),
     [

@@ -131,7 +131,7 @@ KEPT = "spark.sql.streaming.minBatchesToRetain"
 LETTER = "kohort_letter"
 """The column for records that do not decode, beside the query's own columns."""
 _LETTER = (
-    "struct<topic: string, partition: int, offset: bigint, timestamp: timestamp, key: binary, value: binary, "
+    "struct<topic: string, partition: int, offset: bigint, timestamp: timestamp_ltz, key: binary, value: binary, "
     "reason: string>"
 )
 NOBODY = "0" * 32

@@ -498,11 +498,20 @@ class GroupOffsets:
     ) -> dict[TopicPartition, int]:
         """Return positions `at`, with those that the log no longer holds replaced by the partition's beginning.
 
+        Beginnings are looked up only for a query that skips lost records and bounds its batches. Otherwise the tasks
+        notice lost records. Batch after batch of them, each bounded, could last as long as retention takes to remove
+        the next.
+
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
         """
         del held
-        return within(at, {}, ends, self._catalog, self._options)
+        options = self._options
+        is_bounded = options.max_offsets_per_trigger is not None or options.max_bytes_per_trigger is not None
+        behind = [tp for tp, position in at.items() if position < ends.get(tp, 0)]
+        looks = is_bounded and not options.fail_on_data_loss and behind
+        beginnings = self._catalog.beginnings(behind) if looks else {}
+        return within(at, beginnings, ends, self._catalog, options)
 
     def keeps_start(self) -> bool:
         """Return whether only the checkpoint keeps where a fresh query started.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -84,7 +85,7 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
     if sum(available.values()) <= limit:
         return {key: max(0, count) for key, count in available.items()}
     left = limit
-    open_keys = sorted((key for key in available if available[key] > 0), key=lambda key: available[key])
+    open_keys = deque(sorted((key for key in available if available[key] > 0), key=lambda key: available[key]))
     while open_keys:
         level = left // len(open_keys)
         key = open_keys[0]
@@ -92,10 +93,11 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
             break
         shares[key] = available[key]
         left -= available[key]
-        open_keys.pop(0)
+        open_keys.popleft()
     if open_keys:
         level, rest = divmod(left, len(open_keys))
-        order = [key for key in available if key in set(open_keys)]
+        still_open = set(open_keys)
+        order = [key for key in available if key in still_open]
         turn = first % len(order)
         for index, key in enumerate(order[turn:] + order[:turn]):
             shares[key] = level + (1 if index < rest else 0)
@@ -104,13 +106,13 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
 
 @dataclass(slots=True)
 class RecordSize:
-    """Bytes per record of one partition, as a moving average of samples."""
+    """Bytes per record of one partition, as a moving average of samples; 0.0 before the first."""
 
     mean: float
     batches_ago: int = 0
 
     def add(self, mean: float) -> None:
-        self.mean += (mean - self.mean) / 2
+        self.mean = self.mean + (mean - self.mean) / 2 if self.mean else mean
         self.batches_ago = 0
 
 

@@ -89,7 +89,7 @@ class ValueEncoding:
         """
         write = _writer(self)
         at = batch.schema.get_field_index("value")
-        column = batch.column(at)
+        column = _in_utc(batch.column(at))
         form_of = (_json_form if self.form == "json" else _with_maps)(column.type)
         found: list[bytes | None] = []
         for row, scalar in enumerate(column):
@@ -163,6 +163,27 @@ def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
             part = part.elementType if isinstance(part, ArrayType) else part
         if field.message_type is not None and not well_known(field.message_type):
             check_columns(part, field.message_type, inner)
+
+
+def _in_utc(column: Any) -> Any:
+    """Return a column with its times in UTC.
+
+    Spark gives them in the session's time zone. Python has no zone of some names that Spark takes, as GMT+08:00.
+    """
+    kind = _utc_kind(column.type)
+    return column if kind.equals(column.type) else column.cast(kind)
+
+
+def _utc_kind(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([part.with_type(_utc_kind(part.type)) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_utc_kind(kind.key_type), kind.item_field.with_type(_utc_kind(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_utc_kind(kind.value_type)))
+    return kind
 
 
 def _with_maps(kind: Any) -> Callable[[Any], Any] | None:

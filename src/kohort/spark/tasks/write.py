@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,14 @@ class Writing:
         for name, kind in found.items():
             if name != "value" or options.value_format is None:
                 _check_type(name, kind)
-        there = ", ".join(schema.fieldNames())
+        names = schema.fieldNames()
+        there = ", ".join(names)
+        twice = [name for name, times in Counter(names).items() if times > 1]
+        if twice:
+            raise InvalidInputError(
+                f"several columns are named {' and '.join(twice)}, and Spark hands no such rows to a Python sink: "
+                f"select one of each; there are {there}"
+            )
         if "value" not in found:
             raise InvalidInputError(f"a sink needs a column `value`; there are {there}: df.selectExpr('... AS value')")
         if options.topic is None and "topic" not in found:

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
 from kohort.schema_registry.avro_limits import measured_schema
-from kohort.schema_registry.prefix import PREFIX_BYTES, has_prefix, schema_id
+from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.prefix import PREFIX_BYTES, UnusableSchemaError, has_prefix, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_schema import (
     Entries,
@@ -221,7 +222,10 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
             raise RegistryFailure(error) from None
         if found.kind != "AVRO":
             raise CorruptDataError(f"the schema {schema_id} is of the kind {found.kind}, and not AVRO")
-        return found.text
+        try:
+            return whole_avro(found.text, found.imports, f"the schema {schema_id}")
+        except UnusableSchemaError as error:
+            raise CorruptDataError(error.message) from None
 
     return schema_text
 

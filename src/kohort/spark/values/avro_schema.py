@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
-from kohort.schema_registry.avro_limits import is_marked
+from kohort.schema_registry.avro_limits import decimal_digits, is_marked
 from kohort.spark.values.types import quoted
 
 Schema: TypeAlias = "str | list[Any] | dict[str, Any]"
@@ -28,8 +28,8 @@ _PLAIN = {
     "string": "string",
 }
 _TIMES = {
-    "timestamp-millis": "timestamp",
-    "timestamp-micros": "timestamp",
+    "timestamp-millis": "timestamp_ltz",
+    "timestamp-micros": "timestamp_ltz",
     "local-timestamp-millis": "timestamp_ntz",
     "local-timestamp-micros": "timestamp_ntz",
 }
@@ -303,8 +303,11 @@ class _SchemaWalk:
         )
 
     def _decimal(self, schema: Mapping[str, Any], kind: str, path: str) -> Leaf:
-        precision, scale = schema.get("precision"), schema.get("scale", 0)
-        if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= DIGITS:
+        digits = decimal_digits(schema)
+        if digits is None:
+            return Leaf(kind, "binary")
+        precision, scale = digits
+        if precision > DIGITS and not self._written:  # a reader may leave such a field out
             raise self._wrong(path, f"is a decimal of other than 1 to {DIGITS} digits")
         return Leaf(kind, f"decimal({precision},{scale})", "decimal", precision, scale)
 

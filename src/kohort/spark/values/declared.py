@@ -13,6 +13,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
@@ -164,7 +165,7 @@ def schema_from_registry(options: SourceOptions) -> str | None:
     if found.kind != kind:
         raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not {kind}")
     if kind == "AVRO":
-        return found.text
+        return whole_avro(found.text, found.imports, f"the newest schema of {found.subject}")
     return compiled(found.text, found.imports, f"the newest schema of {found.subject}").set_text()
 
 

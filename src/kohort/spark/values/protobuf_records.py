@@ -105,7 +105,7 @@ class _TypeWalk:
         kind = well_known(message)
         if kind == "wrapper":
             return _DDL[message.fields_by_name["value"].type]
-        return {"timestamp": "timestamp", "duration": "interval day to second"}.get(kind) or self.message_ddl(
+        return {"timestamp": "timestamp_ltz", "duration": "interval day to second"}.get(kind) or self.message_ddl(
             message, outer
         )
 

@@ -95,7 +95,7 @@ def ddl_of(kind: spark.DataType) -> str:
     if isinstance(kind, spark.StructType):
         fields = (f"{quoted(f.name)}: {ddl_of(f.dataType)}{'' if f.nullable else ' NOT NULL'}" for f in kind.fields)
         return f"struct<{', '.join(fields)}>"
-    return str(kind.simpleString())
+    return "timestamp_ltz" if isinstance(kind, spark.TimestampType) else str(kind.simpleString())
 
 
 def quoted(name: str) -> str:
