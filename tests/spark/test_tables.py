@@ -11,7 +11,7 @@ from tests.spark.conftest import Stage
 from tests.spark.queries import declared
 from tests.support.waiting import LAST_RESORT
 
-from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, NotFoundError
@@ -99,6 +99,15 @@ def test_lag_is_shown_in_records_and_in_time(servers: str) -> None:
     assert {(row["lost"], row["status"]) for row in rows.values()} == {(None, None)}
 
 
+def test_rebalances_are_those_that_our_coordinators_keep(servers: str, our_broker: Broker) -> None:
+    rows = table(servers, "rebalances", **{"group.id": GROUP})
+    if servers != our_broker.bootstrap_servers:
+        assert rows == []
+        return
+    assert rows[0]["reasons"] == ["joined"] and rows[0]["began"] <= rows[0]["ended"]
+    assert (rows[-1]["members"], rows[-1]["group"]) == (1, GROUP) and "reader" in rows[0]["why"]
+
+
 def test_topics(servers: str) -> None:
     rows = {(row["topic"], row["partition"]): row for row in table(servers, "topics")}
     assert {READ, ELSE, "__consumer_offsets"} <= {name for name, _ in rows}
@@ -149,6 +158,7 @@ def test_a_group_or_topic_that_is_not_there_is_named_with_the_nearest(servers: s
         ({"table": "group"}, "groups"),
         ({"table": "topics", "group.id": "x"}, "leave the option group.id out"),
         ({"table": "members", "subscribe": "x"}, "leave the option subscribe out"),
+        ({"table": "rebalances", "subscribe": "x"}, "leave the option subscribe out"),
         ({"table": "lag", "startingOffsets": "earliest"}, "unknown option startingOffsets"),
     ],
 )
@@ -176,6 +186,6 @@ def test_spark_reads_every_table(spark: Any, stage: Stage) -> None:
 
     for name, value in TABLES.items():
         assert frame(name).columns == [column for column, _ in value.columns]
-        assert frame(name).count() > 0 or name == "members"
+        assert frame(name).count() > 0 or name in ("members", "rebalances")
     lag = frame("lag").where(f"group = '{stage.group}'").selectExpr("sum(lag) AS lag").first()
     assert lag["lag"] == 4

@@ -14,7 +14,7 @@ from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
-    from kohort.client.admin.coordinators import ShardStatus
+    pass
 
 app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
@@ -113,7 +113,7 @@ def status(*, common: Common = _COMMON) -> int:
 
     Any coordinator can name the others; each reports its own shards. A coordinator that does not answer keeps its row.
     """
-    from kohort.client.admin.coordinators import describe_coordinators
+    from kohort.client.admin.coordinators import describe_coordinators, shard_row
     from kohort.client.net.thread_driver import ThreadClient
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.errors import InvalidInputError
@@ -127,31 +127,10 @@ def status(*, common: Common = _COMMON) -> int:
         coordinators, shards = client.call(describe_coordinators(client.cluster, common.timeout or REACH_MS))
     finally:
         client.close()
-    rows = [asdict(coordinator) for coordinator in coordinators], [_shard_row(shard) for shard in shards]
+    rows = [asdict(coordinator) for coordinator in coordinators], [shard_row(shard) for shard in shards]
     if common.json:
         show_json({"coordinators": rows[0], "shards": rows[1]})
         return DONE
     show(rows[0], OF_COORDINATOR, as_json=False, empty="no coordinators")
     show(rows[1], OF_SHARD, as_json=False, empty="no shards")
     return DONE
-
-
-def _shard_row(shard: ShardStatus) -> dict[str, Any]:
-    metrics = shard.metrics
-    return {
-        "shard": shard.index,
-        "coordinator": shard.coordinator,
-        "phase": shard.phase or "not known",
-        "term": _known(metrics.term),
-        "proof_age_ms": _known(metrics.proof_age_ms),
-        "load_ms": _known(metrics.load_ms),
-        "appends": metrics.appends,
-        "append_p50_ms": None if metrics.append_p50_us < 0 else metrics.append_p50_us / 1000,
-        "append_p99_ms": None if metrics.append_p99_us < 0 else metrics.append_p99_us / 1000,
-        "fences": metrics.fences,
-        "groups": metrics.groups,
-    }
-
-
-def _known(value: int) -> int | None:
-    return None if value < 0 else value

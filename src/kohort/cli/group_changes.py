@@ -7,6 +7,8 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -277,14 +279,27 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
 
 
 def clone(
-    source: str, target: str, *, topic: tuple[str, ...] = (), execute: bool = False, common: Common = _COMMON
+    source: str,
+    target: str,
+    *,
+    topic: tuple[str, ...] = (),
+    to: str | None = None,
+    to_config: Path | None = None,
+    execute: bool = False,
+    common: Common = _COMMON,
 ) -> int:
     """Give a group the committed offsets of another one. The group that gets them must have no members.
+
+    With --to it gets them in another cluster that has copies of the topics, with the same partitions and order of
+    records. The position there is found by the timestamps of records: nothing is skipped, and some records may be read
+    again. Stop the source's members first.
 
     Args:
         source: the group whose offsets are taken.
         target: the group that gets them; it need not be there. Its offsets of other partitions stay.
         topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
+        to: HOST:PORT of a broker of the other cluster, several with commas between.
+        to_config: a file of Kafka client properties for the other cluster.
         execute: do it; without this it is only shown.
     """
     from kohort.client.admin.group_changes import (
@@ -297,6 +312,9 @@ def clone(
     )
 
     check_names("group", source, target)
+    if to is not None or to_config is not None:
+        other = replace(common, bootstrap_server=to, command_config=to_config)
+        return _clone_to(other, source, target, topic, execute=execute, common=common)
     if source == target:
         raise UsageError("a group can't be cloned to itself")
     with common.admin() as admin:
@@ -319,6 +337,54 @@ def clone(
             return FAILED
         errors = set_group_offsets(admin, target, new)
     return _show_outcome(rows, columns, errors, _partition_of, common)
+
+
+def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *, execute: bool, common: Common) -> int:
+    """Set the offsets of a group in another cluster."""
+    from kohort.client.admin.group_changes import (
+        check_group_exists,
+        chosen_partitions,
+        committed_offset,
+        offset_row,
+        partition_numbers,
+        set_group_offsets,
+    )
+    from kohort.lag.offset_translation import translate_offsets
+
+    with common.admin() as here, other.admin() as there, common.lag_reader() as reader:
+        committed = {key: value for key, value in here.list_consumer_group_offsets(source).all().items() if value}
+        numbers = {key.topic: partition_numbers(committed, key.topic) for key in committed}
+        with _usage_errors():
+            wanted = chosen_partitions(topic, numbers) if topic else sorted(committed)
+        if not wanted:
+            check_group_exists(here, source)
+            raise NotFoundError(f"group {source!r} has no committed offsets")
+        _must_be_empty(there, target)
+        found, untranslated = translate_offsets(reader, here, there, source, wanted)
+        current = there.list_consumer_group_offsets(target).all()
+        rows = [
+            {
+                **offset_row(target, offset.partition, committed_offset(current, offset.partition)),
+                "source_committed": offset.committed,
+                "record_time": _moment(offset.record_ms),
+                "new": offset.new,
+            }
+            for offset in found
+        ]
+        columns = (*_OFFSET, "source_committed", "record_time", "new")
+        if not execute:
+            show(rows, columns, as_json=common.json)
+        failed = print_errors({str(key): error for key, error in untranslated.items()})
+        if not rows or not confirmed(execute, f"Set {len(rows)} offsets of group {target} in the other cluster?"):
+            return FAILED
+        errors = set_group_offsets(there, target, {offset.partition: offset.new for offset in found})
+    return max(failed, _show_outcome(rows, columns, errors, _partition_of, common))
+
+
+def _moment(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _show_outcome(

@@ -81,6 +81,8 @@ NAMES = {
     "assignment": "the partitions it has",
     "subscription": "the topics it wants",
     "new": "the committed offset as it will be",
+    "source_committed": "the committed offset in the cluster that it is taken from",
+    "record_time": "the timestamp of the record there by which `new` was found; null: the partition has no records",
     "requested": "the offset that was asked for, where `new` is another one",
     "note": "why it is another one",
     "done": "whether the change was made; of a batch in a checkpoint whether its sink and state are done",

@@ -1,4 +1,4 @@
-"""Groups, members, offsets, lag, topics and commits as tables: `spark.read.format("kohort").option("table", …)`.
+"""Groups, members, offsets, lag, rebalances, topics and commits as tables, by `.option("table", …)`.
 
 A table is looked up whenever Spark reads it; the read joins no group and commits nothing. The rows are the brokers'
 answers at that moment, group by group: two groups are not looked up at the same instant.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +18,11 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import GroupDescription
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import LagReader
+from kohort.lag.reading import REBALANCES_ASKED
+from kohort.lag.rebalances import rebalance_text
 from kohort.settings.config import declare_setting, did_you_mean, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import refuse_ignored, sort_options
@@ -54,8 +57,9 @@ class TableOptions(ClientOptions):
     table: str = declare_setting(
         "table",
         "groups",
-        choices=("groups", "members", "offsets", "lag", "topics", "commits"),
-        why="what is read: groups, their members, offsets and lag, topics, or the commits that the brokers still keep",
+        choices=("groups", "members", "offsets", "lag", "rebalances", "topics", "commits"),
+        why="what is read: groups, their members, offsets, lag and rebalances, topics, or the commits that the brokers "
+        "still keep",
     )
     group_id: tuple[str, ...] | None = declare_setting("group.id", None, why="only these groups")
     subscribe: tuple[str, ...] | None = declare_setting("subscribe", None, why="only these topics")
@@ -82,7 +86,7 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
     refuse_ignored(options.ignored, options.strict_options)
     if options.table == "topics" and options.group_id is not None:
         raise InvalidInputError("the table topics has nothing of groups: leave the option group.id out")
-    if options.table in ("groups", "members") and options.subscribe is not None:
+    if options.table in ("groups", "members", "rebalances") and options.subscribe is not None:
         raise InvalidInputError(f"the table {options.table} can't be chosen by topic: leave the option subscribe out")
     return options
 
@@ -265,6 +269,35 @@ def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
                 yield rows
 
 
+def _rebalance_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
+    with LagReader(options.bootstrap_servers, **options.settings()) as reader:
+        reader.rebalances = REBALANCES_ASKED
+        report = reader.read(part.groups)
+    for name, error in report.errors.items():
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise KafkaError(f"group {name!r}: {error}")
+    rows: list[Row] = [
+        (
+            name,
+            _moment(found.began_ms),
+            _moment(found.ended_ms),
+            found.generation,
+            found.members,
+            found.downtime_ms,
+            list(dict.fromkeys(cause.reason for cause in found.causes)),
+            rebalance_text(found),
+        )
+        for name, group in sorted(report.groups.items())
+        for found in group.description.rebalances or ()
+    ]
+    if rows:
+        yield rows
+
+
+def _moment(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
 def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
     del part
     with _admin(options) as admin:
@@ -384,6 +417,19 @@ TABLES: Mapping[str, Table] = {
             ("status", "string"),
         ),
         _lag_rows,
+    ),
+    "rebalances": Table(
+        (
+            ("group", "string"),
+            ("began", "timestamp"),
+            ("ended", "timestamp"),
+            ("generation", "int"),
+            ("members", "int"),
+            ("downtimeMs", "bigint"),
+            ("reasons", "array<string>"),
+            ("why", "string"),
+        ),
+        _rebalance_rows,
     ),
     "topics": Table(
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kohort.client.net.cluster import BrokerById, Cluster
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
@@ -93,6 +94,28 @@ async def describe_coordinators(
         found = metrics.get((owner, index))
         shards.append(ShardStatus(index, owner) if found is None else ShardStatus(index, owner, found.phase, found))
     return coordinators, shards
+
+
+def shard_row(shard: ShardStatus) -> dict[str, Any]:
+    """Return the row of a shard; None where a figure is unknown."""
+    metrics = shard.metrics
+    return {
+        "shard": shard.index,
+        "coordinator": shard.coordinator,
+        "phase": shard.phase or "not known",
+        "term": _known(metrics.term),
+        "proof_age_ms": _known(metrics.proof_age_ms),
+        "load_ms": _known(metrics.load_ms),
+        "appends": metrics.appends,
+        "append_p50_ms": None if metrics.append_p50_us < 0 else metrics.append_p50_us / 1000,
+        "append_p99_ms": None if metrics.append_p99_us < 0 else metrics.append_p99_us / 1000,
+        "fences": metrics.fences,
+        "groups": metrics.groups,
+    }
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
 
 
 def _standing(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:

@@ -1,0 +1,128 @@
+"""Positions of a group in a copy of its topics in another cluster, found by the timestamps of records.
+
+A copy keeps partitions and the order of records, and not offsets. The position there is never after the record that the
+group would read next: no record is skipped, and some may be read again.
+
+| in the group's cluster | in the other cluster |
+|---|---|
+| a record is unread | the first offset at or after its timestamp |
+| nothing is unread | the first offset at or after the newest record's timestamp, which is read again |
+| the partition has no record | the end |
+| the copy is late, and has no such record yet | the end |
+
+The ends of the other cluster are read first. So what is copied meanwhile is after them. Records copied with the time of
+the copy (`message.timestamp.type=LogAppendTime`) have later times there, which makes the position earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kohort.client.admin.admin import Admin
+from kohort.errors import KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.lag.evaluation import GroupLag, PartitionLag
+from kohort.lag.reading import LagReader
+
+READS_MAX = 20
+"""The most reads until the timestamps of all unread records are known: a read fetches a bounded number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatedOffset:
+    """A position in the other cluster.
+
+    Attributes:
+        partition: The partition, of both clusters.
+        committed: The group's committed offset in its own cluster.
+        record_ms: The timestamp by which the position was found; None: the partition has no record.
+        new: The offset in the other cluster.
+    """
+
+    partition: TopicPartition
+    committed: int
+    record_ms: int | None
+    new: int
+
+
+def translate_offsets(
+    reader: LagReader, source: Admin, target: Admin, group: str, wanted: Iterable[TopicPartition] | None = None
+) -> tuple[list[TranslatedOffset], dict[TopicPartition, KafkaError]]:
+    """Find the positions of a group in another cluster that has copies of its topics.
+
+    Args:
+        reader: Reads the group's cluster.
+        source: A client of the same cluster.
+        target: A client of the other cluster.
+        group: The group.
+        wanted: The partitions; None: all with a committed offset.
+
+    Returns:
+        The positions, and why others can't be translated.
+
+    Raises:
+        KafkaError: The group does not exist, or a cluster can't be reached.
+    """
+    committed = {tp: at for tp, at in source.list_consumer_group_offsets(group).all().items() if at is not None}
+    chosen = sorted(committed if wanted is None else wanted)
+    ends = target.list_offsets(dict.fromkeys(chosen, "latest"))
+    errors = {tp: KafkaError(f"{tp}: in the other cluster: {error}") for tp, error in ends.errors.items()}
+    times: dict[TopicPartition, int | None] = {}
+    for tp, part in _read_exactly(reader, group).items():
+        if tp in ends.values:
+            try:
+                times[tp] = _record_ms(source, part)
+            except KafkaError as error:
+                errors[tp] = error
+    for tp in chosen:
+        if tp not in times and tp not in errors:
+            errors[tp] = NotFoundError(f"{tp}: group {group!r} has no committed offset there")
+    asked = {tp: at for tp, at in times.items() if at is not None and tp in chosen}
+    listed = target.list_offsets(asked)
+    errors |= {tp: KafkaError(f"{tp}: in the other cluster: {error}") for tp, error in listed.errors.items()}
+    translated = []
+    for tp in chosen:
+        if tp in errors:
+            continue
+        first = listed.values.get(tp)
+        end = ends.values[tp].offset
+        new = end if first is None or first.offset < 0 else min(first.offset, end)
+        translated.append(TranslatedOffset(tp, committed[tp].offset, times[tp], new))
+    return translated, errors
+
+
+def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, PartitionLag]:
+    """Read a group until the timestamps of its unread records are known, or a read brings no more of them."""
+    unknown: int | None = None
+    for _ in range(READS_MAX):
+        report = reader.read([group])
+        if group in report.errors:
+            raise report.errors[group]
+        parts = _with_offsets(report.groups[group])
+        left = sum(not part.is_time_lag_exact for part in parts.values())
+        if not left or left == unknown:
+            break
+        unknown = left
+    return parts
+
+
+def _with_offsets(group: GroupLag) -> dict[TopicPartition, PartitionLag]:
+    return {part.partition: part for part in group.partitions if part.committed is not None}
+
+
+def _record_ms(source: Admin, part: PartitionLag) -> int | None:
+    """Return the time of the next record that the group would read, else of the newest one; None: there is none.
+
+    Raises:
+        KafkaError: The partition can't be read, or the record has no timestamp.
+    """
+    tp = part.partition
+    if part.log_end is None:
+        raise KafkaError(f"{tp}: {part.error}")
+    if part.oldest_ms is not None and part.is_time_lag_exact:
+        return part.oldest_ms
+    if part.time_lag_ms != 0:
+        raise KafkaError(f"{tp}: the record at offset {part.committed} has no timestamp, or could not be read")
+    newest = source.list_offsets({tp: "max_timestamp"}).result(tp)
+    return newest.timestamp if newest.offset >= 0 else None
