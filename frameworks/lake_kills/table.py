@@ -35,7 +35,7 @@ FOREIGN_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a reader saw in a snapshot, beside what the snapshot says that it has.
+    """Rows that a reader saw in a snapshot, beside the offsets that the snapshot names.
 
     Attributes:
         offsets: the next offset of each partition, as the newest snapshot of a region says.

@@ -58,7 +58,7 @@ class TimedKill:
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """What is done to each writer.
+    """Stream and kills, the same for each writer.
 
     Attributes:
         seed: decides who is killed when, and for how long.
@@ -92,7 +92,7 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True)
 class LakeAccount:
-    """What a table has of the records that were acknowledged to the producer.
+    """Account of a table against the records that were acknowledged to the producer.
 
     Attributes:
         acknowledged: records of which the producer knows that the broker has them.

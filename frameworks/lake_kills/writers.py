@@ -197,7 +197,7 @@ class IcebergConnect(ConnectWorkers, IcebergWriter):
 
 
 class IcebergConnectEarliest(IcebergConnect):
-    """The same with the setting that its users set against lost files."""
+    """Iceberg's sink, with the control topic read from its beginning after a change of the coordinator."""
 
     name = "connect-earliest"
     title = "Iceberg's Kafka Connect sink, control topic from earliest"
