@@ -148,10 +148,11 @@ class OtherWriters:
     Attributes:
         tried: how many rows it has tried to append: the numbers -1, -2, …
         appended: the numbers that it knows to be in the table.
+        compactions: how many times it has written all files anew.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.tried = 0
+        self.tried = self.compactions = 0
         self.appended: set[int] = set()
         self._folder = folder
         self._stopped = threading.Event()
@@ -171,6 +172,7 @@ class OtherWriters:
                 else:
                     table.metadata.properties["commit.retry.num-retries"] = "0"  # of this object: it would drop rows
                     table.overwrite(table.scan().to_arrow())
+                    self.compactions += 1
         numbers.close()
 
     def _append(self, table: Table) -> None:

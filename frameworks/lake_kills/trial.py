@@ -167,6 +167,7 @@ class LakeOutcome:
         snapshots: snapshots of the table.
         looks: how often a reader read a table that names its offsets.
         half_looks: how often it saw other rows than those before these offsets.
+        compactions: how often another program has written all files of the table anew.
         worker_mib: the most resident memory of one worker with its children, looked at once a second and before kills.
         behind_s: seconds from the last record to the time when all records were in the table; None: never.
     """
@@ -185,6 +186,7 @@ class LakeOutcome:
     snapshots: int
     looks: int
     half_looks: int
+    compactions: int
     worker_mib: float
     behind_s: float | None
 
@@ -246,7 +248,7 @@ class Trial:
         self._writer, self._site, self._table, self._plan, self._say = writer, site, table, plan, say
         self._workers: list[MemberProcess] = []
         self._returns: dict[int, float] = {}
-        self.kills = self.ended = self.half_looks = 0
+        self.kills = self.ended = self.half_looks = self.compactions = 0
         self.worker_mib = self._measured_s = 0.0
         self.behind_s: float | None = None
 
@@ -274,6 +276,7 @@ class Trial:
             for worker in self._workers:
                 worker.stop()
             foreign, tried = (set[int](), 0) if others is None else (others.appended, others.tried)
+            self.compactions = 0 if others is None else others.compactions
             found = account(acknowledged, stream.sent, self._table.read(), foreign, tried)
             if len(acknowledged) == stream.sent:
                 self.half_looks = half_looks(self._table.looks, _by_partition(acknowledged))
@@ -406,6 +409,7 @@ def run_trial(
         snapshots=snapshots,
         looks=len(table.looks),
         half_looks=trial.half_looks,
+        compactions=trial.compactions,
         worker_mib=round(trial.worker_mib),
         behind_s=trial.behind_s,
     )
