@@ -26,6 +26,7 @@ SOAK_ARGS ?=
 FRAMEWORKS ?=
 BROKER ?= both
 FRAMEWORKS_ARGS ?= --page
+LAKE_ARGS ?=
 
 # An interrupted run leaves no broker, Kafka or Spark driver behind.
 SUPERVISED := $(BIN)/python -m tests.support.supervise
@@ -37,7 +38,7 @@ QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/la
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check verify check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites soak frameworks lock format clean
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check verify check-deps dist lint types layers sizes docs site picture bench bench-against bench-nightly bench-report fuzz fuzz-kernels fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites soak frameworks lake-kills lock format clean
 
 ##@ Every day
 help: ## list the commands
@@ -194,6 +195,10 @@ soak: setup ## the whole system at once, a fault each minute: make soak MINUTES=
 frameworks: setup ## Kafka Streams, FastStream … with members and brokers killed: make frameworks FRAMEWORKS=streams,quix BROKER=kohort
 	@sh tools/preflight.sh java
 	@$(SUPERVISED) $(BIN)/python -m frameworks --broker $(BROKER) $(FRAMEWORKS_ARGS) $(subst $(comma), ,$(FRAMEWORKS))
+
+lake-kills: setup ## workers killed while they write one table, beside Iceberg's Connect sink: make lake-kills MINUTES=3 LAKE_ARGS="kohort --seed 2"
+	@sh tools/preflight.sh java
+	@$(SUPERVISED) $(BIN)/python -m frameworks.lake_kills --minutes $(MINUTES) $(LAKE_ARGS)
 
 fuzz: setup ## what strangers send, from a kept corpus, against decoders, logins and a broker: make fuzz MINUTES=60 FUZZ_ARGS=--seed=7
 	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)

@@ -104,19 +104,26 @@ class ConnectWorkers(Framework):
     )
     output_partitions = 1
     """A file source has no keys: one partition keeps the order."""
+    libraries: tuple[str, ...] = LIBRARIES
+    java_options: tuple[str, ...] = JAVA_OPTIONS
 
     def prepare(self, site: Site) -> None:
         """Resolve the jars, write the workers' properties, and create the topics."""
-        jars = java_libraries("connect", [*LIBRARIES, *LOGGING])
+        jars = java_libraries("connect", [*self.libraries, *LOGGING])
+        classpath = ":".join([f"{jars}/*", *map(str, self.extra_jars())])
         (site.folder / "log4j2.properties").write_text(log_settings())
         logging = f"-Dlog4j2.configurationFile={site.folder / 'log4j2.properties'}"
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
-        self._java = [str(java_path()), *JAVA_OPTIONS, logging, "-cp", f"{jars}/*", main]
+        self._java = [str(java_path()), *self.java_options, logging, "-cp", classpath, main]
         self._ports = free_ports(self.members)
         for member, port in enumerate(self._ports):
             self._properties(site, member).write_text(self._worker(site, port))
         with Admin(site.servers) as admin:
             admin.create_topics([NewTopic(INPUT, 4), NewTopic(OUTPUT, self.output_partitions)]).all()
+
+    def extra_jars(self) -> Sequence[Path]:
+        """Return jars that are there already."""
+        return ()
 
     def command(self, site: Site, member: int) -> list[str]:
         return [*self._java, str(self._properties(site, member))]

@@ -129,6 +129,11 @@ class MemberProcess:
             self._process = start_tied(self._command(), stdout=output, stderr=subprocess.STDOUT, cwd=self.log.parent)
 
     @property
+    def pid(self) -> int:
+        """The process that was started last."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         return self._process.poll()
 

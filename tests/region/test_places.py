@@ -304,6 +304,7 @@ def _commits_are_durable_before_they_are_marked(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # DuckLake's take up to a minute of processor time each
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("run", runs.RUNS, ids=lambda run: run.__name__)
 def test_run(run: Callable[[Place, Path], None], kind: str, root: Path) -> None:

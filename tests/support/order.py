@@ -27,6 +27,7 @@ LONG = tuple(
         "spark/region/test_kills.py",
         "spark/test_checkpoint_lag.py",
         "frameworks/test_runs.py",
+        "frameworks/test_lake_kills.py",
         "region/test_delta_evolution.py",
         "spark/test_sink.py",
         "peers/suites/test_suites.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -77,6 +77,22 @@ class StagedKey:
             return key if key.text() == text else None
         except ValueError:
             return None
+
+
+def check_sequence(sequence: int) -> None:
+    """Check the number of a sequence that is to be published.
+
+    Raises:
+        InvalidInputError: it is below 1.
+    """
+    if sequence < 1:
+        raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+
+
+def gone_text(is_there: Mapping[str, bool], what: str = "staged pieces") -> str:
+    """Return what is said of a sequence's staged pieces, by name, of which some are gone; empty: none is."""
+    gone = [name for name, there in is_there.items() if not there]
+    return f"of {len(is_there)} {what} {len(gone)} are gone, {gone[0]} among them" if gone else ""
 
 
 def _escape(name: str) -> str:

@@ -79,7 +79,7 @@ from kohort.region.sinks.rows import (
     with_added_columns,
 )
 from kohort.region.sinks.staged_files import Codec
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 
 try:
     import deltalake
@@ -481,16 +481,14 @@ class DeltaTable(InFolder):
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence: one commit in the log."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         self._claim()
         named = in_order(keys)
         if not self._is_marked(sequence):
             pieces = self._pieces([key.text() for key in named])
-            lost = [key.text() for key, piece in zip(named, pieces, strict=True) if piece is None]
+            gone = gone_text({key.text(): piece is not None for key, piece in zip(named, pieces, strict=True)})
             staged = [file for piece in pieces if piece is not None for file in piece]
-            if staged or (lost and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
-                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+            if staged or (gone and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
                 self._bring(sequence, staged, gone)
         self._mark_done(sequence)
         self._forget([key.text() for key in named])

@@ -49,7 +49,7 @@ from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema
 from kohort.region.sinks.sql_dialects import quoted
 from kohort.region.sinks.staged_files import Codec
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
 
 try:
@@ -460,23 +460,21 @@ class DuckLakeTable(InFolder):
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
         """Publish as `publish` does; the snapshot's extra info says where the sequence ends."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         state = self._load()[0]
         named, committed = in_order(keys), False
         if self._marked(state) < sequence:
             pieces = {key: self._piece(state, key.text()) for key in named}
-            lost = [key.text() for key, piece in pieces.items() if piece is None or not self._is_whole(state, piece)]
+            gone = gone_text({key.text(): self._is_whole(state, piece) for key, piece in pieces.items()})
             staged = [piece for piece in pieces.values() if piece is not None and piece.files]
-            if lost or staged:
-                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+            if gone or staged:
                 committed = self._bring(sequence, staged, gone, offsets_text(positions))
             self._mark(state, sequence)
         for key in named:
             self._forget(state, key.text(), committed)
 
-    def _is_whole(self, state: _LakeState, piece: _LakePiece) -> bool:
-        if not piece.whole:
+    def _is_whole(self, state: _LakeState, piece: _LakePiece | None) -> bool:
+        if piece is None or not piece.whole:
             return False
         try:
             return all(self._files.stat(self._file(state, name)).st_size for name in piece.files)

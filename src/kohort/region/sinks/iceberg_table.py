@@ -56,7 +56,7 @@ from kohort.region.sinks.rows import (
     with_added_columns,
 )
 from kohort.region.sinks.staged_files import Codec
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
 
 try:
@@ -473,16 +473,14 @@ class IcebergTable(Bound):
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
         """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         lake, claim = self._load_claimed()
         named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.text()) for key in named}
-            lost = [key.text() for key, piece in pieces.items() if piece is None or not piece.whole]
+            gone = gone_text({key.text(): piece is not None and piece.whole for key, piece in pieces.items()})
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
-            if lost or staged:
-                gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
+            if gone or staged:
                 bring = self._bring_update if claim.keys else self._bring
                 committed = bring(sequence, staged, gone, offsets_text(positions))
             self._mark(lake, sequence)

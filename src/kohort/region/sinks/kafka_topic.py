@@ -53,7 +53,7 @@ from kohort.region.sinks.staging_topic import (
     pieces_of,
     table_of,
 )
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
 TRANSACTION_TIMEOUT_MS: Final = 300_000
@@ -288,8 +288,7 @@ class KafkaTopic(Bound):
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence, in one transaction."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         names = [key.text() for key in in_order(keys)]
         if self._last().sequence >= sequence:
             return
@@ -301,10 +300,9 @@ class KafkaTopic(Bound):
                     return
                 self._refuse_another_topic(marker)
                 with self._staging_topic.staged() as staged:
-                    if lost := [name for name in names if name not in staged.offsets]:
+                    if gone := gone_text({name: name in staged.offsets for name in names}):
                         raise CorruptDataError(
-                            f"Sequence {sequence} can't be published into topic {self.topic}: of {len(names)} staged "
-                            f"pieces {len(lost)} are gone, {lost[0]} among them"
+                            f"Sequence {sequence} can't be published into topic {self.topic}: {gone}"
                         )
                     tables = (table_of(staged.read(name)) for name in names)
                     writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=False), tables, names)

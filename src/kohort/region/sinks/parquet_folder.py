@@ -70,7 +70,7 @@ from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, misfits, with_sink_schema
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import duration_ms
 
 _OBJECTS: Final = "kohort.region.sinks.parquet_objects"
@@ -379,8 +379,7 @@ class ParquetFolder(InFolder):
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence, all at once."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         self._owned()
         self._show_sequence(sequence, sorted({key.text() for key in keys}))
 
@@ -427,9 +426,9 @@ class ParquetFolder(InFolder):
         """Publish the sequence: create its folder if it has rows, unless another process has."""
         there = set(self._names())
         full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
-        lost = [name for name in names if there.isdisjoint(name + ending for ending in _ENDINGS)]
-        if lost:
-            self._excuse(sequence, f"of {len(names)} staged files {len(lost)} are gone, {lost[0]} among them")
+        is_there = {name: not there.isdisjoint(name + ending for ending in _ENDINGS) for name in names}
+        if gone := gone_text(is_there, "staged files"):
+            self._excuse(sequence, gone)
         elif full:
             try:
                 self._rename(sequence, full)

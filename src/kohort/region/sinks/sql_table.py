@@ -55,7 +55,7 @@ from kohort.region.sinks.sql_dialects import (
     quoted_column_list,
     values,
 )
-from kohort.region.staged import StagedKey
+from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
 
 _STAGED: Final = "__staged"
@@ -313,8 +313,7 @@ class SqlTable(Bound):
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence, in one transaction."""
-        if sequence < 1:
-            raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
+        check_sequence(sequence)
         names = [key.text() for key in in_order(keys)]
         columns = self._fixed().names
         with self._transaction() as at:
@@ -322,11 +321,8 @@ class SqlTable(Bound):
                 return
             at.run("SELECT staged_key FROM {keys} WHERE target = ?", at.name)
             there = {row[0] for row in at.cursor.fetchall()}
-            if lost := [name for name in names if name not in there]:
-                raise CorruptDataError(
-                    f"Sequence {sequence} can't be published into {self.table}: of {len(names)} staged pieces "
-                    f"{len(lost)} are gone, {lost[0]} among them"
-                )
+            if gone := gone_text({name: name in there for name in names}):
+                raise CorruptDataError(f"Sequence {sequence} can't be published into {self.table}: {gone}")
             for name in names:
                 at.run(self._moving(columns), name)
                 at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
