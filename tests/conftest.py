@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker
+from kohort.broker import embedded
 from kohort.client.admin.values import ScramCredential
 from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support import class_archive
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
-from tests.support.long_runs import skip_long
+from tests.support.broker_nursery import BrokerNursery
+from tests.support.long_runs import IS_LONG, skip_long
 from tests.support.maven import MavenUnavailable
 from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
@@ -64,6 +67,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _brokers_are_forks() -> Iterator[None]:
+    """Spare each embedded broker its imports; in the long run, and outside of Linux, brokers start as users' do."""
+    if IS_LONG or sys.platform != "linux":
+        yield
+        return
+    nursery = BrokerNursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "start_process", nursery.start_process)
+        yield
+    nursery.close()
 
 
 @pytest.fixture(scope="session")

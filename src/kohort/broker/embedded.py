@@ -255,17 +255,22 @@ class FaultHandle:
         return f"<FaultHandle {self._fault}>"
 
 
+def start_process() -> subprocess.Popen[bytes]:
+    """Start the broker's process, with a pipe at its standard input and output."""
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _CODE.format(root=root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # an interrupt at the terminal is for the program, which then ends us
+    )
+
+
 class _Child:
     """The broker's process and the two pipes to it."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CODE.format(root=root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt at the terminal is for the program, which then ends us
-        )
+        self.process = start_process()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in: IO[bytes] = self.process.stdin
