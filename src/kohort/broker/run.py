@@ -165,11 +165,11 @@ def serve(
         KafkaError: an option is invalid, or the port or the folder is in use.
     """
 
-    def start(loop: asyncio.AbstractEventLoop) -> BrokerServer:
+    def start_broker(loop: asyncio.AbstractEventLoop) -> BrokerServer:
         return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
 
     restrict_umask()
-    serve_until_ended(start, BrokerServer.begin, on_ready)
+    serve_until_ended(start_broker, BrokerServer.begin, on_ready)
 
 
 def run_broker(
@@ -185,7 +185,7 @@ def run_broker(
     """
     log_to_stderr()
 
-    def ready(broker: BrokerServer, ended: asyncio.Event) -> None:
+    def report_ready(broker: BrokerServer, ended: asyncio.Event) -> None:
         if on_listening is not None:
             on_listening(broker.advertised_address)
         announce(broker, ended)
@@ -193,7 +193,7 @@ def run_broker(
     if text := ignored_text(properties):
         log.warning(text)
     try:
-        serve(data_dir, listen, properties, ready, beside)
+        serve(data_dir, listen, properties, report_ready, beside)
     except KafkaError as error:
         sys.stderr.write(f"kohort broker: {error.message}\n")
         return 1

@@ -104,8 +104,8 @@ A = TypeVar("A", bound=Message)
 def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
-    def begin(node: N, request: Request[Q]) -> A | None:
+    def begin_in_slices(node: N, request: Request[Q]) -> A | None:
         node.slices.run(handler(node, request), request.reply, request.connection.close)
         return None
 
-    return begin
+    return begin_in_slices
