@@ -88,7 +88,7 @@ class BrokerServer:
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
-        """Give the listeners their logins.
+        """Give the SASL listeners of the server their logins.
 
         Raises:
             InvalidInputError: a setting is invalid or missing.

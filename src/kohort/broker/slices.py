@@ -48,7 +48,7 @@ class SliceQueue:
             self._run_slice()
 
     def close(self) -> None:
-        """Discard the current job and the queue."""
+        """Discard the current job and all queued jobs."""
         for steps, _, _ in self._jobs:
             steps.close()
         self._jobs.clear()

@@ -1,6 +1,6 @@
 """Argument checks of public calls, by the calls' own signatures: one place for every class that users call.
 
-    @checked
+    @checks_arguments
     class Admin:
         def delete_topics(self, topics: Iterable[str], *, timeout_ms: float | None = None) -> ...: ...
 

@@ -61,7 +61,7 @@ class Refusable(Subject, Protocol):
 
 @dataclass(slots=True)
 class _Rule:
-    """An active rule.
+    """An active fault rule.
 
     Attributes:
         fault: the rule.

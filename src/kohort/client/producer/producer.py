@@ -227,7 +227,7 @@ class Producer(ProducerProperties):
         return self._client.call(coro)
 
     def _retry_until_done(self, reason: WouldBlock[T]) -> T:
-        """Wait and retry until it succeeds."""
+        """Wait for memory or metadata, and retry the call, until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             self._client.call(reason.wait(until_ms))

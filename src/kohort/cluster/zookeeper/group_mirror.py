@@ -532,7 +532,7 @@ class GroupMirror:
 
 
 def pieces_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Split changes into pieces that each fit one request."""
+    """Split a plan's ZooKeeper changes into pieces that each fit one request."""
     every = list(changes)
     at = 0
     for piece in split_changes((change.path, change.data) for change in every):

@@ -92,7 +92,7 @@ PARTIAL_RESET_TIMEOUT_S = 2.0
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the query.
+    """One run of a region's query: a Spark query with its checkpoint folder.
 
     Attributes:
         epoch: the epoch of the run.

@@ -293,7 +293,7 @@ def _timestamp(zone: tzinfo) -> Convert:
 
 
 def binary_of(text: str) -> bytes:
-    """Decode base64.
+    """Decode base64 text to bytes.
 
     Raises:
         ValueError: the text is not base64.
