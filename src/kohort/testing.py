@@ -130,7 +130,7 @@ def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     with ExitStack() as running:
         started = 0
 
-        def start(
+        def start_broker(
             config: Mapping[str, Any] | None = None, data_dir: Path | None = None, secure: bool = False
         ) -> Broker:
             nonlocal started
@@ -139,7 +139,7 @@ def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
             files = tmp_path / "kohort-security" if secure else None
             return running.enter_context(Broker(folder, {**FIXTURE_DEFAULTS, **(config or {})}, secure=files))
 
-        yield start
+        yield start_broker
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ class AclIndex:
             return False
         host = plain_address(host)
 
-        def named(entries: dict[str, _Entries], permission: AclPermission) -> set[str]:
+        def names_with(entries: dict[str, _Entries], permission: AclPermission) -> set[str]:
             return {
                 name
                 for name, found in entries.items()
@@ -234,14 +234,14 @@ class AclIndex:
                 and entry.operation in (operation, AclOperation.ALL)
             }
 
-        denied = named(of_type.literal, AclPermission.DENY)
+        denied = names_with(of_type.literal, AclPermission.DENY)
         if ANY_NAME in denied:
             return False
-        allowed = named(of_type.literal, AclPermission.ALLOW)
+        allowed = names_with(of_type.literal, AclPermission.ALLOW)
         if ANY_NAME in allowed:
             return True
-        denied_prefixes = named(of_type.prefixed, AclPermission.DENY)
-        names = (allowed - denied) | named(of_type.prefixed, AclPermission.ALLOW)
+        denied_prefixes = names_with(of_type.prefixed, AclPermission.DENY)
+        names = (allowed - denied) | names_with(of_type.prefixed, AclPermission.ALLOW)
         return any(not _has_prefix(name, denied_prefixes) for name in names)
 
 

@@ -119,7 +119,7 @@ class AuditLog:
     def login(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, client_id: str | None = None
     ) -> None:
-        """Record a login.
+        """Record a login, successful or not, in the audit log.
 
         Args:
             principal: the principal, or the name that the client gave if its login failed.
@@ -144,7 +144,7 @@ class AuditLog:
         self._enqueue({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
 
     def changed(self, caller: Caller, change: AuditedChange) -> None:
-        """Record a change that was made."""
+        """Record a change that a client made, in the audit log."""
         entry = _of(caller, change.operation, change.resource_type, change.name)
         details = {"details": _cut(change.details)} if change.details else {}
         self._enqueue({"event": "change", **entry, **details, "result": "allowed"})

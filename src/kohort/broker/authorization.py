@@ -94,7 +94,7 @@ class PastCaller(NamedTuple):
 
     @classmethod
     def copy_of(cls, caller: Caller) -> PastCaller:
-        """Copy a caller."""
+        """Return a copy of a request's caller that does not keep the request in memory."""
         return cls(caller.principal, caller.host, caller.client_id, caller.api)
 
 

@@ -117,13 +117,13 @@ class Control:
             "metrics": self._broker.metrics,
         }
 
-        def done(result: Any = None) -> None:
+        def report_result(result: Any = None) -> None:
             _say({"id": message["id"], "result": result})
 
         if message["do"] == "wait_hits":
-            faults.when_hit(number, message["times"], done)
+            faults.when_hit(number, message["times"], report_result)
             return
         try:
-            done(actions[message["do"]]())
+            report_result(actions[message["do"]]())
         except KafkaError as error:
             _say({"id": message["id"], "error": error.message, "code": int(error.code)})

@@ -51,7 +51,7 @@ class RequestThrottling(Protocol):
 
 
 class DispatchHost(Protocol):
-    """The properties that every host has.
+    """The interface of a host of requests: authorizer, audit log, metrics and faults.
 
     Attributes:
         authorizer: decides about each request; None: everything is allowed.

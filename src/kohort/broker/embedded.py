@@ -248,7 +248,7 @@ class FaultHandle:
         self._child.ask("release_fault", number=self._number)
 
     def remove(self) -> None:
-        """Remove the rule."""
+        """Remove this fault rule, and release the requests that it holds."""
         self._child.ask("remove_fault", number=self._number)
 
     def __repr__(self) -> str:

@@ -62,7 +62,7 @@ class Fetched:
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.sent_error
 
     def update(self, said: Fetched) -> None:
-        """Update the state from a later request."""
+        """Update the partition's state from a later fetch of the session."""
         if said.read_epoch != self.read_epoch:
             self.high_watermark = -1  # not quiet: the client may have read a truncated log
         self.offset, self.max_bytes = said.offset, said.max_bytes

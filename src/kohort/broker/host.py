@@ -260,7 +260,7 @@ class PushedConsumers:
         answer = partial(self._take, to, value, asking)
         asked = ServerRequest(KINDS[asking], connection, value, self._metrics[asking], answer)
 
-        def run() -> None:
+        def send_request_frame() -> None:
             if connection.closed:
                 return
             try:
@@ -268,8 +268,8 @@ class PushedConsumers:
             except KafkaError as error:
                 self._end(connection, value.group_id, error)
 
-        if not (self._faults.active and self._faults.on_request(asked, run)):
-            run()
+        if not (self._faults.active and self._faults.on_request(asked, send_request_frame)):
+            send_request_frame()
 
     def _leader(self, topic: str, partition: int) -> int:
         """Return the node id of a partition's current leader."""
@@ -560,12 +560,12 @@ class GroupHost:
         future = self.loop.run_in_executor(self._thread_of(work), run, work, visible)
         self._work.add(future)
 
-        def finish(finished: asyncio.Future[Event]) -> None:
+        def deliver_result(finished: asyncio.Future[Event]) -> None:
             self._work.discard(finished)
             if not finished.cancelled():
                 done(finished.result())
 
-        future.add_done_callback(finish)
+        future.add_done_callback(deliver_result)
 
     def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
         """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
@@ -578,17 +578,17 @@ class GroupHost:
     ) -> None:
         """Match a client's pattern in a thread; `done` gets the names, or why the pattern is refused, on the loop."""
 
-        def match() -> list[str] | InvalidInputError:
+        def match_in_thread() -> list[str] | InvalidInputError:
             try:
                 return matching_names(pattern, names)
             except InvalidInputError as error:
                 return error.with_traceback(None)
 
-        def finish(finished: asyncio.Future[list[str] | InvalidInputError]) -> None:
+        def deliver_result(finished: asyncio.Future[list[str] | InvalidInputError]) -> None:
             if not finished.cancelled():
                 done(finished.result())
 
-        self.loop.run_in_executor(self._matching, match).add_done_callback(finish)
+        self.loop.run_in_executor(self._matching, match_in_thread).add_done_callback(deliver_result)
 
     # -- topics that regular expressions may select
 

@@ -40,7 +40,7 @@ class Purgatory:
         return self._count
 
     def add(self, wait: WaitingFetch, seconds: float) -> None:
-        """Let a fetch wait for at most this long."""
+        """Let a fetch wait in purgatory for at most this long."""
         self._count += 1
         for log in wait.logs:
             self._by_log.setdefault(log, {})[wait] = None

@@ -94,17 +94,17 @@ class RecordWorkers:
     def _begin_check(self, batches: ProducedBatches, done: _Done) -> None:
         validator, config = batches.target.validator, batches.target.config
 
-        def check() -> CheckedBatches | KafkaError:
+        def check_batches() -> CheckedBatches | KafkaError:
             try:
                 return prepare_batches(validator, batches.records, config, batches.now_ms)
             except KafkaError as error:
                 return error.with_traceback(None)
 
-        def finish(finished: asyncio.Future[CheckedBatches | KafkaError]) -> None:
+        def deliver_result(finished: asyncio.Future[CheckedBatches | KafkaError]) -> None:
             if not finished.cancelled():
                 self._finish_check(batches.partition, done, finished)
 
-        self._loop.run_in_executor(self._producing, check).add_done_callback(finish)
+        self._loop.run_in_executor(self._producing, check_batches).add_done_callback(deliver_result)
 
     def _finish_check(
         self, partition: TopicPartition, done: _Done, finished: asyncio.Future[CheckedBatches | KafkaError]
@@ -154,14 +154,14 @@ class RecordWorkers:
             failed()
             raise
 
-        def finish(finished: asyncio.Future[Any]) -> None:
+        def deliver_result(finished: asyncio.Future[Any]) -> None:
             if finished.cancelled():
                 return
             error = finished.exception()
             following = partial(search.send, finished.result()) if error is None else partial(search.throw, error)
             self._resume_search(search, following, outcome)
 
-        self._loop.run_in_executor(self._reading, job).add_done_callback(finish)
+        self._loop.run_in_executor(self._reading, job).add_done_callback(deliver_result)
 
     def compact(self, job: Callable[[], None]) -> Future[None]:
         """Run a part of a compaction in a thread."""

@@ -89,7 +89,7 @@ class BrokerServer:
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
-        """Give the listeners their logins.
+        """Give the SASL listeners of the server their logins.
 
         Raises:
             InvalidInputError: a setting is invalid or missing.
@@ -166,11 +166,11 @@ def serve(
         KafkaError: an option is invalid, or the port or the folder is in use.
     """
 
-    def start(loop: asyncio.AbstractEventLoop) -> BrokerServer:
+    def start_broker(loop: asyncio.AbstractEventLoop) -> BrokerServer:
         return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
 
     restrict_umask()
-    serve_until_ended(start, BrokerServer.begin, on_ready)
+    serve_until_ended(start_broker, BrokerServer.begin, on_ready)
 
 
 def run_broker(
@@ -186,7 +186,7 @@ def run_broker(
     """
     log_to_stderr()
 
-    def ready(broker: BrokerServer, ended: asyncio.Event) -> None:
+    def report_ready(broker: BrokerServer, ended: asyncio.Event) -> None:
         if on_listening is not None:
             on_listening(broker.advertised_address)
         announce(broker, ended)
@@ -194,7 +194,7 @@ def run_broker(
     if text := ignored_text(properties):
         log.warning(text)
     try:
-        serve(data_dir, listen, properties, ready, beside)
+        serve(data_dir, listen, properties, report_ready, beside)
     except KafkaError as error:
         sys.stderr.write(f"kohort broker: {error.message}\n")
         return 1

@@ -155,7 +155,7 @@ class Serving:
 
 
 class Running(Protocol):
-    """A server that runs on a loop."""
+    """The interface of a server that runs on an event loop."""
 
     @property
     def address(self) -> str:

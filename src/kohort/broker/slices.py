@@ -48,7 +48,7 @@ class SliceQueue:
             self._run_slice()
 
     def close(self) -> None:
-        """Discard the current job and the queue."""
+        """Discard the current job and all queued jobs."""
         for steps, _, _ in self._jobs:
             steps.close()
         self._jobs.clear()
@@ -104,8 +104,8 @@ A = TypeVar("A", bound=Message)
 def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
-    def begin(node: N, request: Request[Q]) -> A | None:
+    def begin_in_slices(node: N, request: Request[Q]) -> A | None:
         node.slices.run(handler(node, request), request.reply, request.connection.close)
         return None
 
-    return begin
+    return begin_in_slices

@@ -39,7 +39,7 @@ deleted topic are still freed by reference counting. Cyclic garbage that is froz
 
 
 class Topics:
-    """The only way to change topics.
+    """The broker's topics, and the only way to create, grow and delete them.
 
     Attributes:
         by_name: all topics by name; the store's own dictionary, which it changes in place.

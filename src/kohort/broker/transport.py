@@ -39,7 +39,7 @@ class LogSlice:
         return os.pread(self._file.fd, count, self._position + skip)
 
     def drop(self, count: int) -> None:
-        """Skip the first bytes, which were sent."""
+        """Skip this many bytes of the range, which were sent."""
         self._position += count
         self._length -= count
 

@@ -442,13 +442,13 @@ def _until_signal() -> Iterator[list[int]]:
     """
     got: list[int] = []
 
-    def arrived(number: int, _: Any) -> None:
+    def on_signal(number: int, _: Any) -> None:
         got.append(number)
         if len(got) > 1:
             raise KeyboardInterrupt
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, arrived) for number in numbers]
+    before = [signal.signal(number, on_signal) for number in numbers]
     try:
         yield got
     finally:

@@ -69,12 +69,12 @@ def convert(
     """
     found = _opened(directory, topic)
 
-    def committed(group: str) -> Mapping[TopicPartition, int]:
+    def committed_offsets(group: str) -> Mapping[TopicPartition, int]:
         with common.admin() as admin:
             offsets = admin.list_consumer_group_offsets(group).all()
         return {partition: position.offset for partition, position in offsets.items() if position is not None}
 
-    planned = found.convert(to, committed)
+    planned = found.convert(to, committed_offsets)
     if not execute or common.json:
         rows = [{**row, "format": to} for row in _rows(planned.batches)]
         show(rows, _COLUMNS, as_json=common.json)

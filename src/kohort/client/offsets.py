@@ -192,7 +192,7 @@ async def list_offsets(
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     moved: set[str] = set()
 
-    async def attempt() -> dict[TopicPartition, OffsetAndTimestamp]:
+    async def list_offsets_once() -> dict[TopicPartition, OffsetAndTimestamp]:
         missing = {partition: time for partition, time in wanted.items() if partition not in found}
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
         await _know_leaders(cluster, missing, moved)
@@ -213,7 +213,7 @@ async def list_offsets(
 
     if not wanted:
         return found
-    return await cluster.retrying(attempt, "list offsets", timeout_ms)
+    return await cluster.retrying(list_offsets_once, "list offsets", timeout_ms)
 
 
 async def gather(tasks: list[Task[T]]) -> list[T]:
@@ -341,11 +341,11 @@ async def commit_offsets(
     names = {topic_id: topic for topic, topic_id in topic_ids.items()}
     unanswered = 0
 
-    def leaving() -> None:
+    def count_unanswered() -> None:
         nonlocal unanswered
         unanswered += 1
 
-    async def attempt() -> KafkaError | None:
+    async def commit_offsets_once() -> KafkaError | None:
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=identity.generation,
@@ -355,7 +355,7 @@ async def commit_offsets(
         )
         nonlocal unanswered
         wanted = Between(request, highest=None if topic_ids else HIGHEST_BY_NAME)
-        answer = await cluster.send(wanted, coordinator, leaving=leaving)
+        answer = await cluster.send(wanted, coordinator, leaving=count_unanswered)
         before = unanswered > 1
         failed = [
             (
@@ -376,7 +376,9 @@ async def commit_offsets(
             raise _commit_error(group, partition, code, len(failed), after_lost_answer=before)
         return None
 
-    refused = await cluster.retrying(attempt, f"commit for group {group!r}", timeout_ms) if offsets else None
+    refused = (
+        await cluster.retrying(commit_offsets_once, f"commit for group {group!r}", timeout_ms) if offsets else None
+    )
     if refused is not None:
         raise refused
 
@@ -440,7 +442,7 @@ async def committed_offsets(
     wanted = list(partitions)
     coordinator = Coordinator(group)
 
-    async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
+    async def committed_offsets_once() -> dict[TopicPartition, OffsetAndMetadata | None]:
         ids = known_ids(cluster, wanted)
         names = {topic_id: topic for topic, topic_id in ids.items()}
         request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
@@ -475,7 +477,7 @@ async def committed_offsets(
 
     if not wanted:
         return {}
-    return await cluster.retrying(attempt, f"committed offsets of group {group!r}", timeout_ms)
+    return await cluster.retrying(committed_offsets_once, f"committed offsets of group {group!r}", timeout_ms)
 
 
 def offset_fetch(

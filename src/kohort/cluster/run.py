@@ -420,12 +420,12 @@ def run_coordinator(options: Options) -> int:
     chosen = replace(options, kafka=kafka)
     made: list[RunningCoordinator] = []
 
-    def start(loop: asyncio.AbstractEventLoop) -> RunningCoordinator:
+    def start_coordinator(loop: asyncio.AbstractEventLoop) -> RunningCoordinator:
         made.append(RunningCoordinator(loop, chosen))
         return made[0]
 
     try:
-        serve_until_ended(start, RunningCoordinator.begin)
+        serve_until_ended(start_coordinator, RunningCoordinator.begin)
     except KafkaError as error:
         sys.stderr.write(f"kohort coordinator: {error.message}\n")
         return 1

@@ -228,7 +228,7 @@ class DashboardLogins:
         return secret
 
     def session(self, secret: str) -> LoginSession | None:
-        """Return the session of this secret; None: it is unknown or over, or its user is gone or has a new password."""
+        """Return the session of this secret; None: unknown or over, or its user is gone or has another password."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None

@@ -214,12 +214,12 @@ class ClusterObserver(ClosedOnExit):
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
         """Restore an earlier process's history from the file: reads as far as a picture goes, and the last changes."""
 
-        def add(values: ReadValues) -> None:
+        def restore_read(values: ReadValues) -> None:
             with self._lock:
                 self._history.restore_read(values)
 
         since_ms = report.taken_ms - round(RESTORED_INTERVALS * self._interval_ms)
-        changes = file.restore(self._reader.cluster_id, since_ms, add, CHANGES_MAX)
+        changes = file.restore(self._reader.cluster_id, since_ms, restore_read, CHANGES_MAX)
         with self._lock:
             self._history.restore_changes(changes)
 

@@ -249,7 +249,7 @@ class DashboardRoutes:
     def _in_thread(
         self, threads: ThreadPoolExecutor, answer: Callable[[Request], Any]
     ) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
+        async def respond_from_thread(request: Request) -> Response:
             try:
                 body = await asyncio.get_running_loop().run_in_executor(
                     threads, lambda: msgspec.json.encode(answer(request))
@@ -258,7 +258,7 @@ class DashboardRoutes:
                 return failure_answer(error)
             return Response(body, media_type="application/json")
 
-        return respond
+        return respond_from_thread
 
     def _with_readers(self, found: Mapping[str, Any]) -> dict[str, Any]:
         readers = self._observer.readers()

@@ -76,7 +76,7 @@ def delays(records: DataFrame) -> DataFrame:
 def start_query(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
     """Start the query. Each batch replaces the folder of its number, so that a repeated batch is there once."""
 
-    def write(batch: DataFrame, number: int) -> None:
+    def write_batch(batch: DataFrame, number: int) -> None:
         target = arguments.folder / "batches" / f"member={arguments.name}" / f"batch={number:06}"
         delays(batch).coalesce(1).write.mode("overwrite").parquet(str(target))
 
@@ -87,7 +87,7 @@ def start_query(spark: SparkSession, arguments: argparse.Namespace) -> Streaming
         .option("kafka.client.id", arguments.name)
         .option("columns", "value,partition,offset")
         .load()
-        .writeStream.foreachBatch(write)
+        .writeStream.foreachBatch(write_batch)
         .option("checkpointLocation", str(arguments.folder / f"checkpoint-{arguments.name}"))
         .trigger(processingTime="1500 milliseconds")
         .start()

@@ -380,7 +380,7 @@ def _target_value(record: TargetAssigned) -> bytes:
 def _current_value(record: MemberAssigned) -> bytes:
     schema = wire.ConsumerGroupCurrentMemberAssignmentValue
 
-    def parts(found: Sequence[HeldPartitions]) -> list[Any]:
+    def partition_parts(found: Sequence[HeldPartitions]) -> list[Any]:
         make = schema.TopicPartitions
         return [
             make(topic_id=p.topic_id, partitions=list(p.partitions), assignment_epochs=list(p.epochs)) for p in found
@@ -390,8 +390,8 @@ def _current_value(record: MemberAssigned) -> bytes:
         member_epoch=record.member_epoch,
         previous_member_epoch=record.previous_epoch,
         state=int(record.state),
-        assigned_partitions=parts(record.assigned),
-        partitions_pending_revocation=parts(record.pending_revocation),
+        assigned_partitions=partition_parts(record.assigned),
+        partitions_pending_revocation=partition_parts(record.pending_revocation),
     )
     return _value(value, 0)
 

@@ -263,12 +263,12 @@ class LagReading:
         }
         classic = {name for name, kind in kinds.items() if kind == "classic"}
 
-        async def ask(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
+        async def send_described(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
             return await describe_groups_at(self._send_request, node, chunk, classic, self.rebalances)
 
         others = [name for name in names if name not in known]
         await self._find_coordinators([name for name in others if name not in self._listing])
-        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
+        task = _Task(self._coordinator, self._find_coordinators, send_described, GROUPS_PER_REQUEST)
         return {**known, **await self._asked(others, task)}
 
     def _coordinator(self, name: str) -> int:
@@ -310,7 +310,7 @@ class LagReading:
     # Committed offsets.
 
     async def _committed(self, names: Sequence[str]) -> dict[str, Offsets | KafkaError]:
-        async def ask(node: int, chunk: list[str]) -> dict[str, Offsets | KafkaError]:
+        async def send_committed(node: int, chunk: list[str]) -> dict[str, Offsets | KafkaError]:
             try:
                 return await self._offsets_at(node, chunk)
             except KafkaError as error:
@@ -321,7 +321,7 @@ class LagReading:
                 outcomes.update(await self._offsets_at(node, [name]))
             return outcomes
 
-        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
+        task = _Task(self._coordinator, self._find_coordinators, send_committed, GROUPS_PER_REQUEST)
         return await self._asked(names, task)
 
     async def _offsets_at(self, node: int, names: list[str]) -> dict[str, Offsets | KafkaError]:

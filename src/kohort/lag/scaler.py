@@ -262,15 +262,17 @@ Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
     """Return what gRPC serves with; it asks for renewed files at each connection."""
 
-    def configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
+    def grpc_configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
         pair = (loaded.identity, loaded.identity)
         return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)
 
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
+    def renewed_configuration() -> grpc.ServerCertificateConfiguration | None:
         found = certificates.renewed()
-        return None if found is None else configuration(found)
+        return None if found is None else grpc_configuration(found)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(certificates.loaded), renewed, certificates.asks_clients)
+    return grpc.dynamic_ssl_server_credentials(
+        grpc_configuration(certificates.loaded), renewed_configuration, certificates.asks_clients
+    )
 
 
 class ScalerServer(ClosedOnExit):
@@ -409,11 +411,11 @@ class ScalerServer(ClosedOnExit):
             self._scaling.remove_listener(listener)
 
     def _waker(self, news: asyncio.Event) -> Callable[[], None]:
-        def wake() -> None:
+        def wake_stream() -> None:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(news.set)
 
-        return wake
+        return wake_stream
 
     async def _decided(self, wanted: ScaledGroup, context: aio.ServicerContext[bytes, bytes]) -> ScalingDecision:
         """Return the last decision about a group; the first one may take a moment. Ends the call if there is none."""

@@ -485,7 +485,7 @@ class RegionLogWriter:
         members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
         names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
-        def fill(producer: Producer) -> dict[str, OffsetsRefusal]:
+        def write_sequence_records(producer: Producer) -> dict[str, OffsetsRefusal]:
             self._send(producer, records)
             refused = producer.send_offsets_of_members(members) if members else {}
             return {
@@ -493,7 +493,7 @@ class RegionLogWriter:
                 for member_id, error in refused.items()
             }
 
-        refused = self._transact(fill, lambda answer: not answer)
+        refused = self._transact(write_sequence_records, lambda answer: not answer)
         if not refused:
             for sequence in old:
                 del self._members[sequence]

@@ -346,10 +346,10 @@ class ControlPlane:
         task = asyncio.current_task()
         assert task is not None
 
-        def evict() -> None:
+        def evict_connection() -> None:
             task.cancel()
 
-        place = self._gate.enter(address, evict)
+        place = self._gate.enter(address, evict_connection)
         self._connections += 1
         connection, link = self._connections, None
         try:

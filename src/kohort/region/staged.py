@@ -116,7 +116,7 @@ class Staged:
 
 
 def together(pieces: Iterable[Staged]) -> Staged:
-    """Return all keys of several pieces."""
+    """Return the staged keys of several pieces as one tuple."""
     those = list(pieces)
     return Staged(
         tuple(key for piece in those for key in piece.keys),

@@ -230,7 +230,7 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SchemaToAdd:
-    """A schema from a request, checked.
+    """A checked schema from a request to register or compare it.
 
     Attributes:
         kind: AVRO, JSON or PROTOBUF.

@@ -104,7 +104,7 @@ def check_installed() -> None:
 
 
 def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
-    """Return the schema of a text.
+    """Compile a Protobuf schema from its text, by protoc.
 
     Args:
         text: a .proto file, or its serialized descriptor in Base64.

@@ -145,7 +145,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
     refused: dict[tuple[int, ...], str] = {}
     readers = MessageReaders()
 
-    def prepared(indexes: tuple[int, ...]) -> tuple[Any, _MessageReader, int, str]:
+    def reader_at_indexes(indexes: tuple[int, ...]) -> tuple[Any, _MessageReader, int, str]:
         message = schema.message_at(indexes)
         name = f"the message {message.full_name} of {schema.name}"
         try:
@@ -162,7 +162,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
             raise CorruptDataError(refused[indexes])
         found = known.get(indexes)
         if found is None:
-            found = known[indexes] = prepared(indexes)
+            found = known[indexes] = reader_at_indexes(indexes)
         message_class, to_dict, most, name = found
         check_size(data, most)
         parsed = parsed_message(message_class, data[at:], name)
@@ -331,11 +331,11 @@ def _counted(item: Convert | None, value_of: Callable[[Any], Any] = lambda found
     """Return a function that takes a message from the budget, and converts it or its value."""
     convert = item or _unconverted
 
-    def counted(found: Any, budget: MessageBudget) -> Any:
+    def convert_counted(found: Any, budget: MessageBudget) -> Any:
         budget.take_messages(1)
         return convert(value_of(found), budget)
 
-    return counted
+    return convert_counted
 
 
 def _checked_text(found: Any, _budget: MessageBudget) -> str:

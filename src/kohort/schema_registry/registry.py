@@ -554,7 +554,7 @@ class SchemaRegistry:
     # One request.
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Ask the addresses in turn until one answers.
+        """Send a request to the registry's addresses in turn, until one answers.
 
         Raises:
             KafkaError: the answer is a refusal, or no address answers; then the error of the last one.
@@ -684,7 +684,7 @@ def _id_of(answer: dict[str, Any]) -> int:
 
 
 def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> RegisteredSchema:
-    """Return the schema of an answer.
+    """Parse the schema in a registry's answer.
 
     Raises:
         UnusableSchemaError: it has no schema, or one that can't be used: too large, or JSON with references.

@@ -1,6 +1,6 @@
 """Argument checks of public calls, by the calls' own signatures: one place for every class that users call.
 
-    @checked
+    @checks_arguments
     class Admin:
         def delete_topics(self, topics: Iterable[str], *, timeout_ms: float | None = None) -> ...: ...
 
@@ -55,7 +55,7 @@ def checked_call(method: F) -> F:
     arguments = Arguments(method)
     fit = arguments.fit
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call_with_checked_arguments(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
             return method(*fit(args, kwargs), **kwargs)
         return method(*fit(args, kwargs))
@@ -63,7 +63,9 @@ def checked_call(method: F) -> F:
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         return await method(*fit(args, kwargs), **kwargs)
 
-    wrapper: Any = update_wrapper(call_async if inspect.iscoroutinefunction(method) else call, method)
+    wrapper: Any = update_wrapper(
+        call_async if inspect.iscoroutinefunction(method) else call_with_checked_arguments, method
+    )
     wrapper.arguments = arguments
     return cast(F, wrapper)
 
@@ -286,14 +288,14 @@ def _not_seconds(validator: Validator) -> Callable[[Any], Any]:
     A computed value has more than three decimals, or is larger. As a keyword argument every number is accepted.
     """
 
-    def take(value: Any) -> Any:
+    def accept_milliseconds(value: Any) -> Any:
         if type(value) is int and 0 <= value <= INT32_MAX:
             return value
         if type(value) is float and 0 < value <= _SECONDS_MAX and round(value, 3) == value:
             raise _LooksLikeSeconds(validator.expected, value)
         return validator.take(value)
 
-    return take
+    return accept_milliseconds
 
 
 class _Scope(dict[str, object]):

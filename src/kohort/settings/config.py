@@ -377,11 +377,11 @@ def documents_settings(config: type) -> Callable[[type[T]], type[T]]:
     The text is made when it is first requested.
     """
 
-    def decorate(cls: type[T]) -> type[T]:
+    def document_class(cls: type[T]) -> type[T]:
         cls.__doc__ = cast(str, _Documentation(inspect.cleandoc(cls.__doc__ or ""), config))
         return cls
 
-    return decorate
+    return document_class
 
 
 class _Documentation:

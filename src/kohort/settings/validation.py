@@ -253,7 +253,7 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
 
     by_kind = {option.kind: option.take for option in options if option.kind is not None}
 
-    def take(value: Any) -> Any:
+    def accept_any_of(value: Any) -> Any:
         if value is None and optional:
             return None
         known = by_kind.get(type(value))
@@ -271,7 +271,7 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
             expected, value, lambda: min(filter(None, (error.write for error in failed)), key=len, default=None)
         )
 
-    return Validator(expected, take)
+    return Validator(expected, accept_any_of)
 
 
 def _or(words: Sequence[str]) -> str:
@@ -281,19 +281,19 @@ def _or(words: Sequence[str]) -> str:
 def _words(choices: Sequence[Any]) -> Validator:
     expected = _or([repr(choice) for choice in choices])
 
-    def take(value: Any) -> Any:
+    def accept_words(value: Any) -> Any:
         if isinstance(value, str) and value in choices:
             return value
         near = difflib.get_close_matches(value, choices, 1, 0.7) if isinstance(value, str) else ()
         raise ValidationError(expected, value, repr(near[0]) if near else None)
 
-    return Validator(expected, take, words=tuple(map(repr, choices)))
+    return Validator(expected, accept_words, words=tuple(map(repr, choices)))
 
 
 def _row(parts: Sequence[Validator]) -> Validator:
     expected = f"({', '.join(part.expected for part in parts)})"
 
-    def take(value: Any) -> Any:
+    def accept_row(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != len(parts):
             raise ValidationError(expected, value)
         taken = []
@@ -305,7 +305,7 @@ def _row(parts: Sequence[Validator]) -> Validator:
                 raise
         return tuple(taken)
 
-    return Validator(expected, take)
+    return Validator(expected, accept_row)
 
 
 def list_of(item: Validator, kind: str = "list") -> Validator:
@@ -313,7 +313,7 @@ def list_of(item: Validator, kind: str = "list") -> Validator:
     expected = f"a {kind} of {item.expected}"
     form = "({},)" if kind == "tuple" else "[{}]"
 
-    def take(value: Any) -> list[Any] | tuple[Any, ...]:
+    def accept_list(value: Any) -> list[Any] | tuple[Any, ...]:
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Iterable):
             raise ValidationError(expected, value, partial(_as_list, item, value, form))
         taken = []
@@ -329,7 +329,7 @@ def list_of(item: Validator, kind: str = "list") -> Validator:
                 raise
         return tuple(taken) if isinstance(value, tuple) else taken
 
-    return Validator(expected, take)
+    return Validator(expected, accept_list)
 
 
 def _as_list(item: Validator, value: Any, form: str) -> str | None:
@@ -354,7 +354,7 @@ def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
 def _dict(key: Validator, item: Validator) -> Validator:
     expected = f"a dict of {key.expected}" + ("" if item is ANYTHING else f" to {item.expected}")
 
-    def take(value: Any) -> dict[Any, Any]:
+    def accept_dict(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
             raise ValidationError(expected, value)
         taken = {}
@@ -371,7 +371,7 @@ def _dict(key: Validator, item: Validator) -> Validator:
                 raise
         return taken
 
-    return Validator(expected, take)
+    return Validator(expected, accept_dict)
 
 
 def _function(value: Any) -> Any:
@@ -381,25 +381,25 @@ def _function(value: Any) -> Any:
 
 
 def _bool(name: str) -> Validator:
-    def take(value: Any) -> Any:
+    def accept_bool(value: Any) -> Any:
         if value is True or value is False:
             return value
         raise ValidationError("bool", value)
 
-    return Validator("bool", take, bool)
+    return Validator("bool", accept_bool, bool)
 
 
 def _int(name: str) -> Validator:
     low, high = RANGES.get(name, (-INT64_MAX - 1, INT64_MAX))
 
-    def take(value: Any) -> int:
+    def accept_int(value: Any) -> int:
         if type(value) is not int:
             value = _as_integer(value)
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
         raise ValidationError(_bounds(low, high, value), value)
 
-    return Validator("int", take, int)
+    return Validator("int", accept_int, int)
 
 
 def _as_integer(value: Any) -> int:
@@ -428,7 +428,7 @@ def _milliseconds(value: Any) -> str | None:
 def _float(name: str) -> Validator:
     low, high = RANGES.get(name, (-math.inf, math.inf))
 
-    def take(value: Any) -> float:
+    def accept_float(value: Any) -> float:
         kind = type(value)
         if kind is not int and kind is not float:
             try:
@@ -442,7 +442,7 @@ def _float(name: str) -> Validator:
             return value  # type: ignore[no-any-return]
         raise ValidationError(_bounds(low, high, value), value)
 
-    return Validator("a number", take, float)
+    return Validator("a number", accept_float, float)
 
 
 def _bounds(low: float, high: float, value: float) -> str:
@@ -453,7 +453,7 @@ def _bounds(low: float, high: float, value: float) -> str:
 def _str(name: str) -> Validator:
     full = name in NOT_EMPTY
 
-    def take(value: Any) -> Any:
+    def accept_str(value: Any) -> Any:
         if isinstance(value, str):
             if full and not value:
                 raise ValidationError("a name with at least one character", value)
@@ -467,13 +467,13 @@ def _str(name: str) -> Validator:
             write = repr(value[0])
         raise ValidationError("str", value, write)
 
-    return Validator("str", take, str)
+    return Validator("str", accept_str, str)
 
 
 def _instance(kind: Any) -> Validator:
     expected = kind.__name__
 
-    def take(value: Any) -> Any:
+    def accept_instance(value: Any) -> Any:
         if not isinstance(value, kind):
             namesake = type(value).__name__ == expected
             full = f"{kind.__module__.partition('.')[0]}.{expected}" if namesake else expected
@@ -486,7 +486,7 @@ def _instance(kind: Any) -> Validator:
                 raise
         return value
 
-    return Validator(expected, take, kind)
+    return Validator(expected, accept_instance, kind)
 
 
 @cache

@@ -90,7 +90,7 @@ class CheckpointFiles(Protocol):
 
 
 class FolderFiles:
-    """A checkpoint in a folder."""
+    """The files of a query's checkpoint in a local folder."""
 
     def __init__(self, folder: str) -> None:
         self.place = folder.rstrip("/") or folder

@@ -100,7 +100,7 @@ class Conversion:
 
 
 class CheckpointLog:
-    """The offset log of a checkpoint folder."""
+    """The offset log in a query's checkpoint folder, which can be converted to the other source's format."""
 
     def __init__(self, folder: Path, topics: Sequence[str] = ()) -> None:
         """List the batches of a checkpoint.

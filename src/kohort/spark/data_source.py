@@ -106,7 +106,7 @@ class KohortDataSource(DataSource):
 
     @classmethod
     def reaching(cls, address: ChannelAddress | None) -> type[KohortDataSource]:
-        """Return a subclass with this address; as it is not importable from a module, it is pickled by value."""
+        """Return a subclass whose sources connect to this driver program's address; pickled by value."""
         return type(cls.__name__, (cls,), {"address": address, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:

@@ -60,7 +60,7 @@ class CompletedBatches:
         self._runs: dict[str, dict[str, Message]] = {}
 
     def progress(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
-        """Record that a batch of a run is done.
+        """Record that a batch of a query's run is done.
 
         Args:
             run: Spark's id of the run.

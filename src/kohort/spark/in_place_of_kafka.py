@@ -123,13 +123,13 @@ def cover_everything() -> None:
 def without_source_packages(text: str) -> str:
     """Return submit arguments, or a list of packages, without the packages of Spark's own Kafka source."""
 
-    def cleaned(word: str) -> str:
+    def without_kafka_packages(word: str) -> str:
         kept = [package for package in word.split(",") if not _PACKAGE.match(package)]
         if len(kept) < word.count(",") + 1:
             CHANGES.count_change("left out the package of Spark's own Kafka source")
         return ",".join(kept)
 
-    words = [cleaned(word) for word in text.split(" ")]
+    words = [without_kafka_packages(word) for word in text.split(" ")]
     for index in range(len(words) - 1, 0, -1):
         if words[index] == "" and words[index - 1] == "--packages":
             del words[index - 1 : index + 1]
@@ -164,10 +164,10 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(end: Any, *args: Any, **given: Any) -> Any:
+    def covered_method(end: Any, *args: Any, **given: Any) -> Any:
         return wrapper(end, original, *args, **given)
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, covered_method)
 
 
 def _session(end: Any) -> Any:
@@ -209,12 +209,12 @@ def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[D
     _register(session)
 
     @functools.wraps(function)
-    def covered(batch: DataFrame, number: int) -> None:
+    def call_with_covered_session(batch: DataFrame, number: int) -> None:
         CHANGES.sessions.add(batch.sparkSession)
         CHANGES.registered.add(batch.sparkSession)
         function(batch, number)
 
-    return original(end, covered)
+    return original(end, call_with_covered_session)
 
 
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:

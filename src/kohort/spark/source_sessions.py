@@ -58,7 +58,7 @@ class HandedPart:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """The partitions that a query may read now.
+    """The driver program's answer: the partitions that a query may read now.
 
     Attributes:
         version: the version of the assignment, which changes with every assigned or revoked partition.

@@ -120,7 +120,7 @@ def _commits_like(message: OffsetCommitRequest, version: int) -> Make:
         OffsetCommitRequest.OffsetCommitRequestPartition,
     )
 
-    def make(numbers: Sequence[int]) -> Message:
+    def make_message(numbers: Sequence[int]) -> Message:
         made = new_commit(OffsetCommitRequest)
         made.group_id, made.member_id, made.group_instance_id = group_id, member_id, instance_id
         made.generation_id_or_member_epoch, made.retention_time_ms = generation, retention_ms
@@ -138,4 +138,4 @@ def _commits_like(message: OffsetCommitRequest, version: int) -> Make:
             found.append(topic)
         return made
 
-    return make
+    return make_message

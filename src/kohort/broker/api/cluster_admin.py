@@ -257,15 +257,15 @@ def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> N
             waits += [(marker, topic.name, part) for part in parts]
     left = len(waits) + 1
 
-    def done() -> None:
+    def respond_when_all_written() -> None:
         nonlocal left
         left -= 1
         if not left:
             request.reply(response)
 
     for marker, name, part in waits:
-        _write_marker(node, marker, name, part, done)
-    done()
+        _write_marker(node, marker, name, part, respond_when_all_written)
+    respond_when_all_written()
 
 
 def _write_marker(
@@ -282,14 +282,14 @@ def _write_marker(
         return
     if topic == OFFSETS_TOPIC:
 
-        def marked(value: TransactionEndedReply | ErrorCode) -> None:
+        def on_marker_written(value: TransactionEndedReply | ErrorCode) -> None:
             part.error_code = value if isinstance(value, ErrorCode) else value.error
             done()
 
         event = TransactionEnded(
             marker.producer_id, marker.producer_epoch, marker.transaction_result, node.next_request_id()
         )
-        node.groups.ask_at(part.partition_index, event, marked)
+        node.groups.ask_at(part.partition_index, event, on_marker_written)
         return
     now_ms = time.time_ns() // 1_000_000
     try:

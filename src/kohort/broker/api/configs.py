@@ -144,7 +144,7 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
     """Replace all settings of resources. Return None if a key store is loaded first: the response follows."""
     message = request.message
 
-    def wanted(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
+    def settings_after_change(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         configs = {}
         for config in resource.configs:
             if config.value is None:
@@ -153,14 +153,16 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         return configs
 
-    def alter(stores: StoreChanges) -> AlterConfigsResponse:
-        def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
-            _store(node, resource, wanted(resource), message.validate_only, stores)
+    def alter_all_resources(stores: StoreChanges) -> AlterConfigsResponse:
+        def alter_resource(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
+            _store(node, resource, settings_after_change(resource), message.validate_only, stores)
 
         make = AlterConfigsResponse.AlterConfigsResourceResponse
-        return AlterConfigsResponse(responses=[_changed(resource, change, make) for resource in message.resources])
+        return AlterConfigsResponse(
+            responses=[_changed(resource, alter_resource, make) for resource in message.resources]
+        )
 
-    return _with_stores(node, request, message.resources, wanted, alter)
+    return _with_stores(node, request, message.resources, settings_after_change, alter_all_resources)
 
 
 def incremental_alter_configs(
@@ -169,20 +171,20 @@ def incremental_alter_configs(
     """Set, delete, append to or subtract from single settings of resources. Return as `alter_configs` does."""
     message = request.message
 
-    def wanted(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
+    def settings_after_change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         return _altered(node, resource)
 
-    def alter(stores: StoreChanges) -> IncrementalAlterConfigsResponse:
-        def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
-            _store(node, resource, wanted(resource), message.validate_only, stores)
+    def alter_all_resources(stores: StoreChanges) -> IncrementalAlterConfigsResponse:
+        def alter_resource(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
+            _store(node, resource, settings_after_change(resource), message.validate_only, stores)
 
         make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
         return IncrementalAlterConfigsResponse(
-            responses=[_changed(resource, change, make) for resource in message.resources]
+            responses=[_changed(resource, alter_resource, make) for resource in message.resources]
         )
 
-    return _with_stores(node, request, message.resources, wanted, alter)
+    return _with_stores(node, request, message.resources, settings_after_change, alter_all_resources)
 
 
 def _with_stores(

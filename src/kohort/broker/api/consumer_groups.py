@@ -81,7 +81,7 @@ def consumer_group_heartbeat(
     event = _event(host, request, fixed)
     held = request.client.held
 
-    def answer(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
+    def send_response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
         held.pop(event.request, None)
         if request.takes_encoded and isinstance(value, ConsumerGroupHeartbeatReply) and _is_kept(value):
             told = (value.member_id, value.member_epoch, value.heartbeat_interval_ms)
@@ -91,7 +91,7 @@ def consumer_group_heartbeat(
 
     if event.delay_ms:
         held[event.request] = host.groups.index_of(message.group_id)
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
     return None
 
 
@@ -159,12 +159,14 @@ def fresh_id() -> str:
 def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescribeRequest]) -> None:
     """Describe the epochs, assignor and members of consumer groups."""
 
-    def entries(groups: tuple[str, ...], value: ConsumerGroupDescribeReply | ErrorCode) -> list[DescribedConsumerGroup]:
+    def response_entries(
+        groups: tuple[str, ...], value: ConsumerGroupDescribeReply | ErrorCode
+    ) -> list[DescribedConsumerGroup]:
         if isinstance(value, ErrorCode):
             return [DescribedConsumerGroup(group, error=value, error_message=value.text) for group in groups]
         return list(value.groups)
 
-    def answer(found: dict[str, DescribedConsumerGroup]) -> None:
+    def send_response(found: dict[str, DescribedConsumerGroup]) -> None:
         found[""] = DescribedConsumerGroup("", error=ErrorCode.INVALID_GROUP_ID)
         for group in hidden:
             found[group] = DescribedConsumerGroup(group, error=_NOT_ALLOWED, error_message=_NOT_ALLOWED.text)
@@ -175,7 +177,7 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
 
     hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)
     named = [group for group in request.message.group_ids if group and group not in hidden]
-    host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, entries, answer)
+    host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, response_entries, send_response)
 
 
 def _described(

@@ -269,7 +269,7 @@ def _send_commit(
     plan, group_id, member_id, generation, instance_id, retention_ms, knows_stale_epoch = shape
     version = request.version
 
-    def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
+    def send_response(value: OffsetCommitReply | ErrorCode | None) -> None:
         if request.takes_encoded and (body := plan.success_body(version, value)) is not None:
             request.reply_encoded(OffsetCommitResponse, body)
             return
@@ -284,11 +284,11 @@ def _send_commit(
         request.reply(OffsetCommitResponse(topics=topics))
 
     if not offsets.columns[0]:
-        answer(None)
+        send_response(None)
         return
     client = request.client
     asked = (host.next_request_id(), group_id, member_id, generation, offsets, instance_id, retention_ms)
-    host.groups.ask(client, _NEW_COMMIT((*asked, knows_stale_epoch, client.number)), answer)
+    host.groups.ask(client, _NEW_COMMIT((*asked, knows_stale_epoch, client.number)), send_response)
 
 
 def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
@@ -342,7 +342,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         host.next_request_id(), message.group_id, partitions, require_stable=version >= 7 and message.require_stable
     )
 
-    def answer(value: OffsetFetchReply | ErrorCode) -> None:
+    def send_response(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
         make_topic = OffsetFetchResponse.OffsetFetchResponseTopic
         make = OffsetFetchResponse.OffsetFetchResponsePartition
@@ -380,9 +380,9 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         )
 
     if not may_fetch:
-        answer(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        send_response(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         return
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
 
 
 def _refused_topics(
@@ -429,7 +429,7 @@ def _fetch_group(
                 named[name] = None
                 wanted += map(_NEW_PARTITION, zip(repeat(name), topic.partition_indexes, strict=False))
 
-    def answer(value: OffsetFetchReply | ErrorCode) -> None:
+    def send_response(value: OffsetFetchReply | ErrorCode) -> None:
         reply = OffsetFetchReply(value) if isinstance(value, ErrorCode) else value
         offsets: Iterable[FetchedOffset] = reply.offsets
         if wanted is None and host.authorizer is not None:
@@ -450,7 +450,7 @@ def _fetch_group(
         member_id=group.member_id if version >= 9 else None,
         member_epoch=group.member_epoch if version >= 9 else -1,
     )
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
 
 
 def _fetched(
@@ -498,7 +498,7 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
         if 0 <= part.partition_index < found.partitions
     ]
 
-    def answer(value: OffsetDeleteReply | ErrorCode) -> None:
+    def send_response(value: OffsetDeleteReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode) or value.error:
             whole = value if isinstance(value, ErrorCode) else value.error
             request.reply(OffsetDeleteResponse(error_code=whole))
@@ -516,7 +516,9 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
             topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         request.reply(OffsetDeleteResponse(topics=topics))
 
-    host.groups.ask(request.client, events.OffsetDelete(host.next_request_id(), message.group_id, tuple(known)), answer)
+    host.groups.ask(
+        request.client, events.OffsetDelete(host.next_request_id(), message.group_id, tuple(known)), send_response
+    )
 
 
 HANDLERS: list[Handled[GroupHost]] = [

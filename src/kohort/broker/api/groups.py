@@ -91,7 +91,7 @@ def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroup
         connection=request.client.number,
     )
 
-    def answer(value: JoinGroupReply | ErrorCode) -> None:
+    def send_response(value: JoinGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(_join_refused(value, message, version))
             return
@@ -116,7 +116,7 @@ def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroup
             )
         )
 
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
     return None
 
 
@@ -144,7 +144,7 @@ def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroup
         connection=request.client.number,
     )
 
-    def answer(value: SyncGroupReply | ErrorCode) -> None:
+    def send_response(value: SyncGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(SyncGroupResponse(error_code=value))
         elif version >= 5:
@@ -159,7 +159,7 @@ def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroup
         else:
             request.reply(SyncGroupResponse(error_code=value.error, assignment=value.assignment))
 
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
     return None
 
 
@@ -172,7 +172,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
     number = host.next_request_id()
     event = _NEW_HEARTBEAT((number, *member, delay_ms, client.number, client.interval_ms))
 
-    def answer(value: HeartbeatReply | ErrorCode) -> None:
+    def send_response(value: HeartbeatReply | ErrorCode) -> None:
         held.pop(number, None)
         error = value if isinstance(value, ErrorCode) else value.error
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
@@ -184,7 +184,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
 
     if delay_ms:
         held[number] = host.groups.index_of(message.group_id)
-    host.groups.ask(client, event, answer)
+    host.groups.ask(client, event, send_response)
     return None
 
 
@@ -210,7 +210,7 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
         members = (events.LeavingMember(message.member_id),)
     event = events.LeaveGroup(host.next_request_id(), message.group_id, members)
 
-    def answer(value: LeaveGroupReply | ErrorCode) -> None:
+    def send_response(value: LeaveGroupReply | ErrorCode) -> None:
         if isinstance(value, ErrorCode):
             request.reply(LeaveGroupResponse(error_code=value))
         elif version < 3:
@@ -228,7 +228,7 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
                 )
             )
 
-    host.groups.ask(request.client, event, answer)
+    host.groups.ask(request.client, event, send_response)
     return None
 
 
@@ -289,12 +289,12 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
     def make_event(token: int, groups: tuple[str, ...]) -> events.DescribeGroups:
         return events.DescribeGroups(token, groups, knows_missing=version >= 6)
 
-    def entries(groups: tuple[str, ...], value: DescribeGroupsReply | ErrorCode) -> list[DescribedGroup]:
+    def response_entries(groups: tuple[str, ...], value: DescribeGroupsReply | ErrorCode) -> list[DescribedGroup]:
         if isinstance(value, ErrorCode):
             return [DescribedGroup(group, "", error=value) for group in groups]
         return list(value.groups)
 
-    def answer(found: dict[str, DescribedGroup]) -> None:
+    def send_response(found: dict[str, DescribedGroup]) -> None:
         refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
         found |= {group: DescribedGroup(group, "", error=refused, error_message=refused.text) for group in hidden}
         described = [
@@ -304,7 +304,7 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
 
     hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)
     named = [group for group in request.message.groups if group not in hidden]
-    host.groups.ask_by_shard(named, make_event, entries, answer)
+    host.groups.ask_by_shard(named, make_event, response_entries, send_response)
 
 
 def _described(
@@ -352,7 +352,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
     types = tuple(message.types_filter) if version >= 5 else ()
     sees_all = may_see(host, request, AclOperation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME)
 
-    def answer(values: list[ListGroupsReply | ErrorCode]) -> None:
+    def send_response(values: list[ListGroupsReply | ErrorCode]) -> None:
         error = next((value for value in values if isinstance(value, ErrorCode)), ErrorCode.NONE)
         make = ListGroupsResponse.ListedGroup
         groups = []
@@ -368,7 +368,7 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
                 groups.append(listed)
         request.reply(ListGroupsResponse(error_code=error, groups=groups))
 
-    host.groups.ask_all(lambda token: events.ListGroups(token, states, types), answer)
+    host.groups.ask_all(lambda token: events.ListGroups(token, states, types), send_response)
 
 
 def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> None:
@@ -376,20 +376,20 @@ def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> Non
     names = request.message.groups_names
     refused = refused_names(host, request, AclOperation.DELETE, Resource.GROUP, names)
 
-    def entries(
+    def response_entries(
         groups: tuple[str, ...], value: DeleteGroupsReply | ErrorCode
     ) -> list[DeleteGroupsResponse.DeletableGroupResult]:
         errors = [value] * len(groups) if isinstance(value, ErrorCode) else value.errors
         make = DeleteGroupsResponse.DeletableGroupResult
         return [make(group_id=group, error_code=error) for group, error in zip(groups, errors, strict=True)]
 
-    def answer(found: dict[str, DeleteGroupsResponse.DeletableGroupResult]) -> None:
+    def send_response(found: dict[str, DeleteGroupsResponse.DeletableGroupResult]) -> None:
         make, code = DeleteGroupsResponse.DeletableGroupResult, ErrorCode.GROUP_AUTHORIZATION_FAILED
         found |= {group: make(group_id=group, error_code=code) for group in refused}
         request.reply(DeleteGroupsResponse(results=[found[group] for group in dict.fromkeys(names)]))
 
     deleted = [group for group in names if group not in refused]
-    host.groups.ask_by_shard(deleted, events.DeleteGroups, entries, answer)
+    host.groups.ask_by_shard(deleted, events.DeleteGroups, response_entries, send_response)
 
 
 HANDLERS: list[Handled[GroupHost]] = [

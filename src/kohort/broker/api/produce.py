@@ -149,7 +149,9 @@ def _prepare(
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.retain_bytes(held)
 
-    def done(name: str, part: _Data, answer: _Partition, target: object, result: CheckedBatches | KafkaError) -> None:
+    def on_batches_checked(
+        name: str, part: _Data, answer: _Partition, target: object, result: CheckedBatches | KafkaError
+    ) -> None:
         nonlocal left
         if isinstance(result, KafkaError):
             found = _refusal(request, part.index, result)
@@ -170,7 +172,7 @@ def _prepare(
         part.records = bytes(part.records)  # the frame's memory is reused
         partition = TopicPartition(name, part.index)
         batches = ProducedBatches(partition, target, part.records, now_ms)
-        node.records.check_produced(batches, partial(done, name, part, answer, target))
+        node.records.check_produced(batches, partial(on_batches_checked, name, part, answer, target))
 
 
 def _name_by_id(node: Node, topic_id: UUID) -> str | None:

@@ -158,7 +158,7 @@ def answer_to(
 ) -> Callable[[RegisterConsumerReply | ErrorCode], None]:
     """Return the callback for the coordinator's reply. An error closes the connection."""
 
-    def answer(value: RegisterConsumerReply | ErrorCode) -> None:
+    def send_response(value: RegisterConsumerReply | ErrorCode) -> None:
         error = value if isinstance(value, ErrorCode) else value.error
         body = ErrorResponse(error).encode_frame()
         if error is ErrorCode.NONE:
@@ -170,4 +170,4 @@ def answer_to(
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
         request.refuse(body, why)
 
-    return answer
+    return send_response

@@ -67,7 +67,7 @@ def _passes(entity: Entity, wanted: dict[str, tuple[int, str | None]], strict: b
 
 
 def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
-    """Set or remove quotas."""
+    """Set or remove client quotas."""
     make = AlterClientQuotasResponse.EntryData
     entries = []
     for entry in request.message.entries:

@@ -226,7 +226,7 @@ def _not_there(name: str | None) -> KafkaError:
 
 
 def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> CatalogTopic:
-    """Return the topic if it can be deleted."""
+    """Return the topic that a request names, if it exists and may be deleted."""
     if not node.config.delete_topics:
         raise KafkaError("delete.topic.enable is false", ErrorCode.TOPIC_DELETION_DISABLED)
     topic = node.store.topics_by_id.get(topic_id) if topic_id != NO_ID else node.store.topics.get(name or "")

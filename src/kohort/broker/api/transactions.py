@@ -225,14 +225,14 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
     if not pattern:
         return _listed(message, found)
 
-    def answer(names: list[str] | InvalidInputError) -> None:
+    def send_response(names: list[str] | InvalidInputError) -> None:
         if isinstance(names, InvalidInputError):
             request.reply(ListTransactionsResponse(error_code=names.code))
             return
         named = set(names)
         request.reply(_listed(message, [transaction for transaction in found if transaction.id in named]))
 
-    node.match_names(pattern, [transaction.id for transaction in found], answer)
+    node.match_names(pattern, [transaction.id for transaction in found], send_response)
     return None
 
 

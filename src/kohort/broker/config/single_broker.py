@@ -405,17 +405,17 @@ def _alone(value: str) -> str | None:
 
 
 def _nothing(why: str) -> _Check:
-    def check(value: str) -> str | None:
+    def check_property_value(value: str) -> str | None:
         return f"{why}; remove it" if value else None
 
-    return check
+    return check_property_value
 
 
 def _only(word: str, why: str) -> _Check:
-    def check(value: str) -> str | None:
+    def check_property_value(value: str) -> str | None:
         return None if value.lower() == word else f"{why}; remove it or set {word}"
 
-    return check
+    return check_property_value
 
 
 def _taken(_value: str) -> str | None:

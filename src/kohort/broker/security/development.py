@@ -38,7 +38,7 @@ class DevelopmentFiles(NamedTuple):
     folder: Path
 
     def broker_properties(self) -> dict[str, str]:
-        """Return the broker's settings."""
+        """Return the broker's settings for TLS and logins with these files."""
         return {
             "ssl.keystore.location": str(self.folder / SERVER),
             "sasl.users.location": str(self.folder / USERS),

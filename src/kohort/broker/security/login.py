@@ -252,7 +252,7 @@ class SaslLogin:
             request.reply(SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text))
             return
 
-        def answer(token: bytes, lifetime_ms: int) -> None:
+        def send_token(token: bytes, lifetime_ms: int) -> None:
             request.reply(
                 SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
             )
@@ -268,15 +268,15 @@ class SaslLogin:
                 refuse_login,
             )
             return
-        self._take_token(bytes(message.auth_bytes), answer, refuse_login)
+        self._take_token(bytes(message.auth_bytes), send_token, refuse_login)
 
     def _take_raw(self, token: bytes) -> None:
         """Take a token that has no request around it, as after SaslHandshake 0."""
 
-        def answer(token: bytes, _lifetime_ms: int) -> None:
+        def send_token(token: bytes, _lifetime_ms: int) -> None:
             self._connection.send_raw([len(token).to_bytes(4, "big") + token])
 
-        self._take_token(token, answer, lambda _text: None)
+        self._take_token(token, send_token, lambda _text: None)
 
     # -- tokens
 
@@ -293,7 +293,7 @@ class SaslLogin:
             self._continue_exchange(exchange, reply, answer, refuse)
             return
 
-        def done(finished: asyncio.Future[bytes]) -> None:
+        def on_token_checked(finished: asyncio.Future[bytes]) -> None:
             if finished.cancelled() or self._connection.closed:
                 return
             self._pending.waits = True
@@ -307,7 +307,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), done)
+        self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), on_token_checked)
 
     def _continue_exchange(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]

@@ -109,11 +109,11 @@ class PendingLogins:
             slowest.forget()
             slowest.close("too many clients log in at once, and this one took the longest")
 
-        def expire() -> None:
+        def close_at_deadline() -> None:
             pending.forget()
             pending.close(f"not logged in within {timeout_ms} ms (login.timeout.ms)")
 
-        pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, expire), close)
+        pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, close_at_deadline), close)
         self._clients[pending] = None
         return pending
 

@@ -175,10 +175,10 @@ _REFERENCE = re.compile(r"\\(.)|\$(\d)")
 def _expanded(replacement: str, match: re.Match[str]) -> str:
     """Return a replacement with its groups, `$1` to `$9`, as Java's `replaceAll` does; a backslash quotes."""
 
-    def part(reference: re.Match[str]) -> str:
+    def group_text(reference: re.Match[str]) -> str:
         quoted, group = reference.groups()
         if quoted is not None:
             return str(quoted)
         return (match[int(group)] or "") if int(group) <= match.re.groups else reference[0]
 
-    return _REFERENCE.sub(part, replacement)
+    return _REFERENCE.sub(group_text, replacement)

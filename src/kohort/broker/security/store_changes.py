@@ -32,7 +32,7 @@ class StoreChanges:
         self.wanted.update(stores)
 
     def load_stores(self) -> None:
-        """Load the stores. May block."""
+        """Load the key and trust stores of the changed settings. May block."""
         for name, altered in self.wanted.items():
             tls = self._tls.get(name)
             try:

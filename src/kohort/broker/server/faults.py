@@ -61,7 +61,7 @@ class Refusable(Subject, Protocol):
 
 @dataclass(slots=True)
 class _Rule:
-    """An active rule.
+    """An active fault rule.
 
     Attributes:
         fault: the rule.
@@ -202,11 +202,11 @@ class Faults:
         if rule.open or len(rule.held) >= HELD_MAX:
             return True
 
-        def resume() -> None:
+        def send_held_reply() -> None:
             request.on_reply = None
             request.send(parts)
 
-        rule.held.append(resume)
+        rule.held.append(send_held_reply)
         return False
 
     def _notify_watchers(self) -> None:

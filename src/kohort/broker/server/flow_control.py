@@ -54,7 +54,7 @@ class FlowControl:
 
 
 class ByteHolder(Protocol):
-    """A connection.
+    """A connection that holds bytes of a budget.
 
     Attributes:
         last_active: when it last received or sent bytes (monotonic clock).

@@ -304,7 +304,7 @@ class Server:
     def _let_log_in(
         self, connection: Connection, sasl: SaslServer, listener: ListenerSocket, pending: PendingLogin | None
     ) -> None:
-        def close(why: str) -> None:
+        def close_unauthenticated(why: str) -> None:
             if self.is_new_problem(connection, why):
                 log.warning(
                     "[listener %s] closing the connection from %s: login failed: %s",
@@ -315,11 +315,11 @@ class Server:
             connection.close()
 
         if pending is None:
-            pending = self.logins.begin(listener.login_timeout_ms, close)
+            pending = self.logins.begin(listener.login_timeout_ms, close_unauthenticated)
         if pending is None:
-            close("too many clients log in at once")
+            close_unauthenticated("too many clients log in at once")
             return
-        pending.close = close
+        pending.close = close_unauthenticated
         connection.client.login = sasl.begin(connection, self.on_frame, pending)
 
     def is_new_problem(self, connection: Connection, why: str) -> bool:
@@ -407,15 +407,15 @@ class Server:
         future: asyncio.Future[None] = self._loop.create_future()
         until = self._loop.time() + seconds
 
-        def look() -> None:
+        def check_whether_drained() -> None:
             if future.cancelled():
                 return
             if self._loop.time() >= until or all(connection.idle for connection in self._connections.values()):
                 future.set_result(None)
             else:
-                self._loop.call_later(DRAIN_CHECK_S, look)
+                self._loop.call_later(DRAIN_CHECK_S, check_whether_drained)
 
-        look()
+        check_whether_drained()
         return future
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class Repeater(Protocol):
 
 
 class RepeatedRequests:
-    """The templates of a host's connections."""
+    """The frame templates of a host's connections, for requests that clients repeat."""
 
     __slots__ = ("_kept_bytes",)
 

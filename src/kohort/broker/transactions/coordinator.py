@@ -591,7 +591,7 @@ class Transactions:
         transactional_id = transaction.id
         commit = transaction.status is Status.PREPARE_COMMIT
 
-        def marked(value: object) -> None:
+        def on_marker_written(value: object) -> None:
             error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
             if error:  # the shard is loading, or damaged
                 self._retry_markers(transactional_id)
@@ -605,7 +605,7 @@ class Transactions:
                 self._retry_markers(transactional_id)
 
         event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.next_request_id())
-        self._host.groups.ask_at(tp.partition, event, marked)
+        self._host.groups.ask_at(tp.partition, event, on_marker_written)
 
     def _complete(self, transaction: Transaction) -> bool:
         """Complete a transaction whose markers are all written."""

@@ -46,7 +46,7 @@ class Status(IntEnum):
 
     @property
     def preparing(self) -> bool:
-        """Whether markers are being written."""
+        """Whether the transaction's outcome is decided, and its markers are being written."""
         return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
     @property
@@ -129,7 +129,7 @@ class TransactionLog:
         self._append(transaction.id, _encode(transaction), now_ms)
 
     def forget(self, transactional_id: str, now_ms: int) -> None:
-        """Record durably that an id is forgotten."""
+        """Write a tombstone for a transactional id, durably."""
         self._append(transactional_id, None, now_ms)
 
     def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:

@@ -28,7 +28,7 @@ _UPGRADE, _SAFE_DOWNGRADE = 1, 2
 async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None) -> ClusterDescription:
     """Describe the cluster: its id, brokers and controller."""
 
-    async def attempt() -> ClusterDescription:
+    async def describe_cluster_once() -> ClusterDescription:
         answer = await cluster.send(DescribeClusterRequest(), ANY)
         if answer.error_code:
             raise error_for(answer.error_code, answer.error_message or "describe cluster")
@@ -37,14 +37,14 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None)
             answer.cluster_id, answer.controller_id, tuple(sorted(nodes, key=lambda node: node.id))
         )
 
-    return await cluster.retrying(attempt, "describe cluster", timeout_ms)
+    return await cluster.retrying(describe_cluster_once, "describe cluster", timeout_ms)
 
 
 async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
     """Return each feature's finalized level, and the levels that the answering broker supports (KIP-584)."""
     request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
 
-    async def attempt() -> dict[str, FeatureDescription]:
+    async def describe_features_once() -> dict[str, FeatureDescription]:
         answer = await cluster.send(Between(request, lowest=_FEATURES_SINCE), ANY)
         if answer.error_code:
             raise error_for(answer.error_code, "describe features")
@@ -55,7 +55,7 @@ async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None
             for name in sorted({*levels, *ranges})
         }
 
-    return await cluster.retrying(attempt, "describe features", timeout_ms)
+    return await cluster.retrying(describe_features_once, "describe features", timeout_ms)
 
 
 async def update_features(
@@ -81,7 +81,7 @@ async def update_features(
         validate_only=validate_only,
     )
 
-    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
+    async def send_update_features(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms)
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -92,7 +92,7 @@ async def update_features(
                 outcomes[result.feature] = error_for(result.error_code, result.error_message or result.feature)
         return outcomes
 
-    return await at_controller(cluster, list(levels), ask, "update features", timeout_ms)
+    return await at_controller(cluster, list(levels), send_update_features, "update features", timeout_ms)
 
 
 async def describe_log_dirs(
@@ -101,7 +101,7 @@ async def describe_log_dirs(
     """Describe the log directories of brokers by path, with the sizes of their replicas; None: of every broker."""
     done: dict[int, dict[str, LogDir] | KafkaError] = {}
 
-    async def attempt() -> None:
+    async def describe_log_dirs_once() -> None:
         known = await cluster.refresh_metadata(timeout_ms)
         failed: KafkaError | None = None
         for node in sorted(known.brokers) if brokers is None else list(brokers):
@@ -119,7 +119,7 @@ async def describe_log_dirs(
         if failed is not None:
             raise failed
 
-    await cluster.retrying(attempt, "describe log dirs", timeout_ms)
+    await cluster.retrying(describe_log_dirs_once, "describe log dirs", timeout_ms)
     return Results.of(done)
 
 

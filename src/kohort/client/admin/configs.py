@@ -29,7 +29,7 @@ async def describe_configs(
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
     """Describe the properties of topics, brokers and groups, by name."""
 
-    async def ask(
+    async def send_describe_configs(
         target: Target, wanted: list[ConfigResource]
     ) -> dict[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
         message = DescribeConfigsRequest(
@@ -43,7 +43,7 @@ async def describe_configs(
         answer = await cluster.send(message, target, timeout_ms=timeout_ms)
         return {_resource(result): _entries(result) for result in answer.results}
 
-    return await _at_places(cluster, list(resources), ask, "describe configs", timeout_ms)
+    return await _at_places(cluster, list(resources), send_describe_configs, "describe configs", timeout_ms)
 
 
 async def incremental_alter_configs(
@@ -55,7 +55,9 @@ async def incremental_alter_configs(
 ) -> Results[ConfigResource, None]:
     """Set the given properties, and reset those given as None to their default; the others stay."""
 
-    def entries(resource: ConfigResource) -> list[IncrementalAlterConfigsRequest.AlterConfigsResource.AlterableConfig]:
+    def config_entries(
+        resource: ConfigResource,
+    ) -> list[IncrementalAlterConfigsRequest.AlterConfigsResource.AlterableConfig]:
         return [
             IncrementalAlterConfigsRequest.AlterableConfig(
                 name=name, config_operation=_DELETE if value is None else _SET, value=value
@@ -63,11 +65,13 @@ async def incremental_alter_configs(
             for name, value in sorted(changes[resource].items())
         ]
 
-    async def ask(target: Target, wanted: list[ConfigResource]) -> dict[ConfigResource, KafkaError | None]:
+    async def send_incremental_alter_configs(
+        target: Target, wanted: list[ConfigResource]
+    ) -> dict[ConfigResource, KafkaError | None]:
         message = IncrementalAlterConfigsRequest(
             resources=[
                 IncrementalAlterConfigsRequest.AlterConfigsResource(
-                    resource_type=int(resource.type), resource_name=resource.name, configs=entries(resource)
+                    resource_type=int(resource.type), resource_name=resource.name, configs=config_entries(resource)
                 )
                 for resource in wanted
             ],
@@ -78,7 +82,7 @@ async def incremental_alter_configs(
             _resource(result): _error_of_result(result) if result.error_code else None for result in answer.responses
         }
 
-    return await _at_places(cluster, list(changes), ask, "alter configs", timeout_ms)
+    return await _at_places(cluster, list(changes), send_incremental_alter_configs, "alter configs", timeout_ms)
 
 
 async def _at_places(
@@ -91,7 +95,7 @@ async def _at_places(
     """Send a request for a broker's own configuration to that broker, and everything else to any."""
     done: dict[ConfigResource, V | KafkaError] = {}
 
-    async def attempt() -> None:
+    async def at_places_once() -> None:
         places: dict[Target, list[ConfigResource]] = {}
         for resource in resources:
             if resource in done:
@@ -110,7 +114,7 @@ async def _at_places(
         if again is not None:
             raise again
 
-    await cluster.retrying(attempt, what, timeout_ms)
+    await cluster.retrying(at_places_once, what, timeout_ms)
     return Results.of(done)
 
 

@@ -48,7 +48,7 @@ async def list_consumer_group_offsets(
         highest=HIGHEST_BY_NAME,
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
+    async def send_list_consumer_group_offsets(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
         answer = await cluster.send(request, BrokerById(node))
         response = answer.groups[0] if answer.groups else answer
         if response.error_code:
@@ -57,7 +57,11 @@ async def list_consumer_group_offsets(
 
     if partitions is not None and not partitions:
         return PartitionResults({}, {})
-    topics = (await at_coordinators(cluster, [group], ask, f"offsets of group {group!r}", timeout_ms)).result(group)
+    topics = (
+        await at_coordinators(
+            cluster, [group], send_list_consumer_group_offsets, f"offsets of group {group!r}", timeout_ms
+        )
+    ).result(group)
     values: dict[TopicPartition, OffsetAndMetadata | None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:
@@ -81,7 +85,9 @@ async def alter_consumer_group_offsets(
 ) -> PartitionResults[None]:
     """Commit offsets for a group that has no members."""
 
-    def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
+    def partition_entry(
+        partition: TopicPartition,
+    ) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
         given = offsets[partition]
         offset = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
         return OffsetCommitRequest.OffsetCommitRequestPartition(
@@ -95,7 +101,7 @@ async def alter_consumer_group_offsets(
         group_id=group,
         topics=[
             OffsetCommitRequest.OffsetCommitRequestTopic(
-                name=topic, partitions=[entry(TopicPartition(topic, number)) for number in numbers]
+                name=topic, partitions=[partition_entry(TopicPartition(topic, number)) for number in numbers]
             )
             for topic, numbers in by_topic(list(offsets)).items()
         ],
@@ -103,13 +109,17 @@ async def alter_consumer_group_offsets(
 
     attempts = Attempts[str]()
 
-    async def ask(node: int, names: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
+    async def send_alter_consumer_group_offsets(
+        node: int, names: list[str]
+    ) -> dict[str, Sequence[_Topic] | KafkaError]:
         wanted = Between(request, highest=HIGHEST_BY_NAME)
         answer = await cluster.send(wanted, BrokerById(node), leaving=attempts.sending(names))
         return {group: _moved(answer.topics) or answer.topics}
 
     what = f"set offsets of {group!r}"
-    topics = (await at_coordinators(cluster, [group], ask, what, timeout_ms, attempts=attempts)).result(group)
+    topics = (
+        await at_coordinators(cluster, [group], send_alter_consumer_group_offsets, what, timeout_ms, attempts=attempts)
+    ).result(group)
     return _outcomes(topics, group, attempts)
 
 
@@ -137,7 +147,9 @@ async def delete_consumer_group_offsets(
 
     attempts = Attempts[str]()
 
-    async def ask(node: int, names: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
+    async def send_delete_consumer_group_offsets(
+        node: int, names: list[str]
+    ) -> dict[str, Sequence[_Topic] | KafkaError]:
         answer = await cluster.send(request, BrokerById(node), leaving=attempts.sending(names))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -145,7 +157,9 @@ async def delete_consumer_group_offsets(
         return {group: answer.topics}
 
     what = f"delete offsets of {group!r}"
-    results = await at_coordinators(cluster, [group], ask, what, timeout_ms, attempts=attempts)
+    results = await at_coordinators(
+        cluster, [group], send_delete_consumer_group_offsets, what, timeout_ms, attempts=attempts
+    )
     if group in results.errors:
         return PartitionResults({}, {TopicPartition(*key): results.errors[group] for key in partitions})
     return _outcomes(results.result(group), group, attempts)
@@ -161,7 +175,9 @@ async def list_offsets(
     """Look up first, end, or by-time offsets of partitions."""
     times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
-    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset | KafkaError]:
+    async def send_list_offsets(
+        node: int, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, ListedOffset | KafkaError]:
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=int(isolation_level == "read_committed"),
@@ -187,7 +203,7 @@ async def list_offsets(
             for part in topic.partitions
         }
 
-    return PartitionResults.of(await at_leaders(cluster, list(times), ask, "list offsets", timeout_ms))
+    return PartitionResults.of(await at_leaders(cluster, list(times), send_list_offsets, "list offsets", timeout_ms))
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:

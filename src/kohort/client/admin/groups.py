@@ -54,7 +54,7 @@ async def list_groups(
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
 
-    async def attempt() -> list[GroupListing]:
+    async def list_groups_once() -> list[GroupListing]:
         listings = {}
         for node in await cluster.group_nodes(timeout_ms):
             answer = await cluster.send(request, BrokerById(node))
@@ -71,7 +71,7 @@ async def list_groups(
             and (not wanted_types or group.type.lower() in wanted_types)
         ]
 
-    return await cluster.retrying(attempt, "list groups", timeout_ms)
+    return await cluster.retrying(list_groups_once, "list groups", timeout_ms)
 
 
 async def describe_consumer_groups(
@@ -82,10 +82,10 @@ async def describe_consumer_groups(
     async def send_request(message: RequestMessage[R], node: int) -> R:
         return await cluster.send(message, BrokerById(node))
 
-    async def ask(node: int, names: list[str]) -> _Described:
+    async def send_describe_consumer_groups(node: int, names: list[str]) -> _Described:
         return await describe_groups_at(send_request, node, names)
 
-    return await at_coordinators(cluster, list(groups), ask, "describe groups", timeout_ms)
+    return await at_coordinators(cluster, list(groups), send_describe_consumer_groups, "describe groups", timeout_ms)
 
 
 async def describe_groups_at(
@@ -249,7 +249,7 @@ async def delete_consumer_groups(
     """Delete groups without members, with their offsets."""
     attempts = Attempts[str]()
 
-    async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
+    async def send_delete_consumer_groups(node: int, names: list[str]) -> dict[str, KafkaError | None]:
         request = DeleteGroupsRequest(groups_names=names)
         answer = await cluster.send(request, BrokerById(node), leaving=attempts.sending(names))
         return {
@@ -257,7 +257,9 @@ async def delete_consumer_groups(
             for result in answer.results
         }
 
-    return await at_coordinators(cluster, list(groups), ask, "delete groups", timeout_ms, attempts=attempts)
+    return await at_coordinators(
+        cluster, list(groups), send_delete_consumer_groups, "delete groups", timeout_ms, attempts=attempts
+    )
 
 
 async def remove_members_from_consumer_group(
@@ -278,7 +280,9 @@ async def remove_members_from_consumer_group(
         ],
     )
 
-    async def ask(node: int, _: list[str]) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
+    async def send_remove_members_from_consumer_group(
+        node: int, _: list[str]
+    ) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
         answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), BrokerById(node))
         if answer.error_code:
             return {group: error_of_result(answer, f"group {group!r}")}
@@ -286,7 +290,9 @@ async def remove_members_from_consumer_group(
 
     if not wanted:
         return Results.of({})
-    members = (await at_coordinators(cluster, [group], ask, "remove members", timeout_ms)).result(group)
+    members = (
+        await at_coordinators(cluster, [group], send_remove_members_from_consumer_group, "remove members", timeout_ms)
+    ).result(group)
     outcomes: dict[str, KafkaError | None] = {}
     for member in members:
         name = str(member.group_instance_id) if group_instance_ids is not None else member.member_id

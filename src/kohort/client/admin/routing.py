@@ -80,7 +80,7 @@ async def at_leaders(
     """
     done: dict[TopicPartition, V | KafkaError] = {}
 
-    async def attempt() -> None:
+    async def at_leaders_once() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
         wanted = [partition for partition in partitions if partition not in done]
         topics = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
@@ -107,7 +107,7 @@ async def at_leaders(
         if moved is not None:
             raise moved
 
-    await cluster.retrying(attempt, what, timeout_ms)
+    await cluster.retrying(at_leaders_once, what, timeout_ms)
     return done
 
 
@@ -127,7 +127,7 @@ async def at_controller(
     done: dict[K, V | KafkaError] = {}
     tried = Attempts[K]() if attempts is None else attempts
 
-    async def attempt() -> None:
+    async def at_controller_once() -> None:
         moved: KafkaError | None = None
         for name, found in (await ask([name for name in names if name not in done])).items():
             outcome = tried.outcome(name, found)
@@ -139,7 +139,7 @@ async def at_controller(
             cluster.request_metadata()
             raise moved
 
-    await cluster.retrying(attempt, what, timeout_ms)
+    await cluster.retrying(at_controller_once, what, timeout_ms)
     return Results.of(done)
 
 
@@ -185,7 +185,7 @@ async def at_coordinators(
     done: dict[str, V | KafkaError] = {}
     tried = Attempts[str]() if attempts is None else attempts
 
-    async def attempt() -> None:
+    async def at_coordinators_once() -> None:
         nodes: dict[int, list[str]] = {}
         moved: KafkaError | None = None
         for key in keys:
@@ -212,5 +212,5 @@ async def at_coordinators(
         if moved is not None:
             raise moved
 
-    await cluster.retrying(attempt, what, timeout_ms)
+    await cluster.retrying(at_coordinators_once, what, timeout_ms)
     return Results.of(done)

@@ -54,7 +54,7 @@ async def describe_user_scram_credentials(
     kind = DescribeUserScramCredentialsRequest
     named = None if users is None else [kind.UserName(name=name) for name in users]
 
-    async def attempt() -> Results[str, dict[ScramMechanism, int]]:
+    async def describe_user_scram_credentials_once() -> Results[str, dict[ScramMechanism, int]]:
         answer = await cluster.send(kind(users=named), ANY)
         if answer.error_code:
             raise error_of_result(answer, "describe SCRAM credentials")
@@ -67,7 +67,7 @@ async def describe_user_scram_credentials(
             }
         )
 
-    return await cluster.retrying(attempt, "describe SCRAM credentials", timeout_ms)
+    return await cluster.retrying(describe_user_scram_credentials_once, "describe SCRAM credentials", timeout_ms)
 
 
 async def alter_user_scram_credentials(
@@ -95,14 +95,14 @@ async def alter_user_scram_credentials(
     )
     users = list(dict.fromkeys([*(credential.user for credential in upserted), *(user for user, _ in deleted)]))
 
-    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
+    async def send_alter_user_scram_credentials(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER)
         return {
             result.user: error_of_result(result, f"user {result.user!r}") if result.error_code else None
             for result in answer.results
         }
 
-    return await at_controller(cluster, users, ask, "alter SCRAM credentials", timeout_ms)
+    return await at_controller(cluster, users, send_alter_user_scram_credentials, "alter SCRAM credentials", timeout_ms)
 
 
 def _upsertion(credential: ScramCredential) -> AlterUserScramCredentialsRequest.ScramCredentialUpsertion:
@@ -132,13 +132,13 @@ async def describe_client_quotas(
     components = [_component(kind, name) for kind, name in (matching or {}).items()]
     request = DescribeClientQuotasRequest(components=components, strict=strict)
 
-    async def attempt() -> dict[QuotaEntity, dict[str, float]]:
+    async def describe_client_quotas_once() -> dict[QuotaEntity, dict[str, float]]:
         answer = await cluster.send(request, ANY)
         if answer.error_code:
             raise error_of_result(answer, "describe quotas")
         return {_entity(entry): {value.key: value.value for value in entry.values} for entry in answer.entries or ()}
 
-    return await cluster.retrying(attempt, "describe quotas", timeout_ms)
+    return await cluster.retrying(describe_client_quotas_once, "describe quotas", timeout_ms)
 
 
 def _component(kind: str, name: str | None) -> DescribeClientQuotasRequest.ComponentData:
@@ -164,7 +164,7 @@ async def alter_client_quotas(
     kind = AlterClientQuotasRequest
     sorted_changes = {tuple(sorted(entity)): values for entity, values in changes.items()}
 
-    async def ask(wanted: Sequence[QuotaEntity]) -> dict[QuotaEntity, KafkaError | None]:
+    async def send_alter_client_quotas(wanted: Sequence[QuotaEntity]) -> dict[QuotaEntity, KafkaError | None]:
         entries = [
             kind.EntryData(
                 entity=[kind.EntityData(entity_type=entity_type, entity_name=name) for entity_type, name in entity],
@@ -181,7 +181,7 @@ async def alter_client_quotas(
             for entry in answer.entries
         }
 
-    return await at_controller(cluster, list(sorted_changes), ask, "alter quotas", timeout_ms)
+    return await at_controller(cluster, list(sorted_changes), send_alter_client_quotas, "alter quotas", timeout_ms)
 
 
 def _entity(entry: _Entry) -> QuotaEntity:
@@ -206,19 +206,19 @@ async def describe_acls(
         permission_type=matching.permission,
     )
 
-    async def attempt() -> list[Acl]:
+    async def describe_acls_once() -> list[Acl]:
         answer = await cluster.send(request, ANY)
         if answer.error_code:
             raise error_of_result(answer, "describe access rules")
         return sorted(_acl(resource, rule) for resource in answer.resources for rule in resource.acls)
 
-    return await cluster.retrying(attempt, "describe access rules", timeout_ms)
+    return await cluster.retrying(describe_acls_once, "describe access rules", timeout_ms)
 
 
 async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:
     """Add access rules; an existing rule is no error."""
 
-    async def ask(wanted: Sequence[Acl]) -> dict[Acl, KafkaError | None]:
+    async def send_create_acls(wanted: Sequence[Acl]) -> dict[Acl, KafkaError | None]:
         creations = [
             CreateAclsRequest.AclCreation(
                 resource_type=acl.resource_type,
@@ -237,7 +237,7 @@ async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: floa
             for acl, result in zip(wanted, answer.results, strict=True)
         }
 
-    return await at_controller(cluster, list(acls), ask, "create access rules", timeout_ms)
+    return await at_controller(cluster, list(acls), send_create_acls, "create access rules", timeout_ms)
 
 
 async def delete_acls(
@@ -248,7 +248,7 @@ async def delete_acls(
     A rule that could not be deleted makes its filter an error; others that match the filter may be deleted.
     """
 
-    async def ask(wanted: Sequence[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
+    async def send_delete_acls(wanted: Sequence[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
         request = DeleteAclsRequest(
             filters=[
                 DeleteAclsRequest.DeleteAclsFilter(
@@ -267,7 +267,7 @@ async def delete_acls(
         results = zip(wanted, answer.filter_results, strict=True)
         return {acl_filter: _deleted(acl_filter, result) for acl_filter, result in results}
 
-    return await at_controller(cluster, list(filters), ask, "delete access rules", timeout_ms)
+    return await at_controller(cluster, list(filters), send_delete_acls, "delete access rules", timeout_ms)
 
 
 def _deleted(wanted: AclFilter, result: DeleteAclsResponse.DeleteAclsFilterResult) -> list[Acl] | KafkaError:

@@ -49,26 +49,28 @@ async def create_topics(
     """Create topics; with `validate_only` only check whether that would succeed."""
     topics = list(topics)
 
-    def build(names: Sequence[str]) -> CreateTopicsRequest:
+    def creation_request(names: Sequence[str]) -> CreateTopicsRequest:
         return CreateTopicsRequest(
             topics=[_creatable(topic) for topic in topics if topic.name in names],
             timeout_ms=broker_time(cluster, timeout_ms),
             validate_only=validate_only,
         )
 
-    def outcome(result: CreateTopicsResponse.CreatableTopicResult) -> CreatedTopic | KafkaError:
+    def creation_outcome(result: CreateTopicsResponse.CreatableTopicResult) -> CreatedTopic | KafkaError:
         if result.error_code:
             return error_of_result(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
 
     attempts = Attempts[str]()
 
-    async def ask(names: Sequence[str]) -> dict[str, CreatedTopic | KafkaError]:
+    async def send_create_topics(names: Sequence[str]) -> dict[str, CreatedTopic | KafkaError]:
         leaving = None if validate_only else attempts.sending(names)
-        answer = await cluster.send(build(names), CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
-        return {result.name: outcome(result) for result in answer.topics}
+        answer = await cluster.send(creation_request(names), CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
+        return {result.name: creation_outcome(result) for result in answer.topics}
 
-    return await at_controller(cluster, [topic.name for topic in topics], ask, "create topics", timeout_ms, attempts)
+    return await at_controller(
+        cluster, [topic.name for topic in topics], send_create_topics, "create topics", timeout_ms, attempts
+    )
 
 
 def _creatable(topic: NewTopic) -> CreateTopicsRequest.CreatableTopic:
@@ -94,7 +96,7 @@ async def delete_topics(
     """Delete topics with their records, and groups' offsets for them."""
     attempts = Attempts[str]()
 
-    async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
+    async def send_delete_topics(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = DeleteTopicsRequest(
             topic_names=list(names),
             topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
@@ -106,7 +108,7 @@ async def delete_topics(
             for result in answer.responses
         }
 
-    return await at_controller(cluster, list(topics), ask, "delete topics", timeout_ms, attempts)
+    return await at_controller(cluster, list(topics), send_delete_topics, "delete topics", timeout_ms, attempts)
 
 
 async def create_partitions(
@@ -115,7 +117,7 @@ async def create_partitions(
     """Raise topics' partition counts to the given totals."""
     attempts = Attempts[str]()
 
-    async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
+    async def send_create_partitions(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = CreatePartitionsRequest(
             topics=[
                 CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=totals[name], assignments=None)
@@ -131,7 +133,7 @@ async def create_partitions(
             for result in answer.results
         }
 
-    return await at_controller(cluster, list(totals), ask, "create partitions", timeout_ms, attempts)
+    return await at_controller(cluster, list(totals), send_create_partitions, "create partitions", timeout_ms, attempts)
 
 
 async def delete_records(
@@ -139,7 +141,9 @@ async def delete_records(
 ) -> PartitionResults[int]:
     """Delete the records before the given offsets (-1: all records); return the new first offsets."""
 
-    async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, int | KafkaError]:
+    async def send_delete_records(
+        node: int, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, int | KafkaError]:
         message = DeleteRecordsRequest.DeleteRecordsTopic
         topics = [
             message(
@@ -163,4 +167,6 @@ async def delete_records(
             for part in topic.partitions
         }
 
-    return PartitionResults.of(await at_leaders(cluster, list(before), ask, "delete records", timeout_ms))
+    return PartitionResults.of(
+        await at_leaders(cluster, list(before), send_delete_records, "delete records", timeout_ms)
+    )

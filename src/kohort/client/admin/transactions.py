@@ -51,7 +51,7 @@ async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable
         v3_and_below_topics=[topic(name=name, partitions=[0]) for name in topics],
     )
 
-    async def attempt() -> None:
+    async def check_rights_once() -> None:
         to = Coordinator(transactional_id, TRANSACTION)
         await cluster.coordinator(to)  # whose own errors count
         try:
@@ -71,7 +71,7 @@ async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable
                     cluster.forget_coordinator(to)
                     raise error_for(code, f"rights of transactional id {transactional_id}: {code.text}")
 
-    await cluster.retrying(attempt, "check of rights", None)
+    await cluster.retrying(check_rights_once, "check of rights", None)
 
 
 async def list_transactions(
@@ -98,7 +98,7 @@ async def list_transactions(
         transactional_id_pattern=pattern,
     )
 
-    async def attempt() -> list[TransactionListing]:
+    async def list_transactions_once() -> list[TransactionListing]:
         listings = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
             answer = await cluster.send(request, BrokerById(node))
@@ -113,7 +113,7 @@ async def list_transactions(
             ]
         return sorted(listings, key=lambda listing: listing.transactional_id)
 
-    return await cluster.retrying(attempt, "list transactions", timeout_ms)
+    return await cluster.retrying(list_transactions_once, "list transactions", timeout_ms)
 
 
 async def describe_transactions(
@@ -121,12 +121,12 @@ async def describe_transactions(
 ) -> Results[str, TransactionDescription]:
     """Describe state, producer and partitions of transactional ids."""
 
-    async def ask(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
+    async def send_describe_transactions(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
         answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), BrokerById(node))
         return {state.transactional_id: _described(state, node) for state in answer.transaction_states}
 
     return await at_coordinators(
-        cluster, list(transactional_ids), ask, "describe transactions", timeout_ms, TRANSACTION
+        cluster, list(transactional_ids), send_describe_transactions, "describe transactions", timeout_ms, TRANSACTION
     )
 
 
@@ -154,7 +154,7 @@ async def fence_producers(
         The new identities.
     """
 
-    async def ask(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
+    async def send_fence_producers(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
         outcomes: dict[str, ProducerIdentity | KafkaError] = {}
         for name in names:
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
@@ -166,7 +166,9 @@ async def fence_producers(
             )
         return outcomes
 
-    return await at_coordinators(cluster, list(transactional_ids), ask, "fence producers", timeout_ms, TRANSACTION)
+    return await at_coordinators(
+        cluster, list(transactional_ids), send_fence_producers, "fence producers", timeout_ms, TRANSACTION
+    )
 
 
 async def describe_producers(
@@ -174,7 +176,7 @@ async def describe_producers(
 ) -> PartitionResults[tuple[ProducerState, ...]]:
     """Describe the producers that recently wrote to partitions, with the start of each open transaction there."""
 
-    async def ask(
+    async def send_describe_producers(
         node: int, wanted: list[TopicPartition]
     ) -> dict[TopicPartition, tuple[ProducerState, ...] | KafkaError]:
         request = DescribeProducersRequest(
@@ -195,7 +197,9 @@ async def describe_producers(
         }
 
     chosen = [TopicPartition(*partition) for partition in partitions]
-    return PartitionResults.of(await at_leaders(cluster, chosen, ask, "describe producers", timeout_ms))
+    return PartitionResults.of(
+        await at_leaders(cluster, chosen, send_describe_producers, "describe producers", timeout_ms)
+    )
 
 
 def _producer(state: DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState) -> ProducerState:
@@ -230,7 +234,7 @@ async def abort_transaction(
         coordinator_epoch=max(0, producer.coordinator_epoch),
     )
 
-    async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
+    async def send_abort_transaction(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
         answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(
@@ -244,7 +248,7 @@ async def abort_transaction(
         }
 
     chosen = TopicPartition(*partition)
-    outcomes = await at_leaders(cluster, [chosen], ask, "abort transaction", timeout_ms)
+    outcomes = await at_leaders(cluster, [chosen], send_abort_transaction, "abort transaction", timeout_ms)
     outcome = outcomes[chosen]
     if outcome is not None:
         raise outcome

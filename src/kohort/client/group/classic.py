@@ -217,17 +217,17 @@ class ClassicProtocol:
         """Request a rebalance after a delay that collects changes, unless another one has covered them by then."""
         wait_ms = self._config.rebalance_batch_ms
 
-        def over(_: Awaited | None = None) -> None:
+        def end_collection_delay(_: Awaited | None = None) -> None:
             self._batching = False
             if reason := self._what_changed():
                 self._request_rejoin(reason)
 
         if wait_ms == 0:
-            over()
+            end_collection_delay()
             return
         self._batching = True
         runtime = self._cluster.runtime
-        runtime.at(runtime.now_ms + wait_ms).on_done(over)
+        runtime.at(runtime.now_ms + wait_ms).on_done(end_collection_delay)
 
     def _want(self) -> None:
         if self._subscription is None:

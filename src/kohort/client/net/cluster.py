@@ -532,12 +532,12 @@ class Cluster:
         """
         names, escalating = None if topics is None else sorted(set(topics)), EscalatingTimeout()
 
-        async def attempt() -> dict[str, TopicInfo]:
+        async def describe_topics_once() -> dict[str, TopicInfo]:
             await self._ask_metadata(names, escalating, create)
             infos = self.metadata.topics
             return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
-        return await self.retrying(attempt, "metadata", timeout_ms)
+        return await self.retrying(describe_topics_once, "metadata", timeout_ms)
 
     async def ask_for_brokers(self) -> None:
         """Ask for the list of brokers, once, and merge the response.
@@ -571,7 +571,7 @@ class Cluster:
         if (known := self.metadata.leader(partition)) >= 0:
             return known  # without a task: a thousand partitions are looked up at once
 
-        async def attempt() -> int:
+        async def leader_once() -> int:
             node = self.metadata.leader(partition)
             if node < 0:
                 infos = await self.describe_topics([partition.topic])
@@ -586,7 +586,7 @@ class Cluster:
                     raise error_for(code, f"no leader of {partition} is known")
             return node
 
-        return await self.retrying(attempt, f"leader of {partition}", timeout_ms)
+        return await self.retrying(leader_once, f"leader of {partition}", timeout_ms)
 
     # Coordinators.
 
@@ -748,11 +748,11 @@ class Cluster:
     def _resolve_after(self, again: Promise[None]) -> None:
         """Resolve `again` with the next response that is merged."""
 
-        def keep(_: Metadata) -> None:
-            self._listeners.remove(keep)
+        def resolve_at_next_metadata(_: Metadata) -> None:
+            self._listeners.remove(resolve_at_next_metadata)
             again.resolve(None)
 
-        self._listeners.append(keep)
+        self._listeners.append(resolve_at_next_metadata)
 
     def _wanted(self) -> list[str] | None:
         topics: set[str] = set()

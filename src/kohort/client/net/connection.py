@@ -407,15 +407,15 @@ class BrokerConnections:
         """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
         del self._by_channel[link.node, link.channel]  # the next request on the lane opens another link
 
-        def send(body: bytes) -> None:
+        def send_raw_frame(body: bytes) -> None:
             self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
             self.requests_sent += 1
 
-        def close(why: str) -> None:
+        def close_raw_link(why: str) -> None:
             self._commands.append(CloseConnection(link.id))
             self._forget_connection(link, why, failed=False)
 
-        link.claimed = RawConnection(send, close, changed)
+        link.claimed = RawConnection(send_raw_frame, close_raw_link, changed)
         return link.claimed
 
     def _send(self, link: BrokerConnection, message: Message, version: int) -> int:

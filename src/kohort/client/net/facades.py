@@ -48,10 +48,10 @@ class Awaiting(Protocol[C_co]):
 def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
     """Make a blocking method of a coroutine function of the core."""
 
-    def method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def facade_method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(function(self._core, *args, **kwargs))
 
-    return _like(method, function)
+    return _like(facade_method, function)
 
 
 def awaiting(
@@ -59,10 +59,10 @@ def awaiting(
 ) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
     """Make an asyncio method of a coroutine function of the core."""
 
-    async def method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def facade_method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(function(self._core, *args, **kwargs))
 
-    return _like(method, function)
+    return _like(facade_method, function)
 
 
 def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P, T]:

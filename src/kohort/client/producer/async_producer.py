@@ -58,11 +58,11 @@ class AsyncProducer(ProducerProperties):
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = AsyncClient(self.config)
 
-        def wake(step: Callable[[], None]) -> None:
+        def wake_client(step: Callable[[], None]) -> None:
             step()
             client.wake()
 
-        self._core = ProducerCore(client.cluster, self.config, wake, _NeverWait)
+        self._core = ProducerCore(client.cluster, self.config, wake_client, _NeverWait)
         self._append_open = self._core.accumulator.append_open
 
     # Records.

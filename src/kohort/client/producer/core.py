@@ -379,13 +379,13 @@ class ProducerCore:
         if self.accumulator.failure is not None:
             raise self.accumulator.failure.with_traceback(None)
 
-        async def wait(until_ms: float) -> None:
+        async def wait_for_topic(until_ms: float) -> None:
             await self._find_topic(topic, until_ms)
             count = len(self._partitions[topic])
             if partition is not None and not 0 <= partition < count:
                 raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
 
-        return WouldBlock(wait, again)
+        return WouldBlock(wait_for_topic, again)
 
     async def _find_topic(self, topic: str, until_ms: float) -> None:
         """Look up a topic.
@@ -397,7 +397,7 @@ class ProducerCore:
         self.sender.note_use(topic)
         self._want_topics_in_use()
 
-        async def attempt() -> None:
+        async def find_topic_once() -> None:
             info = (await self.cluster.describe_topics([topic], create=True)).get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
             if code is ErrorCode.NONE and info is not None and not info.partitions:
@@ -407,7 +407,7 @@ class ProducerCore:
 
         try:
             await self.cluster.retrying(
-                attempt, f"metadata of topic {topic}", max(0.0, until_ms - self.accumulator.clock_ms())
+                find_topic_once, f"metadata of topic {topic}", max(0.0, until_ms - self.accumulator.clock_ms())
             )
         except KafkaError:
             if topic not in self._partitions:  # leave it out of later refreshes

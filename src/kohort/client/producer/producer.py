@@ -85,12 +85,12 @@ class Producer(ProducerProperties):
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = ThreadClient(self.config)
 
-        def wake(step: Callable[[], None]) -> None:
+        def wake_client(step: Callable[[], None]) -> None:
             with client.lock:
                 step()
                 client.wake()
 
-        self._core = ProducerCore(client.cluster, self.config, wake)
+        self._core = ProducerCore(client.cluster, self.config, wake_client)
         self._append_open = self._core.accumulator.append_open
         client.guard(self, _abandon, self._core)
 
@@ -227,7 +227,7 @@ class Producer(ProducerProperties):
         return self._client.call(coro)
 
     def _retry_until_done(self, reason: WouldBlock[T]) -> T:
-        """Wait and retry until it succeeds."""
+        """Wait for memory or metadata, and retry the call, until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             self._client.call(reason.wait(until_ms))

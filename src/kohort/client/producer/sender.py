@@ -387,7 +387,7 @@ class Sender:
             self.end(error)
 
     async def _deliver_batches(self, parcel: Parcel) -> None:
-        def leaving() -> None:
+        def mark_batches_sent() -> None:
             for batch in parcel.batches:
                 batch.left = True
 
@@ -399,7 +399,7 @@ class Sender:
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, await self.cluster.send(request, node, channel=lane, leaving=leaving))
+                self._answered(parcel, await self.cluster.send(request, node, channel=lane, leaving=mark_batches_sent))
         except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
             failure = logged_kafka_error("produce", error)

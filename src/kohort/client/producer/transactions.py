@@ -347,7 +347,7 @@ class TransactionManager:
             producer_epoch=epoch,
         )
 
-        async def attempt() -> None:
+        async def new_epoch_once() -> None:
             try:
                 await self._sender.init_producer_id(self._to, request)
                 self._fresh_epoch = False
@@ -355,7 +355,7 @@ class TransactionManager:
                 self._forget_coordinator(error)
                 raise
 
-        await self._asking(attempt, "init transactions")
+        await self._asking(new_epoch_once, "init transactions")
 
     def _forget_coordinator(self, error: KafkaError) -> None:
         if error.code in _MOVED or isinstance(error, RetriableError):

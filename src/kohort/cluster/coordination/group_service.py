@@ -193,11 +193,11 @@ class GroupCoordination:
         runtime = cluster.runtime
         deadline = runtime.now_ms + self._session_ms + _LEAVE_MS
 
-        async def look() -> dict[str, Candidate]:
+        async def described_candidates() -> dict[str, Candidate]:
             return await self._described(cluster)
 
         while True:
-            candidates = await cluster.retrying(look, f"group {self._group!r} on Kafka", _OPEN_MS)
+            candidates = await cluster.retrying(described_candidates, f"group {self._group!r} on Kafka", _OPEN_MS)
             same = {member: other for member, other in candidates.items() if other.id == me.id and other != me}
             earlier = [member for member, other in same.items() if other.address == me.address]
             if earlier:
@@ -333,13 +333,13 @@ class GroupCoordination:
             group_id=self._group, members=[identity(member_id=member, reason=reason) for member in members]
         )
 
-        async def attempt() -> None:
+        async def remove_once() -> None:
             answer = await cluster.send(request, self._coordinator, timeout_ms=_LEAVE_MS, channel=_ASIDE)
             with contextlib.suppress(_Again):
                 self._raise_for(cluster, answer.error_code)
 
         try:
-            await cluster.retrying(attempt, f"removal from {self._group!r}", _LEAVE_MS)
+            await cluster.retrying(remove_once, f"removal from {self._group!r}", _LEAVE_MS)
         finally:
             self._wake()  # a heartbeat now learns of the new generation at once
 

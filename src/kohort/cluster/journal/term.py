@@ -79,7 +79,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
     cluster, settings = place.cluster, place.settings
     asked_ms = 0.0
 
-    async def attempt() -> TermIdentity:
+    async def new_epoch_once() -> TermIdentity:
         nonlocal asked_ms
         asked_ms = place.elapsed_ms()
         request = InitProducerIdRequest(
@@ -99,7 +99,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
     what = f"no producer epoch of transactional id {place.transactional_id}"
     try:
-        return await cluster.retrying(attempt, what, REPEAT_MS)
+        return await cluster.retrying(new_epoch_once, what, REPEAT_MS)
     except KafkaError as error:
         raise place.ending_error(error, what) from error
 

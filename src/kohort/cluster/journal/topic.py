@@ -137,13 +137,13 @@ async def _make(cluster: Cluster, settings: JournalSettings) -> None:
 async def _made(cluster: Cluster, name: str) -> TopicInfo:
     """Wait until all partitions of the created journal topic have leaders, and return it."""
 
-    async def attempt() -> TopicInfo:
+    async def made_once() -> TopicInfo:
         info = await _seen(cluster, name)
         if info is None or not info.partitions or any(part.leader < 0 for part in info.partitions.values()):
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name} was made, and is not seen by all brokers")
         return info
 
-    return await cluster.retrying(attempt, f"topic {name}", _SEEN_MS)
+    return await cluster.retrying(made_once, f"topic {name}", _SEEN_MS)
 
 
 async def _check_topic(cluster: Cluster, name: str, replicas: int) -> None:

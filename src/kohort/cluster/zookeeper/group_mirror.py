@@ -343,11 +343,11 @@ class GroupMirror:
         """Ask a shard for its push groups; None: it does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def take(value: ShowPushGroupsReply | ErrorCode) -> None:
+        def take_shard_answer(value: ShowPushGroupsReply | ErrorCode) -> None:
             if not answer.done():
                 answer.set_result(value)
 
-        self._host.groups.ask_at(index, ShowPushGroups(self._host.next_request_id(), whole), take)
+        self._host.groups.ask_at(index, ShowPushGroups(self._host.next_request_id(), whole), take_shard_answer)
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 
@@ -532,7 +532,7 @@ class GroupMirror:
 
 
 def pieces_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Split changes into pieces that each fit one request."""
+    """Split a plan's ZooKeeper changes into pieces that each fit one request."""
     every = list(changes)
     at = 0
     for piece in split_changes((change.path, change.data) for change in every):

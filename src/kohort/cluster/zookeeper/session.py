@@ -359,7 +359,7 @@ class ZooKeeperSession:
         """
         future: asyncio.Future[Any] = self._loop.create_future()
 
-        def taken(done: Any) -> None:
+        def on_kazoo_result(done: Any) -> None:
             if not future.done():
                 if done.exception is None:
                     future.set_result(done.value)
@@ -367,7 +367,7 @@ class ZooKeeperSession:
                     future.set_exception(done.exception)
 
         self._asked.add(future)
-        result.rawlink(lambda done: self._on_loop(lambda: taken(done)))
+        result.rawlink(lambda done: self._on_loop(lambda: on_kazoo_result(done)))
         try:
             return await future
         except (exceptions.NoNodeError, exceptions.NodeExistsError):
@@ -457,12 +457,12 @@ def _tls_failure(hosts: str, config: ZooKeeperConfig) -> str | None:
 def _stop(client: Any) -> None:
     """Close a session, for at most `_CLOSE_S`."""
 
-    def stop() -> None:
+    def stop_kazoo() -> None:
         with contextlib.suppress(Exception):  # a session that is not closed expires
             client.stop()
             client.close()
 
-    thread = threading.Thread(target=stop, name="kohort-zookeeper-stop", daemon=True)
+    thread = threading.Thread(target=stop_kazoo, name="kohort-zookeeper-stop", daemon=True)
     thread.start()
     thread.join(_CLOSE_S)
 

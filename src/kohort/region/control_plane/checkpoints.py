@@ -446,14 +446,14 @@ class Checkpoints:
             return
         shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
 
-        def saved() -> None:
+        def continue_after_save() -> None:
             plane.shown[shown.place] = shown
             if shown.empty:
                 plane.emptied.add(shown.place)
             if shown.sequence == plane.number_in(shown.place):
                 self._paid(shown.place)
 
-        plane.save([shown], saved)
+        plane.save([shown], continue_after_save)
 
     def _paid(self, place: str) -> None:
         """Continue after a sequence is published: members that stayed for it leave, and the next may be committed."""

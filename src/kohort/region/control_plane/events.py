@@ -169,7 +169,7 @@ class CheckpointMayBegin:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """A member is gone, or has its epoch: what waited for it continues."""
+    """The event that a member is gone or has its epoch, so that what waited for it may continue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class RegionMembers:
         plane.epoch += 1
         epoch, before = plane.epoch, member.epoch
 
-        def saved() -> None:
+        def continue_after_save() -> None:
             if plane.members.get(member.name) is not member or epoch < plane.floor:
                 return
             if member.epoch != before:
@@ -248,7 +248,10 @@ class RegionMembers:
             plane.request(MembersChanged())
 
         cause = f"{member.name} has started" if member.epoch < 0 else f"{member.name} goes back alone"
-        plane.save([Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)], saved)
+        plane.save(
+            [Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)],
+            continue_after_save,
+        )
 
     def _reconnect(self, member: RegisteredMember, report: Register, connection: int) -> None:
         """Attach a known member's new connection: send again what it may have missed, and expect its requests again."""

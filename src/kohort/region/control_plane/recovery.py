@@ -131,7 +131,7 @@ class Recovery:
             facts.append(initial)
             plane.emptying.append(initial)
 
-        def saved() -> None:
+        def continue_after_save() -> None:
             if initial is not None:
                 plane.emptying.remove(initial)
                 self._is_initial(initial)
@@ -144,7 +144,7 @@ class Recovery:
                 plane.say(member, plane.welcome(member, fresh=True) if fresh else plane.going_back(member))
             self.end_if_all_are_back()
 
-        plane.save(facts, saved)
+        plane.save(facts, continue_after_save)
 
     def _to_initial(self) -> Manifest:
         """Return a manifest with all partitions at their initial offsets, and all sinks ever written to empty."""
@@ -222,14 +222,14 @@ class Recovery:
         plane.waiting_to_register.clear()  # waiting members report it again
         plane.due.clear()
 
-        def saved() -> None:
+        def continue_after_save() -> None:
             plane.stopping = False
             for member in list(plane.members.values()):
                 plane.say(member, Stop(plane.term, cause, remedy))
                 plane.unregister(member)
             self.resume_if_settled()
 
-        plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], saved)
+        plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], continue_after_save)
 
     def member_failed(self, event: Heard) -> None:
         """Stop the region after an error of a member that no reset repairs."""

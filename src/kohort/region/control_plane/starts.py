@@ -132,13 +132,13 @@ class StartOffsets:
             plane.began[member.group] = report.topics
             facts.append(Began(plane.region, member.group, report.topics))
 
-        def saved() -> None:
+        def continue_after_save() -> None:
             for position in found:
                 plane.initial[part_of(position)] = position
             asked.looking -= {part_of(position) for position in report.found}
             self.serve()
 
-        plane.save(facts, saved)
+        plane.save(facts, continue_after_save)
 
 
 TABLE: Final[Table] = {

@@ -226,7 +226,7 @@ def merge_files(
     with pq.ParquetWriter(output, merge.schema, compression=merge.compression) as writer:  # type: ignore[arg-type]
         pending: list[pa.Table] = []
 
-        def flush() -> None:
+        def write_row_group() -> None:
             if pending:
                 table = pa.concat_tables(pending).unify_dictionaries()
                 writer.write_table(table, row_group_size=merge.row_group_size)
@@ -238,9 +238,9 @@ def merge_files(
                 pending.append(table)
                 size += table.nbytes
                 if size >= _ROW_GROUP_BYTES:
-                    flush()
+                    write_row_group()
                     size = 0
-        flush()
+        write_row_group()
     expected = _rows_written(writer)
     if expected != rows:
         raise CorruptDataError(f"{expected} rows were written of {rows}: nothing is replaced")

@@ -499,7 +499,7 @@ class DeltaTable(InFolder):
         kept = claim.rows()
         shown: dict[str, str] = {}
 
-        def commit(table: deltalake.DeltaTable) -> bool:
+        def commit_sequence(table: deltalake.DeltaTable) -> bool:
             nonlocal lost
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
@@ -519,7 +519,7 @@ class DeltaTable(InFolder):
                 lost = str(error)  # because another process has published and swept it: the log shows it
                 return False
 
-        self._until_there(lambda table: self._log.has(table, sequence), commit)
+        self._until_there(lambda table: self._log.has(table, sequence), commit_sequence)
 
     def _until_there(
         self, is_there: Callable[[deltalake.DeltaTable], bool], commit: Callable[[deltalake.DeltaTable], bool]

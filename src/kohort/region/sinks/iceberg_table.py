@@ -493,7 +493,7 @@ class IcebergTable(Bound):
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, unless another process has; return whether this one did."""
 
-        def commit(lake: Table) -> bool:
+        def commit_sequence(lake: Table) -> bool:
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
             added: list[DataFile] = []
@@ -503,7 +503,7 @@ class IcebergTable(Bound):
                 added += [file.entry(piece.spec_id) for file in piece.files]
             return self._log.commit(lake, sequence, added, offsets)
 
-        return self._until_there(lambda lake: self._log.has(lake, sequence), commit)
+        return self._until_there(lambda lake: self._log.has(lake, sequence), commit_sequence)
 
     def _bring_update(self, sequence: int, staged: Mapping[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, whose rows replace those of the same keys, unless another process has."""

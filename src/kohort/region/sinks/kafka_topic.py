@@ -396,12 +396,12 @@ class KafkaTopic(Bound):
         self._owned(marker)
         kept = {key.text() for key in keep.keys}
 
-        def needed(name: str, done: bool) -> bool:
+        def is_still_needed(name: str, done: bool) -> bool:
             key = StagedKey.parse(name)
             return key is not None and (name in kept or (key.epoch >= keep.floor and not done))
 
         with self._admin() as admin:
-            self._staging_topic.trim(admin, needed)
+            self._staging_topic.trim(admin, is_still_needed)
 
 
 class _Writer:

@@ -411,14 +411,14 @@ class ObjectStore:
     def race_puts(self, path: str) -> int:
         """Return how many of several puts at once created an object."""
 
-        def wins(number: int) -> bool:
+        def wins_conditional_put(number: int) -> bool:
             with contextlib.suppress(BaseError, OSError):
                 self._raw.put(path, str(number).encode(), mode="create", use_multipart=False)
                 return True
             return False
 
         with ThreadPoolExecutor(_RACERS) as pool:
-            return sum(pool.map(wins, range(_RACERS)))
+            return sum(pool.map(wins_conditional_put, range(_RACERS)))
 
     def _unconditional(self, why: str) -> InvalidInputError:
         return InvalidInputError(

@@ -337,11 +337,13 @@ class ParquetFolder(InFolder):
             return
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
-        def write(output: Output) -> None:
+        def write_parquet_rows(output: Output) -> None:
             if table.num_rows:
                 self._write_file(table, output)
 
-        staged_files.write_staged(self._files, f"{self.path}/_staging", name + ending, write, instead_of=name + other)
+        staged_files.write_staged(
+            self._files, f"{self.path}/_staging", name + ending, write_parquet_rows, instead_of=name + other
+        )
 
     def _write_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
         """Write the rows of each partition into a file; then a file that names them by the folders of their partition.

@@ -73,7 +73,7 @@ _READ_ATTEMPTS: Final = 5
 
 
 class SequenceEntry(msgspec.Struct, frozen=True):
-    """The content of a sequence's object.
+    """The content of a published sequence's object: its files, by path.
 
     Attributes:
         format: the format's version, 1.
@@ -90,7 +90,7 @@ class SequenceEntry(msgspec.Struct, frozen=True):
     empty: tuple[str, ...]
 
     def key_texts(self) -> set[str]:
-        """Return the texts of all keys."""
+        """Return the staged keys' texts that the sequence's entry names."""
         return {_key_of(path) for path in self.files} | set(self.empty)
 
 
@@ -114,7 +114,7 @@ class StagedParts(msgspec.Struct, frozen=True):
 
 
 def _data_path(key: str, folder: str = "") -> str:
-    """Return where a key's rows are; of one partition, by its folders."""
+    """Return the object path of a key's rows, or of its rows in one partition."""
     return f"{_DATA}/{folder}/{key}.parquet" if folder else f"{_DATA}/{key}.parquet"
 
 
@@ -124,7 +124,7 @@ def _key_of(path: str) -> str:
 
 
 class SequenceLog:
-    """The sequences below one URL."""
+    """The log of published sequences below one store URL, an object for each."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

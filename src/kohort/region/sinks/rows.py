@@ -113,7 +113,7 @@ def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
 
 
 def check_evolution(evolve: str) -> None:
-    """Check what a sink does with a new column.
+    """Check the option `evolve`, which says what a sink does with a new column.
 
     Raises:
         InvalidInputError: it is invalid; the message says what is valid.

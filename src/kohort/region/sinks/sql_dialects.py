@@ -33,7 +33,7 @@ _SQLITE_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The description of an existing table.
+    """The description of an existing database table.
 
     Attributes:
         columns: names, and whether null is refused.

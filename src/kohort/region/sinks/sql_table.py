@@ -401,13 +401,13 @@ class _Cursor:
     def run(self, statement: str, *given: object) -> None:
         """Execute a statement: `?` stands for a value, `{target}` and others for the sink's tables."""
 
-        def said(found: re.Match[str]) -> str:
+        def placeholder_text(found: re.Match[str]) -> str:
             if found[0] == "?":
                 return self.dialect.mark
             name = self._places[found[1]] if found[1] else found[0]
             return self.dialect.escaped(name) if given else name
 
-        text = _PLACE.sub(said, statement)
+        text = _PLACE.sub(placeholder_text, statement)
         if given:
             self.cursor.execute(text, given)
         else:

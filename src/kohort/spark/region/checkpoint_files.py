@@ -212,7 +212,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class VersionFile:
-    """A file of a store, by its name.
+    """A file of a state store, described by its name.
 
     Attributes:
         version: the version of the state that the file is, or leads to.

@@ -224,11 +224,11 @@ def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
         return rows
     from pyspark.sql import functions as f
 
-    def record(name: str) -> Column:
+    def record_column(name: str) -> Column:
         return f.col(BAD_VALUE if name == "value" else name).alias(name)
 
     reason = f.concat(f.lit("the value is not of the declared type: "), f.col(BAD_REASON)).alias("reason")
-    letter = f.struct(*(record(name) for name in RECORD), reason)
+    letter = f.struct(*(record_column(name) for name in RECORD), reason)
     both = rows.select(*map(_named, rows.columns), f.lit(None).cast(_LETTER).alias(LETTER))
     for frame in bad:
         nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields]

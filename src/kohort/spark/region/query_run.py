@@ -92,7 +92,7 @@ PARTIAL_RESET_TIMEOUT_S = 2.0
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the query.
+    """One run of a region's query: a Spark query with its checkpoint folder.
 
     Attributes:
         epoch: the epoch of the run.
@@ -211,7 +211,7 @@ class RegionQuery:
         """Stop the run after a region reset, and start the next from this state (`MemberQuery.go_back`)."""
         self._set_state(member, state)
 
-        def back() -> None:
+        def reset_run() -> None:
             log.info(
                 "[query %s] resetting with its region: the next run continues from the region's last complete "
                 "sequence, in region epoch %s",
@@ -223,7 +223,7 @@ class RegionQuery:
             self._wants(member, epoch)
             self._members()[member].post(happens.WentBack(epoch))
 
-        self._posted.put(back)
+        self._posted.put(reset_run)
 
     def _set_state(self, member: int, state: bytes | None) -> None:
         """Set the state immediately, not when the run begins: an earlier checkpoint attempt must include it."""
@@ -234,7 +234,7 @@ class RegionQuery:
     def ended(self, member: int, error: BaseException | None) -> None:
         """Note that a member has ended, perhaps by an error, which ends the query (`MemberQuery.ended`)."""
 
-        def end() -> None:
+        def end_member() -> None:
             if error is not None and error.__cause__ is None:
                 error.__cause__ = self._failures.last
             self._gone.add(member)
@@ -246,7 +246,7 @@ class RegionQuery:
                 self.over.set()
             self._stop()
 
-        self._posted.put(end)
+        self._posted.put(end_member)
 
     def is_idle(self) -> bool:
         """Return whether no batch that reads from one of the query's sources runs (`MemberQuery.is_idle`)."""
@@ -384,14 +384,14 @@ class RegionQuery:
         task = StagingTask(self._output, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
 
-        def sink(rows: DataFrame, batch: int) -> None:
+        def stage_batch_rows(rows: DataFrame, batch: int) -> None:
             found = stage(rows)
             staged.add(batch, found)
             if found.dead_letters:
                 self._letter_log.add(found.dead_letters)
 
         try:
-            query = self._built.run(sink, new, tuple(seats))
+            query = self._built.run(stage_batch_rows, new, tuple(seats))
         except BaseException:
             for id in seats:
                 SOURCE_SESSIONS.remove(id)

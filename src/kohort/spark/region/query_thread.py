@@ -80,7 +80,7 @@ class MemberQuery(Protocol):
         """Return whether no batch that reads from any of the query's sources is running."""
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """Note that a member has ended."""
+        """Record that a member of the query has ended, perhaps by an error."""
 
 
 class QueryThread(MemberThread):

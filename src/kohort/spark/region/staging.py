@@ -193,7 +193,7 @@ def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
         assert context is not None
         return task.keys_of(batches, context.taskAttemptId())
 
-    def stage(rows: DataFrame) -> Staged:
+    def stage_rows(rows: DataFrame) -> Staged:
         keys = [(_key(row.key), row.letters) for row in rows.mapInArrow(in_worker, KEYS).collect()]
         return Staged(
             tuple(key for key, letters in keys if not letters),
@@ -201,7 +201,7 @@ def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
             sum(letters for _, letters in keys),
         )
 
-    return stage
+    return stage_rows
 
 
 def _key(text: str) -> StagedKey:

@@ -69,7 +69,7 @@ class Present:
 
 
 def reach_soon(reader: RangeReader) -> None:
-    """Connect to a broker.
+    """Connect to a broker, and fail soon if none answers.
 
     Raises:
         TimedOutError: no broker was reached within `REACH_MS`; names addresses and causes.

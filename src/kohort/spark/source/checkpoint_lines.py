@@ -57,7 +57,7 @@ class OffsetLogFile:
 
     @classmethod
     def parse(cls, path: str, raw: bytes) -> OffsetLogFile:
-        """Parse a file of the offset log.
+        """Parse a file of a checkpoint's offset log.
 
         Raises:
             CorruptDataError: the file is not in Spark's format.

@@ -21,23 +21,23 @@ def reason_first(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that Spark calls, so that its KafkaErrors show their reason without inner stack frames."""
 
     @functools.wraps(method)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call_with_plain_errors(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(*args, **kwargs)
         except KafkaError as error:
             raise error.with_traceback(None) from None
 
-    return called
+    return call_with_plain_errors
 
 
 def reason_first_each(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     """Decorate a method that returns an iterator, as `reason_first` does; the iterator's steps may raise too."""
 
     @functools.wraps(method)
-    def called(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call_with_plain_errors(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         try:
             yield from method(*args, **kwargs)
         except KafkaError as error:
             raise error.with_traceback(None) from None
 
-    return called
+    return call_with_plain_errors

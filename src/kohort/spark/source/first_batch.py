@@ -105,7 +105,7 @@ def _names(session: SparkSession, folder: str) -> list[str]:
 
 
 def _read(session: SparkSession, name: str) -> bytes | None:
-    """Read a file; return None if there is none."""
+    """Read a file of a checkpoint by Hadoop; return None if there is none."""
     path, system = _path_and_system(session, name)
     if not system.exists(path):
         return None

@@ -60,7 +60,7 @@ def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str,
 
 
 def read_initial(raw: bytes) -> dict[TopicPartition, int]:
-    """Parse `sources/I/0`.
+    """Parse `sources/I/0`, in which Spark's Kafka source keeps a query's initial offsets.
 
     Raises:
         CorruptDataError: the bytes are not in the format of Spark's source.
@@ -77,7 +77,7 @@ def read_initial(raw: bytes) -> dict[TopicPartition, int]:
 
 
 def initial_bytes(positions: Mapping[TopicPartition, int]) -> bytes:
-    """Return the content of `sources/I/0`."""
+    """Encode initial offsets as the content of `sources/I/0` of Spark's Kafka source."""
     return _HEAD + json.dumps(kafka_offset(positions), separators=(",", ":")).encode()
 
 

@@ -56,7 +56,7 @@ class Rebalances:
             self._batches[-1] = self._batches[-1][0], now_ms
 
     def take(self, ended: Iterable[Rebalance]) -> None:
-        """Count rebalances, and log each.
+        """Count the member's rebalances, and log each with its downtime.
 
         Args:
             ended: the rebalances since the last call, oldest first; times on the clock of the batches

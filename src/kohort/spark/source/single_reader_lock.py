@@ -137,7 +137,7 @@ class LoadLocks:
         self._locks: list[ReaderLock] = []
 
     def claim(self, load: Load, group: str, *, ids_differ: bool) -> None:
-        """Lock a `load()`.
+        """Lock a `load()` for this query, so that no other query reads it.
 
         Args:
             load: the `load()`.

@@ -14,7 +14,7 @@ from kohort.spark.source.catalog import Present, TopicCatalog, lose
 
 
 class TopicIds:
-    """The topics of one query by their ids.
+    """The ids of the topics that one query reads, by which it notices recreated ones.
 
     Attributes:
         ids: the ids of all topics that the query has offsets of, unless the brokers have none.

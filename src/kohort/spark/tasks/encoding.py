@@ -35,7 +35,7 @@ class ValueEncoding:
 
     @classmethod
     def registered(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
-        """Register the schema of the column `value`.
+        """Register the schema of the column `value` in the schema registry, and return its encoding.
 
         Raises:
             InvalidInputError: the type has no Avro schema, or the registry refuses the schema; or columns are no fields

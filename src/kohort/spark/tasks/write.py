@@ -174,7 +174,7 @@ class Writing:
 
 
 def _sent(producer: Producer, topic: str, piece: pa.RecordBatch, names: ColumnNames) -> TableDelivery:
-    """Send rows of one topic.
+    """Send the rows of one topic by the producer.
 
     Raises:
         InvalidInputError: a row can't be sent; the text names the topic, and the partitions that the rows name.

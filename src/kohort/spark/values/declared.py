@@ -53,7 +53,7 @@ class DeclaredValues:
     protobuf: tuple[str, str] | None = field(default=None, repr=False)
 
     def values(self, schema: StructType, columns: tuple[str, ...]) -> Values:
-        """Return the settings for tasks.
+        """Return the settings by which tasks decode values.
 
         Args:
             schema: the source's schema, as Spark has parsed it.
@@ -90,7 +90,7 @@ _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 def declare(options: SourceOptions) -> DeclaredValues:
-    """Check the options about values.
+    """Check the options about typed values, and return what they declare.
 
     Raises:
         InvalidInputError: options do not belong together, a schema is invalid, or a library is not installed.

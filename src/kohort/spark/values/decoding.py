@@ -74,7 +74,7 @@ class PrefixedJsonDecoder:
 
 
 class Decoder(Protocol):
-    """A decoder of a format."""
+    """The interface of a decoder of one value format."""
 
     def decode(self, values: Column) -> Parts:
         """Decode every value of a binary array as the declared type."""

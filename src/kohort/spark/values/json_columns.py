@@ -138,17 +138,17 @@ def _converter(kind: Kind, path: str, zone: tzinfo) -> Convert:
     """Return a function from the parser's result to the form for `pa.array`; the caller handles null."""
     made = _nested(kind, path, zone) or _leaf(kind, zone)
 
-    def convert(found: Any) -> Any:
+    def convert_value(found: Any) -> Any:
         try:
             return made(found)
         except _WrongKind:
             raise ValueError(f"{path} is {_described(found)}, and was declared {kind}") from None
 
-    return convert if pa.types.is_nested(kind) else _named(made, path, kind)
+    return convert_value if pa.types.is_nested(kind) else _named(made, path, kind)
 
 
 def _named(made: Convert, path: str, kind: Kind) -> Convert:
-    def convert(found: Any) -> Any:
+    def convert_named_value(found: Any) -> Any:
         try:
             return made(found)
         except _WrongKind:
@@ -156,7 +156,7 @@ def _named(made: Convert, path: str, kind: Kind) -> Convert:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
-    return convert
+    return convert_named_value
 
 
 class _WrongKind(Exception):
@@ -236,7 +236,7 @@ def _boolean(found: Any) -> bool:
 def _integer_of(bits: int) -> Convert:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
-    def convert(found: Any) -> int:
+    def convert_integer(found: Any) -> int:
         if type(found) is not _Integer:
             raise _WrongKind
         number = int(found) if len(found) <= 20 else high + 1
@@ -244,11 +244,11 @@ def _integer_of(bits: int) -> Convert:
             raise ValueError(f"{found[:40]} does not fit into {bits} bits")
         return number
 
-    return convert
+    return convert_integer
 
 
 def _real(*, single: bool) -> Convert:
-    def convert(found: Any) -> float:
+    def convert_real(found: Any) -> float:
         if type(found) in _NUMBERS:
             if not single:
                 return float(found)
@@ -257,13 +257,13 @@ def _real(*, single: bool) -> Convert:
             return _NOT_FINITE[found]
         raise _WrongKind
 
-    return convert
+    return convert_real
 
 
 def _decimal(precision: int, scale: int) -> Convert:
     unit = Decimal(1).scaleb(-scale)
 
-    def convert(found: Any) -> Decimal:
+    def convert_decimal(found: Any) -> Decimal:
         if not isinstance(found, str) or type(found) is _NotFinite or not _DECIMAL.fullmatch(found):
             raise _WrongKind
         try:
@@ -277,11 +277,11 @@ def _decimal(precision: int, scale: int) -> Convert:
             raise ValueError(f"{found[:40]} does not fit into {precision} digits, {scale} of them after the point")
         return rounded
 
-    return convert
+    return convert_decimal
 
 
 def _timestamp(zone: tzinfo) -> Convert:
-    def convert(found: Any) -> int:
+    def convert_timestamp(found: Any) -> int:
         if type(found) is not _Integer:
             return micros_of_time(_text(found), zone)
         seconds = int(found) if len(found) <= 20 else 1 << 63
@@ -289,11 +289,11 @@ def _timestamp(zone: tzinfo) -> Convert:
             raise ValueError(f"{found[:40]} seconds are beyond what a timestamp holds")
         return seconds * 1_000_000
 
-    return convert
+    return convert_timestamp
 
 
 def binary_of(text: str) -> bytes:
-    """Decode base64.
+    """Decode base64 text to bytes.
 
     Raises:
         ValueError: the text is not base64.
