@@ -18,6 +18,7 @@ from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaE
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
 from kohort.log.cooperative import run_steps
+from kohort.log.store import enforce
 from tests.log.making import NOW, batch, keyed, values
 
 
@@ -313,6 +314,21 @@ def test_upkeep_compacts_and_expires(tmp_path: Path) -> None:
         assert dict(r for r in values(kept))[99] == b"99"
         assert aged.log_start_offset == 100
     assert (tmp_path / "d" / "cleaner-offset-checkpoint").read_text().startswith("0\n1\nkept 0 ")
+
+
+def test_record_from_the_future_is_reported_when_it_keeps_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else would say why `retention.ms` does not hold. Source: KAFKA-18929."""
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("ahead", 1, {"retention.ms": "1000", "message.timestamp.after.max.ms": str(1 << 62)})
+        ahead = store.partition(TopicPartition("ahead", 0))
+        ahead.append(batch(b"x"), NOW)
+        enforce(ahead, NOW - 1_000)
+        assert not caplog.text
+        enforce(ahead, NOW - 7_200_000)
+        assert "ahead-0" in caplog.text
+        assert "a record is stamped 2.0 h ahead of the clock" in caplog.text
 
 
 def test_flush_ms_flushes_in_time(tmp_path: Path) -> None:

@@ -175,6 +175,9 @@ def _aged(log: PartitionLog, now_ms: int) -> int:
         latest = segment.max_timestamp
         if latest < 0:
             latest = int(segment.written_ms())
+        if latest - now_ms > limit:
+            text = "%s: a record is stamped %.1f h ahead of the clock: nothing from it on is deleted by age until then"
+            logging.getLogger("kohort.log").warning(text, segment.name, (latest - now_ms) / 3_600_000)
         if now_ms - latest <= limit:
             break
         count += 1

@@ -86,7 +86,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766
 METADATA_IDLE_MS = 300_000
-"""After this time without records a topic's metadata is not refreshed. Source: Java's `metadata.max.idle.ms`."""
+"""After this time without records a topic's metadata is not refreshed. Source: KIP-526."""
 SOON_MS = 20
 """Wait between requests while the previous transaction still ends, which takes milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
