@@ -112,7 +112,8 @@ def test_rule_that_the_broker_rejects_is_a_failure(kohort: Kohort, topic: str) -
 def test_broker_without_an_authorizer_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Broker(tmp_path / "data") as broker:
         assert run(["acls", "list", "--bootstrap-server", broker.bootstrap_servers]) == 1
-    assert "SECURITY_DISABLED" in capsys.readouterr().err
+    reported = capsys.readouterr().err
+    assert "SECURITY_DISABLED" in reported and "authorizer.class.name" in reported
 
 
 def test_options_of_every_command_are_those_of_common() -> None:

@@ -105,7 +105,12 @@ def test_what_was_not_read_is_not_committed(our_broker: Broker, topic: str) -> N
         (("topics", "list", "--timeout", "-1"), 2, "timeout"),
         (("groups", "watch", "g", "--interval", "0"), 2, "--interval"),
         (("consume", "t", "--max-messages", "-1"), 2, "--max-messages"),
-        (("topics", "list", "--bootstrap-server", "nowhere"), 2, "nowhere"),
+        (("topics", "list", "--bootstrap-server", "nowhere"), 2, "'nowhere' is no HOST:PORT: write nowhere:9092"),
+        (("topics", "list", "--bootstrap-server", "h:99999"), 2, "'h:99999' is no HOST:PORT ["),
+        (("region", "serve"), 2, "NAME is missing"),
+        (("produce",), 2, "TOPIC is missing"),
+        (("groups", "history"), 2, "GROUP is missing"),
+        (("exporter", "--tls", "{keyless}"), 2, "the file needs a private key"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -119,8 +124,10 @@ def test_bad_input_is_an_error_of_one_line(
 ) -> None:
     from kohort.cli.app import run
 
-    given = [arg.format(missing=tmp_path / "missing", folder=tmp_path) for arg in args]
-    if "--bootstrap-server" not in given and given[0] != "broker":
+    keyless = tmp_path / "keyless.pem"
+    keyless.write_text("no key is here\n")
+    given = [arg.format(missing=tmp_path / "missing", folder=tmp_path, keyless=keyless) for arg in args]
+    if "--bootstrap-server" not in given and given[0] != "broker" and "history" not in given:
         given += ["--bootstrap-server", our_broker.bootstrap_servers]
     fill(our_broker.bootstrap_servers, "t", 1)
     assert run(given) == code

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 from tests.support.processes import KOHORT
 
 from kohort import Broker
+from kohort.cli.doctor import EXTRAS, _extras, _requirements
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DOCTOR = [*KOHORT, "doctor"]
 
@@ -30,9 +35,43 @@ def test_it_looks_at_what_users_need() -> None:
     assert code == int(any(row["state"] == "missing" for row in found.values()))
     for what in ("Python 3.11", "required packages", "compression", "port 127.0.0.1:0"):
         assert found[what]["state"] == "ok", found[what]
-    assert {"compiled kernel", "PySpark", "Java 17", "open files", "uvloop"} <= set(found)
+    assert {"compiled kernel", "PySpark", "Java 17", "open files"} <= set(found)
     assert not {"cc", "mvn", "node", "go", "kcat", "kazoo"} & set(found)
     assert all(row["get_it"] for row in found.values() if row["state"] != "ok")
+
+
+def test_each_extra_has_a_row_with_its_packages_and_how_to_get_it(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(EXTRAS) == set(extras)
+    _, found = doctor("--listen", "127.0.0.1:0")
+    assert [what for what in found if what.startswith("extra ")] == [f"extra {name}" for name in EXTRAS]
+    for name, packages in extras.items():
+        row = found[f"extra {name}"]
+        lacking = [package for package in packages if re.split(r"[^A-Za-z0-9-]", package)[0] not in row["found"]]
+        assert lacking == [] or row["state"] == "optional", row
+        assert row["get_it"] == ("" if row["state"] == "ok" else f"pip install --upgrade 'kohort[{name}]'")
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "found"),
+    [
+        ("2.10.1", "optional", "kazoo 2.10.1 is older than 2.11"),
+        ("2.11", "ok", "kazoo 2.11"),
+        ("2.11.0rc1", "ok", "kazoo 2.11.0rc1"),
+        (None, "optional", "no kazoo"),
+    ],
+    ids=["older", "least", "candidate", "absent"],
+)
+def test_a_package_that_is_absent_or_too_old_is_named(
+    version: str | None, state: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ["cramjam>=2.11", "kazoo[sasl]<3,>=2.11; extra == 'zookeeper'"]
+    monkeypatch.setattr("kohort.cli.doctor.requires", lambda _: wanted)
+    monkeypatch.setattr("kohort.cli.doctor._installed", lambda package: version if package == "kazoo" else "3.0")
+    rows = {row.what: row for row in [*_extras(), *_requirements()]}
+    assert (rows["extra zookeeper"].state, rows["extra zookeeper"].found) == (state, found)
+    assert rows["required packages"].state == "ok"
 
 
 def test_pyspark_without_java_is_a_lack(tmp_path: Path) -> None:
@@ -41,6 +80,27 @@ def test_pyspark_without_java_is_a_lack(tmp_path: Path) -> None:
     assert found["Java 17"]["state"] == "missing"
     assert "JAVA_HOME" in found["Java 17"]["get_it"]
     assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "advice"),
+    [
+        ("1.8.0_402", "missing", "JAVA_HOME"),
+        ("21.0.2", "ok", ""),
+        ("30", "optional", "Spark is made for Java 17, 21 and 25"),
+    ],
+    ids=["too-old", "fits", "newer-than-spark-knows"],
+)
+def test_java_that_spark_does_not_run_on_is_named(tmp_path: Path, version: str, state: str, advice: str) -> None:
+    pytest.importorskip("pyspark")
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    _, found = doctor("--listen", "127.0.0.1:0", JAVA_HOME=str(tmp_path))
+    row = found["Java 17"]
+    assert row["state"] == state and advice in row["get_it"]
+    assert str(java) in row["found"]
 
 
 def test_a_folder_that_takes_no_files_is_a_lack(tmp_path: Path) -> None:

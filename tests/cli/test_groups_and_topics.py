@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -301,20 +302,24 @@ def test_watch_continues_without_the_group(kohort: Kohort) -> None:
     assert "GROUP_ID_NOT_FOUND" in looks[0]["errors"]["not-there-yet"]
 
 
-def test_watch_draws_a_table_until_ctrl_c(our_broker: Broker, topic_of_ours: str) -> None:
-    """On a terminal, with a member that commits while it is watched."""
+@pytest.mark.parametrize("columns", ["160", "80"])
+def test_watch_draws_a_table_until_ctrl_c(our_broker: Broker, topic_of_ours: str, columns: str) -> None:
+    """On a terminal, with a member that commits while it is watched. A narrow one has whole names in fewer columns."""
     group = f"{topic_of_ours}-group"
     master, slave = os.openpty()
     os.set_blocking(master, False)
     command = [Path(sys.executable).with_name("kohort"), "groups", "watch", group, "--interval", "100"]
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": columns, "LINES": "40"}
     seen = b""
 
-    def shows(text: bytes) -> bool:
+    def shows(pattern: str) -> bool:
         nonlocal seen
         with contextlib.suppress(BlockingIOError):
             seen += os.read(master, 100_000)
-        return text in seen
+        return (
+            re.search(pattern, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode(errors="replace")), re.MULTILINE)
+            is not None
+        )
 
     servers = our_broker.bootstrap_servers
     with (
@@ -325,8 +330,9 @@ def test_watch_draws_a_table_until_ctrl_c(our_broker: Broker, topic_of_ours: str
         consumer.subscribe([topic_of_ours])
         consumer.poll(20_000)
         consumer.commit()
-        until(lambda: shows(b"watched"), "the member is shown", 30)
-        until(lambda: shows(b"1 members"), "the group is shown")
+        until(lambda: shows(rf"^\W*{topic_of_ours} .* watched "), "the topic and the member are shown", 30)
+        until(lambda: shows(rf"^{group}  .*  1 member  lag "), "the group is shown")
+        assert not shows("Group") and shows("Log start") == (columns == "160")
         child.send_signal(signal.SIGINT)
         assert child.wait(20) == 0
     os.close(master)
@@ -413,6 +419,25 @@ def test_a_timeout_bounds_calls_too(our_broker: Broker, capsys: pytest.CaptureFi
     assert "700 ms" in capsys.readouterr().err
 
 
+def test_an_address_that_no_option_names_is_reported_with_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "client.properties"
+    settings.write_text("bootstrap.servers=127.0.0.1:1\n")
+    for given, origin in (
+        (["--command-config", str(settings)], f"; the address is bootstrap.servers of {settings}"),
+        ([], "; the address is $KOHORT_BOOTSTRAP_SERVER"),
+        (["--bootstrap-server", "127.0.0.1:1"], ""),
+    ):
+        monkeypatch.setenv("KOHORT_BOOTSTRAP_SERVER", "127.0.0.1:1")
+        assert run(["topics", "list", "--timeout", "200", *given]) == 1
+        assert f"(127.0.0.1:1: connection refused){origin} [REQUEST_TIMED_OUT]\n" in capsys.readouterr().err
+    monkeypatch.delenv("KOHORT_BOOTSTRAP_SERVER")
+    monkeypatch.setattr("kohort.cli.common.DEFAULT_BOOTSTRAP_SERVER", "127.0.0.1:1")
+    assert run(["topics", "list", "--timeout", "200"]) == 1
+    assert "; no --bootstrap-server is given, and this is the default [" in capsys.readouterr().err
+
+
 def test_command_config_with_unknown_property(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text("client.idd=x\n")
@@ -456,9 +481,15 @@ def test_names_that_are_not_there_bring_the_nearest(kohort: Kohort, topic: str, 
         said = kohort(*command, f"{group}x")
         assert said.code == 1
         assert f"did you mean {group}?" in said.err
+        assert (said.out, said.err.count("\n")) == ("", 1), "nothing that sounds like an answer"
     deleted = kohort("groups", "delete-offsets", f"{group}x", "--topic", topic)
     assert (deleted.code, f"did you mean {group}?" in deleted.err) == (1, True)
-    for command in (("topics", "describe"), ("topics", "delete"), ("consume",)):
+    for command in (
+        ("topics", "describe"),
+        ("topics", "delete"),
+        ("consume",),
+        ("topics", "alter", "--partitions", "9"),
+    ):
         said = kohort(*command, f"{topic}x")
         assert said.code == 1
         assert f"did you mean {topic}?" in said.err

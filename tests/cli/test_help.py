@@ -158,3 +158,20 @@ def test_a_page_fits_its_terminal(
 def test_options_have_no_negative_form(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
     assert f"Unknown option: {words[-1]}" in capsys.readouterr().err
+
+
+def options_of(words: list[str]) -> set[str]:
+    """The options of a command, with their other names."""
+    app = tree()
+    for word in words:
+        app = app[word]
+    return {name for argument in app.assemble_argument_collection() for name in argument.names}
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_commands_that_ask_a_cluster_take_the_options_that_the_readme_names(words: list[str]) -> None:
+    options = options_of(words)
+    asking = {"--bootstrap-server", "--command-config"}
+    assert options & asking in (set(), asking)
+    if options & asking and words != ["exporter"]:
+        assert options >= {"--json", "--timeout"}

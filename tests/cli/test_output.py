@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from tools import command_docs
 
 from kohort import Admin, Broker, Consumer, TopicPartition
-from kohort.cli.output import NAMES, show
+from kohort.cli.output import NAMES, fitting_columns, show
 from kohort.client.offsets import OffsetAndMetadata
 
 CONSUMED = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
@@ -177,3 +177,13 @@ def test_a_question_that_nobody_answers_is_a_no(our_broker: Broker, odd_group: s
 def test_bytes_in_a_cell_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     show([{"key": b"\xff\x00a", "configs": {"a": None, "b": 1}, "lag": 0}], ("key", "configs", "lag"), as_json=False)
     assert capsys.readouterr().out.splitlines()[1].split() == ["\\xff\\x00a", "a=default,b=1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [(40, ["topic", "lag", "host"]), (20, ["topic", "lag"]), (10, ["topic"])],
+    ids=["wide", "narrow", "too-narrow"],
+)
+def test_a_narrow_table_leaves_expendable_columns_out(width: int, left: list[str]) -> None:
+    rows = [{"topic": "orders-of-1", "lag": 5, "host": "10.0.0.1", "error": None}]
+    assert fitting_columns(rows, ("topic", "lag", "host", "error"), ("host", "lag"), width) == left

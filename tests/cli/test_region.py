@@ -106,6 +106,20 @@ def test_a_region_is_deleted_when_nobody_serves_it(kohort: Kohort, servers: str,
         worker.close()
 
 
+def test_a_region_that_nobody_serves_says_what_to_start_and_where_its_records_are_shown(
+    kohort: Kohort, servers: str, name: str
+) -> None:
+    make_topic(servers, name)
+    with Region(name, servers, checkpoint_every="200ms") as region:
+        Worker(region, "m1", Collected(), name).close()
+    for command in (("describe", name), ("reset", name, "--execute")):
+        refused = kohort("region", *command)
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.err.count(f"region {name}") == refused.err.count("control plane") == 1
+        assert refused.err.startswith(f"kohort: region {name} has no control plane: no application of it answers at ")
+        assert "Start one, or `kohort region serve`; `kohort region list` shows what is stored" in refused.err
+
+
 def test_a_process_serves_until_it_is_ended(kohort: Kohort, servers: str, name: str) -> None:
     make_topic(servers, name)
     fill(servers, name, range(100))

@@ -39,6 +39,16 @@ def test_files_are_those_of_published_sequences(tmp_path: Path, capsys: pytest.C
     assert "hard links" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["files", "compact"])
+def test_a_folder_that_is_not_there_is_no_empty_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["region", command, f"parquet:{tmp_path}/nowhere"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"kohort: there is no folder {tmp_path}/nowhere [RESOURCE_NOT_FOUND]\n"
+
+
 def test_compaction_is_shown_before_it_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [StagedKey(REGION, 1, "m1", unit) for unit in range(3)]
     sink = ParquetFolder(tmp_path / "out").bind("flights", REGION)

@@ -268,6 +268,17 @@ def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock)
     tries.check("::ffff:192.0.2.2", "alice")
 
 
+def test_passwords_that_every_user_of_the_machine_can_read_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, mode in (("open", 0o644), ("closed", 0o600)):
+        (tmp_path / name).write_text("alice=secret-1\n")
+        (tmp_path / name).chmod(mode)
+        DashboardUsers(tmp_path / name)
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert warned == f"every user of this machine can read the passwords in {tmp_path / 'open'}: chmod 600 it"
+
+
 def test_strangers_do_not_lock_a_user_out_of_known_addresses(users: Path, clock: Clock) -> None:
     logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
     logged_in.begin("192.0.2.200", "alice", "secret-1")

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from tests.support.waiting import LAST_RESORT
 
+from kohort.cli.app import run
 from kohort.demo.account import SCHEMA, compare_with_topic, differences, draw, show, summed, worst_connections
 from kohort.demo.flights import ALL, flights_table, recorded_flights
 from kohort.demo.play import DemoOptions
@@ -30,6 +31,34 @@ def test_flights_are_all_there_and_unknown_values_are_null() -> None:
     assert sum(b'"arr_delay":null' in flight.value for flight in every) == 9_430
     days = [json.loads(flight.value)["day"] for flight in every[:: ALL // 50]]
     assert days == sorted(days)
+
+
+@pytest.mark.parametrize(
+    ("missing", "reported"),
+    [
+        ("pyspark", "the demo needs the package pyspark: pip install 'kohort[demo]'"),
+        ("matplotlib", "the demo needs the package matplotlib: pip install 'kohort[demo]'"),
+        ("deltalake", "the demo needs the package deltalake: pip install 'kohort[demo]'"),
+        ("java", "no Java found; install Java 17 or newer, or set JAVA_HOME"),
+    ],
+)
+def test_demo_names_what_is_missing_before_it_begins(
+    missing: str, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing == "java":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, missing, None)
+    assert run(["demo", "--region", "--rows", "1000", "--output", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"kohort: {reported} [RESOURCE_NOT_FOUND]\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_demo_at_a_broker_that_is_away_gives_up_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = ["demo", "--rows", "1000", "--output", str(tmp_path / "out"), "--bootstrap-server", "127.0.0.1:1"]
+    assert run([*demo, "--timeout", "200"]) == 1
+    assert "no broker can be reached (127.0.0.1:1: connection refused)" in capsys.readouterr().err
 
 
 def written(*places: tuple[int, int], late: int | None = 5) -> pa.Table:

@@ -211,6 +211,8 @@ def test_failing_listener_of_a_watch_ends_no_reads(broker: Broker, caplog: pytes
         (("--servers", "h:1", "--config", "A", "--config", "B"), "2 times for 1 clusters"),
         (("--servers", "h:1", "--config", "WRONG"), "client.id"),
         (("--servers", "nonsense"), "no HOST:PORT"),
+        (("--bootstrap-server", "nonsense"), "no HOST:PORT"),
+        (("--bootstrap-server", "h:1", "--command-config", "WRONG"), "client.id"),
     ],
 )
 def test_wrong_use_is_reported(

@@ -52,6 +52,15 @@ def test_a_program_that_is_not_there_is_wrong_use() -> None:
     assert run_module().returncode == 2
 
 
+def test_missing_pyspark_is_named_with_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("print('runs')\n")
+    without = "import sys, runpy; sys.modules['pyspark'] = None; runpy.run_module('kohort.spark', run_name='__main__')"
+    command = [sys.executable, "-c", without, str(tmp_path / "job.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "PySpark is not installed in this Python: pip install 'kohort[spark]'\n"
+
+
 def test_a_job_that_fails_ends_as_it_would_alone(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys\nprint(sys.argv, __name__)\nsys.exit(7)\n")
     done = run_module(str(tmp_path / "job.py"), "a", "--b")

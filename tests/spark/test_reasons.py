@@ -31,9 +31,9 @@ def read_once(place: Place) -> Place:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({}, "startingOffsets=earliest applies to none of them"),
-        ({"startingOffsets": None}, "startingOffsets=latest, the default, applies to none of them"),
-        ({"startingOffsets": None, "startingTimestamp": "0"}, "startingTimestamp=0 applies to none of them"),
+        ({}, "startingOffsets=earliest applies to no partition"),
+        ({"startingOffsets": None}, "startingOffsets=latest, the default, applies to no partition"),
+        ({"startingOffsets": None, "startingTimestamp": "0"}, "startingTimestamp=0 applies to no partition"),
         ({"startingOffsets": "committed"}, None),
         ({"group.id": "another"}, None),
     ],
@@ -53,7 +53,9 @@ def test_a_fresh_query_says_that_its_groups_offsets_count_before_its_start(
         return
     (note,) = notes
     topic, group = read_once.topic(), read_once.group
-    assert f": group {group} has committed offsets for 2 of 2 partitions of {topic}: {said}. " in note
+    assert (
+        f": group {group} has committed offsets for all 2 partitions of {topic} that this query owns: {said}. " in note
+    )
     assert "use a new group.id, or `kohort groups reset-offsets" in note
 
 

@@ -62,6 +62,7 @@ LONG = tuple(
         "region/test_region_log.py",
         "simulation/test_short.py",
         "spark/test_in_place_of_kafka.py",
+        "spark/test_in_place_signals.py",
         "region/test_parquet_s3.py",
         "peers/churn/test_churn.py",
         "spark/test_coordinators.py",

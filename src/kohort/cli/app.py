@@ -14,10 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 from kohort import __version__
-from kohort.errors import KafkaError
+from kohort.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from cyclopts import App, Argument
+    from cyclopts import App, Argument, CycloptsError
 
 
 DONE, FAILED, WRONG_USE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -88,11 +88,33 @@ def run(tokens: Sequence[str]) -> int:
         _drop_output()
         return PIPE_CLOSED
     except KafkaError as error:
-        return _complain(str(error), FAILED)
+        return _complain(str(error), FAILED, hint=_hint_of(error))
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _drop_output()
         return _complain(what, FAILED)
+
+
+def _usage_text(error: CycloptsError) -> str:
+    """Return an error of the arguments as text. An argument that is absent is named as the help page names it."""
+    from cyclopts import MissingArgumentError
+
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        is_given = error.keyword is not None or error.argument.tokens or error.unused_tokens
+        if not is_given:
+            return f"{_label(error.argument)} is missing"
+    return str(error)
+
+
+def _hint_of(error: KafkaError) -> str | None:
+    """Return where to set the property that an error is about; None: it is about none."""
+    if error.code is ErrorCode.SECURITY_DISABLED:
+        return "access rules count when the brokers set authorizer.class.name"
+    text = error.message
+    # by text: the client's messages name the property that helps, and where it is set differs for programs and commands
+    if any(family in text for family in ("security.protocol", "ssl.", "sasl.")):
+        return "client properties are read from the file of --command-config"
+    return None
 
 
 def _run(tokens: list[str]) -> int:
@@ -108,7 +130,7 @@ def _run(tokens: list[str]) -> int:
     try:
         result = tree()(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        return _complain(str(error), WRONG_USE, hint=f"see kohort {_command_of(tokens)}--help")
+        return _complain(_usage_text(error), WRONG_USE, hint=f"see kohort {_command_of(tokens)}--help")
     return result if isinstance(result, int) else DONE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +79,21 @@ def broker(
     folder = data or (Path(place.folder) if place.folder else None)
     if folder is None:
         raise UsageError("say where topics and groups are kept: --data DIR, or log.dirs in the configuration")
-    return run_broker(listen, folder, properties, beside, None if files is None else files.write_client_files)
+    return run_broker(listen, folder, properties, beside, None if files is None else _announced(files))
+
+
+def _announced(files: DevelopmentFiles) -> Callable[[str], None]:
+    """Return a function that writes the clients' files for a broker's address, and says where they are."""
+    from kohort.broker.security.development import KOHORT, USER
+
+    def write(address: str) -> None:
+        files.write_client_files(address)
+        print_note(
+            f"--secure: the certificates, the user {USER}, its password and clients' properties are in {files.folder}; "
+            f"try: kohort topics list --command-config {shlex.quote(str(files.folder / KOHORT))}"
+        )
+
+    return write
 
 
 def _development_files(folder: Path, listen: str, properties: dict[str, Any]) -> DevelopmentFiles:

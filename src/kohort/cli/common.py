@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import print_note
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.io.platforms import SIGNAL_CHECK_S
 from kohort.settings.config import parse_assignments, parse_listen, read_properties
 from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
@@ -101,8 +101,20 @@ class Common:
         limit = limit_ms or self.timeout or REACH_MS
         try:
             client.call(reach(client.cluster, limit))
+        except TimedOutError as error:
+            raise TimedOutError(f"{error.message}{self._origin()}") from error
         finally:
             client.close()
+
+    def _origin(self) -> str:
+        """Return the end of an error about the cluster's address: where it comes from if no option names it."""
+        if self.bootstrap_server:
+            return ""
+        if self.command_config and properties_of(self.command_config).get("bootstrap.servers"):
+            return f"; the address is bootstrap.servers of {self.command_config}"
+        if os.environ.get("KOHORT_BOOTSTRAP_SERVER"):
+            return "; the address is $KOHORT_BOOTSTRAP_SERVER"
+        return "; no --bootstrap-server is given, and this is the default"
 
     def admin(self, call_ms: int | None = None) -> Admin:
         """Return an administration client, which the caller closes.

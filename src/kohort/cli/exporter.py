@@ -127,8 +127,8 @@ class _WatchedCluster:
 
 def exporter(  # noqa: PLR0913 - each is an option
     *,
-    servers: tuple[str, ...] = (),
-    config: tuple[Path, ...] = (),
+    servers: Annotated[tuple[str, ...], Parameter(name=("--servers", "--bootstrap-server"))] = (),
+    config: Annotated[tuple[Path, ...], Parameter(name=("--config", "--command-config"))] = (),
     listen: str = LISTEN_DEFAULT,
     interval: int = 10_000,
     window: int = 60_000,

@@ -267,7 +267,7 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         rows, errors = group_deletions(admin, chosen_groups(admin, groups, all_groups))
         columns = ("group", "state", "members", "offsets")
         if not execute:
-            show(rows, columns, as_json=common.json, empty="no such groups")
+            show(rows, columns, as_json=common.json, empty=None if errors else "no groups")
         if not rows:
             return print_errors(errors)
         if not is_confirmed(execute, f"Delete {len(rows)} groups?"):

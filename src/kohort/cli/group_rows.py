@@ -21,6 +21,8 @@ OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", *_HEALTH)
 OF_LAG = ("group", *_PLACE, *_HEALTH)
 OF_WATCHED = ("group", *_PLACE, "rate", "catch_up", "client_id", "host", *_HEALTH)
 """The columns of tables of partitions, of lag, and of lag over time."""
+WATCHED_EXPENDABLE = ("log_start", "host", "catch_up", "rate", "committed", "client_id")
+"""Columns that a terminal which is too narrow for `groups watch` leaves out, the first one first."""
 OF_REBALANCE = ("group", "began", "took_s", "generation", "members", "standstill_s", "reasons", "why")
 """The columns of tables of rebalances."""
 

@@ -19,6 +19,7 @@ from kohort.cli.group_rows import (
     OF_REBALANCE,
     OF_WATCHED,
     TYPES,
+    WATCHED_EXPENDABLE,
     check_chosen,
     chosen_groups,
     described_groups,
@@ -27,7 +28,7 @@ from kohort.cli.group_rows import (
     type_name,
     with_batch,
 )
-from kohort.cli.output import print_note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.output import fitting_columns, print_note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -51,8 +52,9 @@ def watch(
 ) -> int:
     """Lag, members and rebalances of groups as they change, until Ctrl-C or for as long as --timeout says.
 
-    On a terminal a table that is drawn anew, with the last changes below it. Otherwise one table after the other, and
-    the changes on standard error. With --json a line for each look, whose `changes` are those since the look before.
+    On a terminal a table that is drawn anew, with the last changes below it; a narrow terminal leaves columns out.
+    Otherwise one table after the other, and the changes on standard error. With --json a line for each look, whose
+    `changes` are those since the look before.
 
     Args:
         groups: their names; they need not be there yet.
@@ -129,7 +131,8 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
         for change in sample["changes"]:
             print_note(_change_line(change))
         rows = _rows(sample)
-        show(rows, with_batch(OF_WATCHED, rows), as_json=False, empty="no offsets")
+        empty = None if sample["errors"] else "no offsets"
+        show(rows, with_batch(OF_WATCHED, rows), as_json=False, empty=empty)
         sys.stdout.flush()
         code = print_errors(sample["errors"])
     return code
@@ -146,21 +149,27 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
         for sample in samples:
             last.extend(sample["changes"])
             lines = [Text(sample["time"], style="dim")]
-            lines += [
-                Text(
-                    printable(
-                        f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {row['members']} members"
-                        f"  lag {row['lag']}"
-                    )
-                )
-                for row in sample["groups"]
-            ]
+            lines += [Text(printable(_group_line(row))) for row in sample["groups"]]
             lines += [Text(printable(str(error)), style="red") for error in sample["errors"].values()]
             rows = _rows(sample)
             below = [Text(printable(_change_line(change)), style="dim") for change in last]
-            live.update(Group(*lines, table_of(rows, with_batch(OF_WATCHED, rows)), *below), refresh=True)
+            columns = _columns_of_terminal(rows, live.console.width)
+            live.update(Group(*lines, table_of(rows, columns), *below), refresh=True)
             code = FAILED if sample["errors"] else DONE
     return code
+
+
+def _group_line(row: dict[str, Any]) -> str:
+    members = "1 member" if row["members"] == 1 else f"{row['members']} members"
+    return f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {members}  lag {row['lag']}"
+
+
+def _columns_of_terminal(rows: list[dict[str, Any]], width: int) -> Sequence[str]:
+    """Return the columns for a terminal: without the group if there is one, whose line above names it."""
+    columns = with_batch(OF_WATCHED, rows)
+    if len({row["group"] for row in rows}) == 1:
+        columns = columns[1:]
+    return fitting_columns(rows, columns, WATCHED_EXPENDABLE, width) if rows else columns
 
 
 def _rows(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -299,7 +308,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
         errors = group_errors_with_suggestions(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
-    show(rows, columns, as_json=common.json, empty="no members")
+    show(rows, columns, as_json=common.json, empty=None if errors else "no members")
     return print_errors(errors)
 
 
@@ -325,5 +334,5 @@ def lag(
         reader.read_others = checkpoints
         described, errors = described_groups(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
-    show(rows, with_batch(OF_LAG, rows), as_json=common.json, empty="no offsets")
+    show(rows, with_batch(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
     return print_errors(errors)

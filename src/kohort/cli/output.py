@@ -125,19 +125,20 @@ NAMES = {
 """The fields of rows and their meanings: the key in JSON, which is also the heading."""
 
 
-def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str = "nothing") -> None:
+def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str | None = "nothing") -> None:
     """Print rows.
 
     Args:
         rows: one mapping for each row.
         columns: the keys of a table, in order. JSON has every key of a row; a terminal omits empty columns.
         as_json: print a JSON array of the rows.
-        empty: printed on standard error when there are no rows.
+        empty: printed on standard error when there are no rows; None: an error says why there are none.
     """
     if as_json:
         show_json(rows)
     elif not rows:
-        print_note(empty)
+        if empty is not None:
+            print_note(empty)
     elif sys.stdout.isatty():
         _show_table(rows, columns)
     else:
@@ -251,7 +252,7 @@ def _show_table(rows: Sequence[Row], columns: Iterable[str]) -> None:
     from rich.console import Console
 
     console, keys = Console(), _with_something(rows, columns)
-    if sum(_least_width(key) + 2 for key in keys) >= console.width:
+    if sum(_least_width(key) + _TABLE_PADDING for key in keys) >= console.width:
         _show_blocks(rows, keys, console.width)
     else:
         console.print(table_of(rows, keys))
@@ -259,6 +260,10 @@ def _show_table(rows: Sequence[Row], columns: Iterable[str]) -> None:
 
 def _with_something(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     return [key for key in columns if any(row.get(key) not in (None, "") for row in rows)]
+
+
+_TABLE_PADDING = 2
+"""Characters between two columns of a table."""
 
 
 def _least_width(key: str) -> int:
@@ -290,6 +295,26 @@ def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
     for row in rows:
         table.add_row(*(Text(_text(row.get(key))) for key in shown))
     return table
+
+
+def fitting_columns(
+    rows: Sequence[Row], columns: Sequence[str], expendable: Iterable[str], width: int
+) -> Sequence[str]:
+    """Return columns of a table, without as many of the expendable ones as would make it fold cells.
+
+    Args:
+        rows: the rows.
+        columns: the keys, in order.
+        expendable: the keys of columns to leave out, the first one first.
+        width: the terminal's, in characters.
+    """
+    shown = _with_something(rows, columns)
+    widths = {key: max(len(heading(key)), *(len(_text(row.get(key))) for row in rows)) for key in shown}
+    for key in expendable:
+        if sum(widths.values()) + _TABLE_PADDING * len(widths) < width:
+            break
+        widths.pop(key, None)
+    return list(widths)
 
 
 def _show_columns(rows: Sequence[Row], columns: Iterable[str]) -> None:

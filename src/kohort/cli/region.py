@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kohort.cli.app import DONE, FAILED, UsageError, family
@@ -123,13 +124,9 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
     servers, settings = _reached(common)
     with _region(name, common) as region:
         saved = _must_be_there(name, common)
-        try:
-            seen = region.describe()
-            with Admin(servers, **settings) as admin:
-                lag = lag_rows(admin, seen)
-        except KafkaError as error:
-            print_note(f"region {name}: {error}")
-            return FAILED
+        seen = region.describe()
+        with Admin(servers, **settings) as admin:
+            lag = lag_rows(admin, seen)
     queries = query_rows(name, saved)
     if common.json:
         show_json({**region_view(seen), "queries": queries, "lag": lag})
@@ -257,6 +254,7 @@ def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
     """
     from kohort.region.sinks.by_name import folder_of
 
+    _must_be_folder(place)
     found = folder_of(place.removeprefix("parquet:")).published_files(after)
     show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
@@ -288,6 +286,7 @@ def compact(
     """
     from kohort.region.sinks.by_name import folder_of
 
+    _must_be_folder(place)
     folder = folder_of(place.removeprefix("parquet:"))
     size = _bytes_of(target_file_size)
     if not execute:
@@ -298,6 +297,13 @@ def compact(
     result = folder.compact(target_file_size=size, grace=grace, until=until)
     show([{"place": place, **result._asdict()}], ("place", *result._fields), as_json=json)
     return DONE
+
+
+def _must_be_folder(place: str) -> None:
+    """Refuse a path that is no folder: a folder that is not there has no published files either."""
+    path = place.removeprefix("parquet:")
+    if "://" not in path and not Path(path).is_dir():
+        raise NotFoundError(f"there is no folder {path}")
 
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*(B|KB|MB|GB|)", re.IGNORECASE)

@@ -64,7 +64,7 @@ def scale(
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
         decisions, errors = _decided(reader, groups, target, look_ms / 1000)
     rows = [scale_row(decision) for decision in decisions.values()]
-    show(rows, OF_SCALE, as_json=common.json, empty="no groups")
+    show(rows, OF_SCALE, as_json=common.json, empty=None if errors else "no groups")
     return print_errors(errors)
 
 

@@ -179,6 +179,7 @@ def alter(
         config: a property to set, as key=value; may be given again.
         delete_config: a property to set back to its default; may be given again.
     """
+    from kohort.client.admin.group_changes import topics_with_nearest
     from kohort.client.admin.values import ConfigResource, ResourceType
 
     if partitions is None and not config and not delete_config:
@@ -186,12 +187,17 @@ def alter(
     check_names("topic", topic)
     changes: dict[str, str | None] = {**assignments(config), **dict.fromkeys(delete_config)}
     with common.admin() as admin:
-        if changes:
-            resource = ConfigResource(ResourceType.TOPIC, topic)
-            _must_have(admin.describe_configs([resource]).result(resource) if delete_config else (), delete_config)
-            admin.incremental_alter_configs({resource: changes}).all()
-        if partitions is not None:
-            admin.create_partitions({topic: partitions}).all()
+        try:
+            if changes:
+                resource = ConfigResource(ResourceType.TOPIC, topic)
+                _must_have(admin.describe_configs([resource]).result(resource) if delete_config else (), delete_config)
+                admin.incremental_alter_configs({resource: changes}).all()
+            if partitions is not None:
+                admin.create_partitions({topic: partitions}).all()
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            raise topics_with_nearest(admin, {topic: error})[topic] from error
     row = {"topic": topic, "partitions": partitions, "configs": changes, "done": True}
     show([row], row, as_json=common.json)
     return DONE

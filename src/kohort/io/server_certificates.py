@@ -100,8 +100,16 @@ class ServerCertificates:
                 context.load_verify_locations(cafile=path)
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
-            raise InvalidInputError(f"can't load {what} of {path}: {error}") from None
+            reason = pem_problem(error) if path == self._identity else str(error)
+            raise InvalidInputError(f"can't load {what} of {path}: {reason}") from None
         return LoadedCertificates(identity, authorities, context)
+
+
+def pem_problem(error: OSError) -> str:
+    """Return why a file of a private key and certificates could not be loaded. OpenSSL does not say what is missing."""
+    if isinstance(error, ssl.SSLError) and "PEM lib" in str(error):  # by text: the error has no code
+        return "the file needs a private key, unencrypted or with the password that is set, and its certificate, as PEM"
+    return str(error)
 
 
 def load_certificates(

@@ -343,8 +343,8 @@ class ScalerServer(ClosedOnExit):
                 port = server.add_insecure_port(address)
             else:
                 port = server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            self._failure = f"can't listen on {self._host}:{self._port}: {error}"
+        except RuntimeError:  # it says no more; grpc has written the cause to standard error
+            self._failure = f"can't listen on {self._host}:{self._port}: the port is in use, or not this machine's"
             return
         await server.start()
         self.address = f"{self._host}:{port}"

@@ -105,7 +105,7 @@ class LeaderElection:
         with self._lock:
             if self._closed:
                 raise NobodyServesError("the region was closed")
-            address = self._place.newest_address()
+            address, where = self._place.newest_address(), ""
             if address is not None:
                 try:
                     link = self._connect(address)
@@ -113,11 +113,15 @@ class LeaderElection:
                     if not retries:
                         raise
                     self._wait_for(address, error)
+                    where = f" at {address.host}:{address.port}, where it ran last"
                 else:
                     self._missed.clear()
                     return link
             if not self._serves or not retries:
-                raise NobodyServesError("there is no control plane; start one with `kohort region serve`")
+                raise NobodyServesError(
+                    f"no application of it answers{where}. Start one, or `kohort region serve`; `kohort region list` "
+                    "shows what is stored"
+                )
             return self._connect(self._compete())
 
     def _connect(self, address: ControlPlaneAddress) -> Link:

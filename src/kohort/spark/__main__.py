@@ -1,21 +1,29 @@
 """Runner for unchanged PySpark programs: `python -m kohort.spark JOB ARGS` runs `format("kafka")` on kohort.
 
 It lets users try kohort without changing the job. It works with `spark-submit` too, when this file is given in place of
-the job. When the job ends, a summary goes to standard error. It says what was replaced, how many records the streaming
-queries read, and the offsets of their groups.
+the job. When the job ends, also by Ctrl-C or SIGTERM, a summary goes to standard error. It says what was replaced, how
+many records the streaming queries read, and the offsets of their groups.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
+import shlex
+import signal
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from kohort.errors import KafkaError
 
 USAGE = "usage: python -m kohort.spark JOB.py [ARGUMENT...]"
 ACCOUNT_MS = 5_000
 """Time limit for reading each group's offsets for the summary."""
+SIGTERM_SUMMARY_S = 6.0
+"""Longest delay of the job's end by SIGTERM. Kubernetes gives 30 s until SIGKILL, systemd 90 s."""
 
 
 def main() -> None:
@@ -29,13 +37,92 @@ def main() -> None:
         sys.exit(2)
     from kohort.spark.in_place_of_kafka import cover_everything
 
-    cover_everything()
+    try:
+        cover_everything()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "pyspark":
+            raise
+        say("PySpark is not installed in this Python: pip install 'kohort[spark]'")
+        sys.exit(2)
     sys.argv = sys.argv[1:]
     sys.path[0] = str(job.resolve().parent)
+    summary = ClosingSummary()
+    summary.install()
     try:
         runpy.run_path(str(job), run_name="__main__")
     finally:
-        say(account())
+        summary.write()
+
+
+class ClosingSummary:
+    """The summary of a job, written once, also when SIGTERM ends the job. The job ends by the signal as it would alone.
+
+    The handler takes the place of SIG_DFL only. To the job it looks like SIG_DFL: a handler that the job installs
+    works, and decides then. A forked child has SIG_DFL, so workers end at once and write nothing. While the main thread
+    is inside compiled code, the handler waits until that returns.
+    """
+
+    def __init__(self) -> None:
+        self._written = False
+        self._owner = os.getpid()
+        self._masks = threading.local()
+        self._set, self._get = signal.signal, signal.getsignal
+
+    def install(self) -> None:
+        """Install the handler; do nothing outside the main thread, or if SIGTERM is ignored or handled already."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or self._get(signal.SIGTERM) is not signal.SIG_DFL or not hasattr(os, "register_at_fork"):
+            return
+        self._set(signal.SIGTERM, self._exit)
+        for name, function in (("signal", self._signal), ("getsignal", self._getsignal)):
+            setattr(signal, name, function)
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._restore_mask, after_in_child=self._leave_child
+        )
+
+    def write(self) -> None:
+        """Write the summary, unless it is written."""
+        if not self._written:
+            text = account()
+            self._written = True
+            say(text)
+
+    def _exit(self, number: int, _frame: FrameType | None) -> None:
+        """Write the summary on a thread, because this one may hold any lock; then end by the signal."""
+        writer = threading.Thread(target=self.write, name="kohort-summary", daemon=True)
+        writer.start()
+        writer.join(SIGTERM_SUMMARY_S)
+        if not self._written:
+            self._written = True
+            say(f"kohort: no summary: the offsets of its groups were not read within {SIGTERM_SUMMARY_S:g} s")
+        self._set(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container: Linux ignores the signal there
+
+    def _before_fork(self) -> None:
+        """Block SIGTERM: Python forgets a signal that its handler in a new child takes before the child runs."""
+        self._masks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+    def _restore_mask(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.mask)
+
+    def _leave_child(self) -> None:
+        if self._get(signal.SIGTERM) == self._exit:
+            self._set(signal.SIGTERM, signal.SIG_DFL)
+        self._restore_mask()
+
+    def _signal(self, signalnum: int, handler: Any) -> Any:
+        """Do what `signal.signal` does; SIG_DFL stands for this object's handler."""
+        if signalnum == signal.SIGTERM and handler == signal.SIG_DFL and os.getpid() == self._owner:
+            handler = self._exit
+        return self._as_default(self._set(signalnum, handler))
+
+    def _getsignal(self, signalnum: int) -> Any:
+        """Do what `signal.getsignal` does; this object's handler is SIG_DFL."""
+        return self._as_default(self._get(signalnum))
+
+    def _as_default(self, handler: Any) -> Any:
+        return signal.SIG_DFL if handler == self._exit else handler
 
 
 def say(text: str) -> None:
@@ -53,14 +140,27 @@ def account() -> str:
     lines = ["kohort ran this job in place of Spark's Kafka source and sink:"]
     lines += [f"  {count} x {what}" for what, count in sorted(CHANGES.counts.items())]
     if rows := rows_read():
-        lines.append(f"  streaming queries read {rows} records")
+        lines.append(f"  streaming queries read {rows} record{'' if rows == 1 else 's'}")
     for group, servers in sorted(CHANGES.groups.items()):
         lines.append(f"  group {group}: {committed(group, servers)}")
-    if not CHANGES.groups:
+    if CHANGES.groupless:
         lines.append(
-            "  no streaming query names a group.id: nothing is committed, offsets are in the checkpoints alone"
+            "  streaming queries without a group.id commit nothing: their offsets are in the checkpoints alone"
         )
+        lines.append(f"  to see their lag: {lag_command()}")
     return "\n".join(lines)
+
+
+def lag_command() -> str:
+    """Return the command that shows the lag of the job's queries by their checkpoints."""
+    from kohort.spark.in_place_of_kafka import CHANGES
+
+    words = ["kohort", "groups", "lag"]
+    if len(CHANGES.groupless) == 1:  # else one command can't ask all clusters
+        words += ["--bootstrap-server", *CHANGES.groupless]
+    for location, folder in CHANGES.checkpoints.items() or (("FOLDER", Path("FOLDER")),):
+        words += ["--spark-checkpoint", str(folder) if folder.is_dir() else location]
+    return shlex.join(words)
 
 
 def committed(group: str, servers: str) -> str:

@@ -22,8 +22,9 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Changes:
     Attributes:
         counts: how often each change was made.
         groups: the groups of streaming queries, with the bootstrap servers of each.
+        groupless: the bootstrap servers of streaming queries without a group.
+        checkpoints: the checkpoint locations of streaming queries, each with the folder that it is if it is one of this
+            machine, in the order of their starts.
         sessions: the sessions whose readers and writers are wrapped.
         registered: the sessions in which kohort's source is registered.
         everywhere: whether all sessions are wrapped.
@@ -63,6 +67,8 @@ class Changes:
 
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, str] = field(default_factory=dict)
+    groupless: set[str] = field(default_factory=set)
+    checkpoints: dict[str, Path] = field(default_factory=dict)
     sessions: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     registered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     everywhere: bool = False
@@ -158,6 +164,7 @@ def install() -> None:
             _wrap(wrapped, "outputMode", _mode)
             _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
+            _wrap(wrapped, "toTable", _to_table)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -233,8 +240,11 @@ def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> A
     if given_options.is_kafka:
         options = {key.lower(): str(value) for key, value in {**given_options.options, **given}.items()}
         group = options.get("group.id") or options.get("kafka.group.id")
-        if group and type(end).__name__ == "DataStreamReader":
-            CHANGES.groups[group] = options.get("kafka.bootstrap.servers", "")
+        servers = options.get("kafka.bootstrap.servers", "")
+        if type(end).__name__ == "DataStreamReader" and group:
+            CHANGES.groups[group] = servers
+        elif type(end).__name__ == "DataStreamReader":
+            CHANGES.groupless.add(servers)
     return frame
 
 
@@ -266,7 +276,21 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
         more = {key: value for key, value in arguments.items() if key not in _START}
         end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
         CHANGES.count_change("update mode writes each batch by foreachBatch")
+    _remember_checkpoint(end, arguments)
     return original(end, **arguments)
+
+
+def _to_table(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    _remember_checkpoint(end, given)
+    return original(end, *args, **given)
+
+
+def _remember_checkpoint(end: Any, given: Mapping[str, Any]) -> None:
+    """Remember where a covered query keeps its offsets."""
+    options = {key.lower(): value for key, value in {**_options_set_on(end).options, **given}.items()}
+    location = options.get("checkpointlocation")
+    if location and CHANGES.covers(_session(end)):
+        CHANGES.checkpoints[str(location)] = Path(str(location)).absolute()
 
 
 def _of_the_sink(options: dict[str, Any]) -> dict[str, Any]:

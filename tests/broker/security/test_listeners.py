@@ -169,13 +169,17 @@ def test_command_has_the_same_ways(tmp_path: Path, start: Callable[..., subproce
         (("--secure", "{folder}/s", "--sasl", "x"), "leave --tls and --sasl out"),
         (("--sasl", "{folder}/missing"), "missing"),
         (("--tls", "{folder}/missing"), "missing"),
+        (("--tls", "{folder}/keyless"), "the file needs a private key"),
+        (("--listen", "192.0.2.1:0"), "no network interface of this machine has the address 192.0.2.1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]], options: tuple[str, ...], text: str
 ) -> None:
+    (tmp_path / "keyless").write_text("no key is here\n")
     given = [option.format(folder=tmp_path) for option in options]
-    process = start("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *given)
+    given += ["--insecure"] if "--listen" in given else ["--listen", "127.0.0.1:0"]
+    process = start("broker", "--data", str(tmp_path / "data"), *given)
     _, reported = process.communicate(timeout=60)
     assert process.returncode in (1, 2)
     assert text in reported
@@ -200,7 +204,10 @@ def test_secure_folder_has_all_that_clients_need_and_keeps_it(
                 assert admin.describe_cluster().nodes
         assert read_properties(folder / LIBRDKAFKA)["sasl.mechanisms"] == "SCRAM-SHA-512"
         process.terminate()
-        process.wait(60)
+        _, told = process.communicate(timeout=60)
+        assert "the user developer, its password" in told and str(folder) in told
+        assert f"kohort topics list --command-config {folder / KOHORT}" in told
+        assert given["sasl.jaas.config"].split('"')[3] not in told, "the password itself is not printed"
         assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         kept = ("ca.pem", "ca-key.pem", "server.pem", "users.properties")

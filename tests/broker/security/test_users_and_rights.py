@@ -130,6 +130,18 @@ def test_made_up_salts_are_bounded_even_if_stored_ones_are_not(tmp_path: Path) -
     assert 0 < len(users.made_up("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
 
 
+@pytest.mark.parametrize(("mode", "warnings"), [(0o644, 1), (0o640, 0), (0o600, 0)], ids=oct)
+def test_passwords_that_every_user_of_the_machine_can_read_are_warned_of(
+    tmp_path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "users.properties"
+    file.write_text("alice=secret-1\n")
+    file.chmod(mode)
+    Users(tmp_path).add_from(str(file))
+    warned = f"every user of this machine can read the passwords in {file}: chmod 600 it"
+    assert [record.getMessage() for record in caplog.records] == [warned] * warnings
+
+
 def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:
     """A session's id is a number that others may guess. With it they would learn topics, or end the session."""
     with secured_broker(tmp_path) as secured, Admin(secured.address("PLAIN")) as operator:

@@ -13,6 +13,7 @@ from pathlib import Path
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.broker.security.mechanisms import StoredCredential
 from kohort.errors import InvalidInputError
+from kohort.io.platforms import is_readable_by_all
 from kohort.log.checkpoints import replace_file
 from kohort.settings.config import read_properties
 
@@ -115,7 +116,10 @@ class Users:
             InvalidInputError: the file can't be read, or a line is no user.
         """
         changes = []
-        for position, (name, password) in enumerate(read_properties(location).items(), 1):
+        users = read_properties(location)
+        if is_readable_by_all(location):
+            log.warning("every user of this machine can read the passwords in %s: chmod 600 it", location)
+        for position, (name, password) in enumerate(users.items(), 1):
             if not password:  # the name may be a password that is misplaced
                 raise InvalidInputError(f"{location}: user {position} of the file has no password")
             for number, mechanism in MECHANISMS.items():

@@ -76,4 +76,6 @@ def bind_error_text(host: str, port: int, error: OSError) -> str:
         return f"can't listen on {host}:{port}: the port is in use by another process"
     if error.errno == errno.EACCES:
         return f"can't listen on {host}:{port}: ports below 1024 need more rights"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"can't listen on {host}:{port}: no network interface of this machine has the address {host}"
     return f"can't listen on {host}:{port}: {error.strerror or error}"

@@ -21,6 +21,7 @@ from kohort.broker.security.settings import SecurityConfig
 from kohort.broker.transport import MORE_FOLLOWS, LogSlice, ipv4_of_mapped
 from kohort.errors import InvalidInputError
 from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
+from kohort.io.server_certificates import pem_problem
 from kohort.io.tls_records import RecordCounter, SilentRecords
 from kohort.settings.config import parse_value, settings
 from kohort.wire.schema import Buffer
@@ -67,7 +68,7 @@ def tls_server_context(config: SecurityConfig) -> ssl.SSLContext:
         load_identity(context, store)
     except (OSError, ssl.SSLError) as error:
         place = config.keystore_location or "ssl.keystore.key"
-        raise InvalidInputError(f"can't load the key and certificate of {place}: {error}") from None
+        raise InvalidInputError(f"can't load the key and certificate of {place}: {pem_problem(error)}") from None
     _set_ciphers(context, config)
     _set_client_auth(context, config)
     return context

@@ -92,7 +92,9 @@ def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> l
             raise ChangeInputError(f"--topic {text}: partitions are numbers with commas between") from error
         missing = [number for number in wanted if number not in there.get(name, ())]
         if missing:
-            raise NotFoundError(f"nothing known of {name} partition {missing[0]}")
+            known = ", ".join(map(str, sorted(there.get(name, ()))))
+            has = f"it has {known}" if known else f"nothing is known of {name}"
+            raise NotFoundError(f"there is no partition {missing[0]} of {name} here; {has}")
         chosen |= {TopicPartition(name, number) for number in wanted}
     return sorted(chosen)
 

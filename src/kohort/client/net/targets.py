@@ -95,7 +95,8 @@ def parse_address(text: str) -> Address:
     host, colon, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT")
+        example = f": write {endpoint}:9092 for Kafka's port" if endpoint and not colon else ""
+        raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT{example}")
     return Address(host, int(port))
 
 

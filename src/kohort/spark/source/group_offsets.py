@@ -207,13 +207,24 @@ def ignored_start_note(options: SourceOptions, found: Mapping[TopicPartition, Co
     committed = sum(offset is not None for offset in found.values())
     if not committed or bound.kind == "committed":
         return None
-    rest = "to none of them" if committed == len(found) else f"to the other {len(found) - committed} alone"
     topics = ", ".join(sorted({tp.topic for tp in found}))
     return (
-        f"group {options.group_id} has committed offsets for {committed} of {len(found)} partitions of {topics}: "
-        f"{_start_option(options)} applies {rest}. To read them again, use "
-        f"a new group.id, or `kohort groups reset-offsets {options.group_id}` while the group has no members"
+        f"group {options.group_id} has committed offsets for {_share(committed, len(found))} of {topics} that this "
+        f"query owns: {_start_option(options)} applies {_rest(len(found) - committed)}. To read them again, use a new "
+        f"group.id, or `kohort groups reset-offsets {options.group_id}` while the group has no members"
     )
+
+
+def _share(count: int, owned: int) -> str:
+    if count < owned:
+        return f"{count} of the {owned} partitions"
+    return "the one partition" if owned == 1 else f"all {owned} partitions"
+
+
+def _rest(count: int) -> str:
+    if not count:
+        return "to no partition"
+    return "to the other one alone" if count == 1 else f"to the other {count} alone"
 
 
 def _start_option(options: SourceOptions) -> str:
