@@ -22,9 +22,9 @@ from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support import class_archive
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
-from tests.support.broker_nursery import BrokerNursery
 from tests.support.long_runs import IS_LONG, skip_long
 from tests.support.maven import MavenUnavailable
+from tests.support.nursery import of_this_process, start_command
 from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
 from tests.support.secured_kafka import SecuredKafka, make_certificates
@@ -61,8 +61,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ServerScheduling(config, log)
 
 
+def pytest_collection() -> None:
+    """Look for no garbage while twelve thousand tests are made, and none is."""
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take twelve thousand tests out of each garbage collection, which they make twenty times as long."""
+    gc.enable()
     if session.config.option.collectonly:
         return
     gc.collect()
@@ -70,16 +76,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _brokers_are_forks() -> Iterator[None]:
-    """Spare each embedded broker its imports; in the long run, and outside of Linux, brokers start as users' do."""
+def _processes_are_forks() -> Iterator[None]:
+    """Spare each broker and coordinator its imports; in the long run, and outside of Linux, they start as users' do."""
     if IS_LONG or sys.platform != "linux":
         yield
         return
-    nursery = BrokerNursery()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "start_process", nursery.start_process)
+    with of_this_process() as nursery, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "start_process", nursery.start_broker)
         yield
-    nursery.close()
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +163,7 @@ def start() -> Iterator[Start]:
     running: list[subprocess.Popen[str]] = []
 
     def begin(*args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen([*KOHORT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start_command([*KOHORT, *args])
         running.append(process)
         return process
 

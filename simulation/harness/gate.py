@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.broker.server.connection import ClientSession
 from kohort.broker.server.repeated_requests import REPEATED, RepeatedRequests
@@ -173,7 +175,7 @@ class Gate:
 
     def _ask(self, client: SimulatedClient, event: Any, answer: Callable[[Any], None]) -> None:
         if getattr(event, "new_member_id", ""):
-            object.__setattr__(event, "new_member_id", f"{event.client.id}-{self.chance.getrandbits(32):08x}")
+            force_setattr(event, "new_member_id", f"{event.client.id}-{self.chance.getrandbits(32):08x}")
         self.server.receive(client.at, event, answer)
 
     def _api_versions(self, connection: Connection) -> ApiVersionsResponse:

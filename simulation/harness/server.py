@@ -10,6 +10,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
@@ -332,7 +334,7 @@ def stamped(event: Any, token: int, connection: int) -> Any:
     """The request under its token; a client's own object, which no one else has, so that it may be written to."""
     if isinstance(event, tuple):
         return event._replace(request=token, connection=connection)  # type: ignore[attr-defined]
-    object.__setattr__(event, "request", token)
+    force_setattr(event, "request", token)
     if hasattr(event, "connection"):
-        object.__setattr__(event, "connection", connection)
+        force_setattr(event, "connection", connection)
     return event

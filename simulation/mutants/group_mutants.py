@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
+
+from msgspec.structs import replace
 
 from kohort.coordinator.shard import Appends, Phase, Shard
 from kohort.errors import ErrorCode
@@ -195,7 +197,7 @@ class IgnoresMaxSize(GroupMachine):
     """A coordinator that lets everyone in."""
 
     def __init__(self, config: GroupConfig) -> None:
-        super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
+        super().__init__(dataclasses.replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
 class ForgetsWhomItExcluded(GroupMachine):

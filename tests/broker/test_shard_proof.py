@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 
 from kohort.broker.driver import LoopDriver
 from kohort.coordinator.shard import Phase
@@ -134,7 +135,7 @@ class Proving(Driven):
 
 
 def _with(event: Event, request: int) -> Any:
-    object.__setattr__(event, "request", request)
+    force_setattr(event, "request", request)
     return event
 
 

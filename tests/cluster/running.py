@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import signal
-import subprocess
 import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from tests.support.nursery import start_command
 from tests.support.processes import KOHORT
 
 READY_S = 60.0
@@ -25,7 +25,7 @@ class ServingProcess:
     """
 
     def __init__(self, command: Sequence[str], wait: bool = True) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = start_command(command)
         self.lines: list[str] = []
         self._said: queue.Queue[str] = queue.Queue()
         self._readers = [

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -20,6 +24,15 @@ from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
 from tests.region import s3_server
 from tests.region.postgres import Server, programs, running
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder in memory, where there is one: for places that are killed at each call, and lose no power."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = tempfile.mkdtemp(prefix="kohort-places-", dir=memory)
+    yield Path(folder)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

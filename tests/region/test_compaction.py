@@ -8,8 +8,6 @@ import itertools
 import json
 import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,15 +42,6 @@ KINDS: dict[str, Callable[[], FolderPlace]] = {
     "folder-parted": lambda: ParquetPlace("parquet-parted", partition_by=["name"]),
     "store-parted": lambda: ObjectsPlace("parquet-objects-parted", partition_by=["name"]),
 }
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder in memory, where there is one."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = tempfile.mkdtemp(prefix="kohort-compaction-", dir=memory)
-    yield Path(folder)
-    shutil.rmtree(folder)
 
 
 def key(unit: int, member: str = "a") -> StagedKey:

@@ -391,11 +391,6 @@ def held_while_others_add(kind: str, root: Path) -> None:
         assert columns_ever(place.path) == [PLACE_SCHEMA.names, GROWN.names]  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 KINDS = ("delta", "delta-parted", "delta-update", "delta-objects")
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import pickle
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,15 +34,6 @@ from tests.region.postgres import PostgresPlace, Server
 OTHER = UUID(int=0xB0B)
 KINDS = {case.kind: case for case in kinds()}
 POSTGRES = ("postgres", "postgres-update")
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder in memory, where there is one: nothing here loses power."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = tempfile.mkdtemp(prefix="kohort-places-", dir=memory)
-    yield Path(folder)
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(params=[*KINDS, *POSTGRES])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from simulation.checkers.admin_checkers import DescriptionChecker
 from simulation.checkers.group_checkers import Checkers
 from simulation.checkers.property import ViolatedError

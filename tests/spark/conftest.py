@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark import runners
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort import Broker
@@ -61,12 +62,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("preloaded")), prepend=os.pathsep)
-        session = builder.getOrCreate()
-    register(session)
-    yield session
-    session.stop()
+    with runners.running() as address:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).with_name("preloaded")), prepend=os.pathsep)
+            for name, value in address.items():
+                patch.setenv(name, value)
+            session = builder.getOrCreate()
+        register(session)
+        yield session
+        session.stop()
 
 
 @dataclass

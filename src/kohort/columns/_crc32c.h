@@ -2,7 +2,8 @@
  *
  * With SSE 4.2 three streams run side by side, since the instruction takes three cycles but starts one per cycle; their
  * parts are joined by tables that advance a CRC over a fixed number of zero bytes. Elsewhere: eight tables, eight bytes
- * a step. kohort_crc32c_init fills the tables and must have run once before kohort_crc32c is called.
+ * a step. kohort_crc32c_init fills the tables and must have run once before kohort_crc32c is called. kohort_crc32c_on
+ * continues from the CRC of the bytes before.
  */
 #ifndef KOHORT_CRC32C_H
 #define KOHORT_CRC32C_H
@@ -111,12 +112,16 @@ static void kohort_crc32c_init(void) {
 #endif
 }
 
-static uint32_t kohort_crc32c(const uint8_t *p, size_t n, int software) {
+static inline uint32_t kohort_crc32c_on(uint32_t crc, const uint8_t *p, size_t n, int software) {
 #ifdef KOHORT_HAS_SSE42
-    if (kohort_hardware && !software) return ~kohort_crc_sse42(~0u, p, n);
+    if (kohort_hardware && !software) return ~kohort_crc_sse42(~crc, p, n);
 #endif
     (void)software;
-    return ~kohort_crc_tables(~0u, p, n);
+    return ~kohort_crc_tables(~crc, p, n);
+}
+
+static inline uint32_t kohort_crc32c(const uint8_t *p, size_t n, int software) {
+    return kohort_crc32c_on(0, p, n, software);
 }
 
 #endif

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
-
 from kohort.columns.choice import COMPILED, Chunk, compiled_encode, murmur2
 from kohort.errors import InvalidInputError
+from kohort.wire.checksum import crc32c
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from crc32c import crc32c
-
 from kohort.columns.record import Record
 from kohort.columns.shapes import (
     INT64_MAX,
@@ -27,6 +25,7 @@ from kohort.columns.shapes import (
     RowRange,
     row_limit,
 )
+from kohort.wire.checksum import crc32c
 from kohort.wire.compression import CodecError, TooLargeError, decompress
 
 HEADER = struct.Struct(">qiibIhiqqqhii")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import PushPosition, Topic
@@ -22,8 +23,7 @@ class RegisterConsumerReply(NamedTuple):
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class ShownPushGroup:
+class ShownPushGroup(Struct, frozen=True):
     """A push group as ZooKeeper shows it.
 
     Attributes:
@@ -40,8 +40,7 @@ class ShownPushGroup:
     loaded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShowPushGroupsReply:
+class ShowPushGroupsReply(Struct, frozen=True):
     """A snapshot of the push groups of a shard.
 
     Attributes:
@@ -94,8 +93,7 @@ class DismissConsumer(NamedTuple):
 Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DismissConsumer
 
 
-@dataclass(frozen=True, slots=True)
-class DividePartitions:
+class DividePartitions(Struct, frozen=True):
     """A background task: compute the assignment of a push group. Its result is the event `PartitionsDivided`.
 
     The tasks of a group run one after the other. They wait only for tasks of groups in the same queue.
@@ -116,8 +114,7 @@ class DividePartitions:
     topics: Mapping[str, Topic]
 
 
-@dataclass(frozen=True, slots=True)
-class FindOffsets:
+class FindOffsets(Struct, frozen=True):
     """A background task: look up the start or end offsets of partitions without a position.
 
     Its result is `OffsetsFound`.
@@ -156,8 +153,7 @@ class GroupType(enum.StrEnum):
     CONSUMER = "consumer"
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedMember:
+class JoinedMember(Struct, frozen=True):
     """A member as the leader sees it."""
 
     member_id: str
@@ -165,8 +161,7 @@ class JoinedMember:
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class JoinGroupReply:
+class JoinGroupReply(Struct, frozen=True):
     """The reply to a JoinGroup.
 
     Beside an error, `generation` is -1 and the texts are empty. Before version 7 no `protocol_name` is sent as "".
@@ -182,8 +177,7 @@ class JoinGroupReply:
     members: tuple[JoinedMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncGroupReply:
+class SyncGroupReply(Struct, frozen=True):
     error: ErrorCode
     assignment: bytes = b""
     protocol_type: str | None = None
@@ -194,15 +188,13 @@ class HeartbeatReply(NamedTuple):
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class LeftMember:
+class LeftMember(Struct, frozen=True):
     member_id: str
     instance_id: str | None
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveGroupReply:
+class LeaveGroupReply(Struct, frozen=True):
     """The reply to a LeaveGroup. Before version 3 it has one error: `error`, or else that of the single member."""
 
     error: ErrorCode
@@ -230,29 +222,25 @@ class FetchedOffset(NamedTuple):
     topic_id: TopicId = NO_TOPIC_ID
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetFetchReply:
+class OffsetFetchReply(Struct, frozen=True):
     error: ErrorCode
     offsets: tuple[FetchedOffset, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetDeleteReply:
+class OffsetDeleteReply(Struct, frozen=True):
     """The reply to an OffsetDelete: an error of the group, or else one for each partition, in the event's order."""
 
     error: ErrorCode
     errors: tuple[ErrorCode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroupsReply:
+class DeleteGroupsReply(Struct, frozen=True):
     """The reply to a DeleteGroups: one error for each group of the event, in its order."""
 
     errors: tuple[ErrorCode, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedMember:
+class DescribedMember(Struct, frozen=True):
     member_id: str
     instance_id: str | None
     client_id: str
@@ -261,8 +249,7 @@ class DescribedMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedGroup:
+class DescribedGroup(Struct, frozen=True):
     group_id: str
     state: str
     protocol_type: str = ""
@@ -272,21 +259,18 @@ class DescribedGroup:
     error_message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeGroupsReply:
+class DescribeGroupsReply(Struct, frozen=True):
     groups: tuple[DescribedGroup, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
+class ListedGroup(Struct, frozen=True):
     group_id: str
     protocol_type: str
     state: str
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListGroupsReply:
+class ListGroupsReply(Struct, frozen=True):
     groups: tuple[ListedGroup, ...]
 
 
@@ -301,8 +285,7 @@ class ConsumerGroupHeartbeatReply(NamedTuple):
     assignment: tuple[TopicPartitions, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionsOfTopic:
+class PartitionsOfTopic(Struct, frozen=True):
     """Some partitions of one topic, with the topic's id and its name."""
 
     topic_id: TopicId
@@ -310,8 +293,7 @@ class PartitionsOfTopic:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedConsumer:
+class DescribedConsumer(Struct, frozen=True):
     """A member in a ConsumerGroupDescribe reply.
 
     `member_type` is 0 for the classic protocol, 1 for the consumer protocol, and -1 if it is unknown.
@@ -330,8 +312,7 @@ class DescribedConsumer:
     member_type: int
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedConsumerGroup:
+class DescribedConsumerGroup(Struct, frozen=True):
     group_id: str
     state: str = ""
     epoch: int = 0
@@ -342,13 +323,11 @@ class DescribedConsumerGroup:
     error_message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupDescribeReply:
+class ConsumerGroupDescribeReply(Struct, frozen=True):
     groups: tuple[DescribedConsumerGroup, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEndedReply:
+class TransactionEndedReply(Struct, frozen=True):
     error: ErrorCode
 
 
@@ -385,8 +364,7 @@ class Push(NamedTuple):
     value: Pushed
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeAssignment:
+class ComputeAssignment(Struct, frozen=True):
     """A background task: run the assignor outside the event loop. Its result is the event `AssignmentComputed`.
 
     Attributes:
@@ -411,8 +389,7 @@ class ComputeAssignment:
     excluded: Mapping[str, tuple[TopicPartitions, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveRegexes:
+class ResolveRegexes(Struct, frozen=True):
     """A background task: match RE2 patterns with all topic names. Its result is the event `RegexesResolved`.
 
     Attributes:
@@ -427,8 +404,7 @@ class ResolveRegexes:
     topics: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LookForTopics:
+class LookForTopics(Struct, frozen=True):
     """A background task: find out which topics were deleted if the topic image cannot tell.
 
     The event `TopicsDeleted` names them some time later.
@@ -440,8 +416,7 @@ class LookForTopics:
     topics: Mapping[str, frozenset[TopicId]]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportGroupOffsets:
+class ImportGroupOffsets(Struct, frozen=True):
     """A background task: ask the group's earlier coordinator for its committed offsets. Its result is `GroupImported`.
 
     Attributes:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, overload
+
+from msgspec import Struct
 
 from kohort.errors import ErrorCode
 from kohort.groups.records import OfferedProtocol, TopicPartitions
@@ -39,8 +40,7 @@ class PushPosition(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerAnswered:
+class ConsumerAnswered(Struct, frozen=True):
     """A push consumer's answer to the oldest outstanding request on this connection.
 
     Attributes:
@@ -57,8 +57,7 @@ class ConsumerAnswered:
     positions: tuple[PushPosition, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionsDivided:
+class PartitionsDivided(Struct, frozen=True):
     """The result of a `DividePartitions`; ignored if another one was requested since.
 
     Attributes:
@@ -74,8 +73,7 @@ class PartitionsDivided:
     failure: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShowPushGroups:
+class ShowPushGroups(Struct, frozen=True):
     """A request for the owners and offsets of this shard's push groups, to publish them. Source: spec 4.7.
 
     Attributes:
@@ -86,8 +84,7 @@ class ShowPushGroups:
     whole: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OwnersMissing:
+class OwnersMissing(Struct, frozen=True):
     """A deletion of owner nodes that had been written for a push group's partitions.
 
     The owners of these partitions are stopped and started again, which needs a rebalance. Source: spec 4.7,
@@ -98,8 +95,7 @@ class OwnersMissing:
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsFound:
+class OffsetsFound(Struct, frozen=True):
     """The result of a `FindOffsets`. `failure` says why some positions are missing, else None."""
 
     group_id: str
@@ -123,8 +119,7 @@ class Client(NamedTuple):
     process: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
+class JoinGroup(Struct, frozen=True):
     """A JoinGroup request, versions 0-9.
 
     Attributes:
@@ -152,8 +147,7 @@ class JoinGroup:
     connection: int = NO_CONNECTION
 
 
-@dataclass(frozen=True, slots=True)
-class SyncGroup:
+class SyncGroup(Struct, frozen=True):
     """A SyncGroup request, versions 0-5. `assignments` (member id, bytes) come from the leader only."""
 
     request: int
@@ -185,8 +179,7 @@ class Heartbeat(NamedTuple):
     interval_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
+class LeavingMember(Struct, frozen=True):
     """A member in a LeaveGroup. An administrator removes a static member by instance id alone (empty member id)."""
 
     member_id: str
@@ -194,8 +187,7 @@ class LeavingMember:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveGroup:
+class LeaveGroup(Struct, frozen=True):
     """A LeaveGroup request, versions 0-5; versions 0-2 name one member."""
 
     request: int
@@ -298,8 +290,7 @@ class OffsetCommit(NamedTuple):
     connection: int = NO_CONNECTION
 
 
-@dataclass(frozen=True, slots=True)
-class TxnOffsetCommit:
+class TxnOffsetCommit(Struct, frozen=True):
     """A TxnOffsetCommit request, versions 0-6: offsets that take effect when the producer's transaction commits."""
 
     request: int
@@ -314,8 +305,7 @@ class TxnOffsetCommit:
     knows_stale_epoch: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetFetch:
+class OffsetFetch(Struct, frozen=True):
     """One group of an OffsetFetch request, versions 1-10.
 
     Attributes:
@@ -332,8 +322,7 @@ class OffsetFetch:
     member_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetDelete:
+class OffsetDelete(Struct, frozen=True):
     """An OffsetDelete request, version 0 (KIP-496). `partitions` holds only those of known topics."""
 
     request: int
@@ -341,16 +330,14 @@ class OffsetDelete:
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroups:
+class DeleteGroups(Struct, frozen=True):
     """A DeleteGroups request, versions 0-3, for the groups of this shard."""
 
     request: int
     group_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeGroups:
+class DescribeGroups(Struct, frozen=True):
     """A DescribeGroups request, versions 0-6, for the groups of this shard.
 
     `knows_missing`: the client understands GROUP_ID_NOT_FOUND (version 6).
@@ -361,8 +348,7 @@ class DescribeGroups:
     knows_missing: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ListGroups:
+class ListGroups(Struct, frozen=True):
     """A ListGroups request, versions 0-5. Filters ignore case; an empty filter lets everything pass."""
 
     request: int
@@ -401,16 +387,14 @@ class ConsumerGroupHeartbeat(NamedTuple):
     connection: int = NO_CONNECTION
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupDescribe:
+class ConsumerGroupDescribe(Struct, frozen=True):
     """A ConsumerGroupDescribe request, versions 0-1, for the groups of this shard."""
 
     request: int
     group_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
+class Topic(Struct, frozen=True):
     """A topic. `racks` lists the racks of each partition's replicas; it is empty if they are unknown."""
 
     name: str
@@ -419,8 +403,7 @@ class Topic:
     racks: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
+class TopicImage(Struct, frozen=True):
     """All topics at one moment. `version` grows with each change.
 
     Attributes:
@@ -430,19 +413,17 @@ class TopicImage:
     """
 
     version: int = 0
-    topics: Mapping[str, Topic] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = {}
     sure: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsChanged:
+class TopicsChanged(Struct, frozen=True):
     """A change of the topics: some were created, deleted or extended. `TopicsDeleted` drops offsets of deleted ones."""
 
     image: TopicImage
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsDeleted:
+class TopicsDeleted(Struct, frozen=True):
     """A deletion of topics together with their committed offsets.
 
     If the image is not `sure`, a topic of the same name may exist again. Offsets with its id are kept.
@@ -451,8 +432,7 @@ class TopicsDeleted:
     topics: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnded:
+class TransactionEnded(Struct, frozen=True):
     """The end of a producer's transaction, read from the end marker in this shard's journal partition.
 
     Attributes:
@@ -465,8 +445,7 @@ class TransactionEnded:
     request: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentComputed:
+class AssignmentComputed(Struct, frozen=True):
     """The result of a `ComputeAssignment`; ignored if the group has a newer epoch.
 
     Attributes:
@@ -481,8 +460,7 @@ class AssignmentComputed:
     failure: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RegexesResolved:
+class RegexesResolved(Struct, frozen=True):
     """The result of a `ResolveRegexes`: sorted topic names by regular expression."""
 
     group_id: str
@@ -491,8 +469,7 @@ class RegexesResolved:
     topics: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupImported:
+class GroupImported(Struct, frozen=True):
     """The result of an `ImportGroupOffsets`; ignored if another one was requested since.
 
     Attributes:
@@ -509,24 +486,21 @@ class GroupImported:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
+class GroupSettings(Struct, frozen=True):
     """A group's own settings (KIP-848 group configs); None: the broker's."""
 
     session_timeout_ms: int | None = None
     heartbeat_interval_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettingsChanged:
+class GroupSettingsChanged(Struct, frozen=True):
     """A change of a group's configuration resource. The caller has checked its limits."""
 
     group_id: str
     settings: GroupSettings
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class ConnectionLost(Struct, frozen=True):
     """The end of a connection without a leave: a hint that its members are dead, but no proof.
 
     Attributes:
@@ -541,15 +515,13 @@ class ConnectionLost:
     ended: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseLongPolls:
+class ReleaseLongPolls(Struct, frozen=True):
     """A request to answer delayed heartbeats now: another request follows on the connection, or the shard moves."""
 
     requests: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterConsumer:
+class RegisterConsumer(Struct, frozen=True):
     """A push consumer's registration: its connection accepts Ping, Stop and Start requests. Source: spec 4.4.
 
     Attributes:
@@ -577,8 +549,7 @@ class RegisterConsumer:
     connection: int = NO_CONNECTION
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """The event that the time of `GroupMachine.next_deadline_ms` has passed."""
 
 

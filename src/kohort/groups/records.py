@@ -28,8 +28,9 @@ the second is the group (TRANSACTION has none). The table lists the rest.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from kohort.ids import NO_TOPIC_ID as NO_TOPIC_ID
 from kohort.ids import TopicId
@@ -57,8 +58,7 @@ class Kind(enum.IntEnum):
     PUSH_OWNED = 10012
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(Struct, frozen=True):
     """The removal of the record with this key. An OFFSET tombstone also drops the partition's pending offsets."""
 
     key: RecordKey
@@ -96,8 +96,7 @@ class OffsetCommitted(NamedTuple):
         return (Kind.OFFSET, self.group_id, self.topic, self.partition)
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionMarked:
+class TransactionMarked(Struct, frozen=True):
     """The end of a transaction: its pending offsets are committed (`committed`) or dropped."""
 
     producer_id: int
@@ -109,8 +108,7 @@ class TransactionMarked:
         return (Kind.TRANSACTION, self.producer_id)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedMember:
+class SavedMember(Struct, frozen=True):
     """A classic member inside `GroupSaved`, as Kafka's MemberMetadata, with its metadata for the chosen protocol."""
 
     member_id: str
@@ -123,8 +121,7 @@ class SavedMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSaved:
+class GroupSaved(Struct, frozen=True):
     """A classic group's synchronized state, written when a generation is synchronized or the group becomes empty.
 
     Attributes:
@@ -149,8 +146,7 @@ class GroupSaved:
         return (Kind.GROUP, self.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationStarted:
+class GenerationStarted(Struct, frozen=True):
     """The end of a classic join phase with this generation, which is never issued again. Source: spec 3.7."""
 
     group_id: str
@@ -161,8 +157,7 @@ class GenerationStarted:
         return (Kind.GENERATION, self.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsImported:
+class OffsetsImported(Struct, frozen=True):
     """The import of a group's offsets from an earlier coordinator, which is not repeated.
 
     The record outlives the group. A deleted or expired group therefore does not return with its old offsets.
@@ -188,16 +183,14 @@ class TopicPartitions(NamedTuple):
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedProtocol:
+class OfferedProtocol(Struct, frozen=True):
     """One strategy that a classic member supports, with its opaque metadata."""
 
     name: str
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MemberSaved:
+class MemberSaved(Struct, frozen=True):
     """A consumer group member's own metadata (ConsumerGroupMemberMetadataValue).
 
     Attributes:
@@ -226,8 +219,7 @@ class MemberSaved:
         return (Kind.MEMBER, self.group_id, self.member_id)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBumped:
+class EpochBumped(Struct, frozen=True):
     """A consumer group's epoch (ConsumerGroupMetadataValue).
 
     Attributes:
@@ -243,8 +235,7 @@ class EpochBumped:
         return (Kind.EPOCH, self.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetEpochSet:
+class TargetEpochSet(Struct, frozen=True):
     """The epoch of a consumer group's target assignment, written after all its `TargetAssigned` records."""
 
     group_id: str
@@ -256,8 +247,7 @@ class TargetEpochSet:
         return (Kind.TARGET_EPOCH, self.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetAssigned:
+class TargetAssigned(Struct, frozen=True):
     """A member's target assignment: its partitions at the end of the rebalance."""
 
     group_id: str
@@ -278,8 +268,7 @@ class ReconciliationState(enum.IntEnum):
     UNKNOWN = 127
 
 
-@dataclass(frozen=True, slots=True)
-class HeldPartitions:
+class HeldPartitions(Struct, frozen=True):
     """Partitions of one topic, ascending, each with the epoch of its assignment (tagged AssignmentEpochs)."""
 
     topic_id: TopicId
@@ -287,8 +276,7 @@ class HeldPartitions:
     epochs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberAssigned:
+class MemberAssigned(Struct, frozen=True):
     """A member's owned and pending-revocation partitions (ConsumerGroupCurrentMemberAssignmentValue)."""
 
     group_id: str
@@ -304,8 +292,7 @@ class MemberAssigned:
         return (Kind.CURRENT, self.group_id, self.member_id)
 
 
-@dataclass(frozen=True, slots=True)
-class RegexResolved:
+class RegexResolved(Struct, frozen=True):
     """The topics that a regular expression matched (ConsumerGroupRegularExpressionValue).
 
     Attributes:
@@ -325,8 +312,7 @@ class RegexResolved:
         return (Kind.REGEX, self.group_id, self.regex)
 
 
-@dataclass(frozen=True, slots=True)
-class PushGroupSaved:
+class PushGroupSaved(Struct, frozen=True):
     """A stored group of the push protocol.
 
     `state_ms` is the wall clock time at which its last member left; -1 if it has members.
@@ -340,8 +326,7 @@ class PushGroupSaved:
         return (Kind.PUSH_GROUP, self.group_id)
 
 
-@dataclass(frozen=True, slots=True)
-class PushMemberSaved:
+class PushMemberSaved(Struct, frozen=True):
     """A consumer's registration, the stored form of `events.RegisterConsumer`. `topics`: names and streams, sorted."""
 
     group_id: str
@@ -361,8 +346,7 @@ class PushMemberSaved:
         return (Kind.PUSH_MEMBER, self.group_id, self.member_id)
 
 
-@dataclass(frozen=True, slots=True)
-class PushOwned:
+class PushOwned(Struct, frozen=True):
     """A consumer's owned partitions: written before its Start, removed after its Stop."""
 
     group_id: str

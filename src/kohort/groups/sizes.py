@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetToCommit
@@ -58,8 +60,7 @@ def record_bytes(record: Record) -> int:
     if type(record) is OffsetCommitted:  # the common case, which must be fast for commits of many partitions
         texts = record.group_id + record.topic + record.metadata
         return _COMMITTED + (len(texts) if texts.isascii() else len(texts.encode()))
-    values = record if isinstance(record, tuple) else [getattr(record, field.name) for field in fields(record)]
-    return _RECORD_BYTES + _weight(values)
+    return _RECORD_BYTES + _weight(record if isinstance(record, tuple) else astuple(record))
 
 
 def _weight(values: Iterable[object]) -> int:
@@ -71,7 +72,7 @@ def _weight(values: Iterable[object]) -> int:
             total += len(value)
         elif isinstance(value, tuple):
             total += _weight(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            total += _weight(getattr(value, field.name) for field in fields(value))
+        elif isinstance(value, Struct):
+            total += _weight(astuple(value))
         total += _NUMBER
     return total

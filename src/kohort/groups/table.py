@@ -8,16 +8,16 @@ docs/states.md is made from the tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from kohort.groups.effects import GroupState
 from kohort.groups.timers import Deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """An entry of a transition table: what a group does with an event in one state.
 
     Attributes:

@@ -13,13 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
-from crc32c import crc32c
-
 from kohort.errors import CorruptDataError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.partition import PartitionLog
 from kohort.log.results import OpenFile
 from kohort.wire.batch import BatchHeader, parse_header
+from kohort.wire.checksum import crc32c
 from kohort.wire.records import read_pairs
 
 NameOf: TypeAlias = Callable[[bytes], str | None]

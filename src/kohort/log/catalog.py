@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import crc32c
 import msgspec
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
@@ -17,6 +16,7 @@ from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
 from kohort.log.config import LogConfig, StoreLimits, check_known, check_together
 from kohort.settings.config import from_properties, parse_value, settings
+from kohort.wire.checksum import crc32c
 
 log = logging.getLogger("kohort.log")
 
@@ -102,7 +102,7 @@ def _checksum(data: bytes) -> int:
     """Return the CRC32C of a catalog's content besides its checksum, whatever the layout of the JSON text."""
     content = msgspec.json.decode(data, type=dict[str, Any])
     content.pop("checksum", None)
-    return int(crc32c.crc32c(msgspec.json.encode(content, order="sorted")))
+    return int(crc32c(msgspec.json.encode(content, order="sorted")))
 
 
 def _topic(row: _Row) -> CatalogTopic:

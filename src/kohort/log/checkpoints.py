@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import crc32c
-
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
 from kohort.log.filesystem import PRIVATE_MODE, SYSTEM, FileSystem, read_file, read_open, remove_if_exists, write_file
+from kohort.wire.checksum import crc32c
 
 log = logging.getLogger("kohort.log")
 
@@ -107,12 +106,12 @@ def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, in
     files = {name: offsets_file(found) for name, found in offsets.items()}
     present = {name: _content(folder / name, fs) for name in files}
     checksums = read_checksums(folder, fs)
-    sums = {name: crc32c.crc32c(data or b"") for name, data in present.items()}
+    sums = {name: crc32c(data or b"") for name, data in present.items()}
     if all(present[name] == data and sums[name] in checksums.get(name, ()) for name, data in files.items()):
         return
     for name, data in files.items():
         is_sound = sums[name] in checksums.get(name, {sums[name]})
-        checksums[name] = {crc32c.crc32c(data), sums[name]} if is_sound else {crc32c.crc32c(data)}
+        checksums[name] = {crc32c(data), sums[name]} if is_sound else {crc32c(data)}
     rows = [f"{name} {crc}" for name, found in checksums.items() for crc in sorted(found)]
     rows.append(f"{OFFSET_CHECKSUMS} {_checksum_of(rows)}")
     replace_file(folder / OFFSET_CHECKSUMS, "\n".join(["0", str(len(rows)), *rows]) + "\n", fs=fs)
@@ -129,7 +128,7 @@ def _content(path: Path, fs: FileSystem) -> bytes | None:
 
 
 def _checksum_of(rows: list[str]) -> int:
-    return int(crc32c.crc32c("\n".join(rows).encode()))
+    return int(crc32c("\n".join(rows).encode()))
 
 
 def read_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[str, set[int]]:
@@ -167,7 +166,7 @@ def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) ->
         if known is not None and _NO_CONTENT not in known:
             log.warning("checkpoint %s has been removed; the logs are opened without its offsets", path)
         return {}
-    if known is not None and crc32c.crc32c(data) not in known:
+    if known is not None and crc32c(data) not in known:
         raise CorruptDataError(
             f"{path} is damaged: its checksum does not fit. If it was edited on purpose, remove {OFFSET_CHECKSUMS}"
         )

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import crc32c
-
 from kohort.errors import CorruptDataError
 from kohort.log.damage import LogDamage
 from kohort.log.results import OpenFile
 from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
+from kohort.wire.checksum import crc32c
 
 CHUNK: Final = 16 << 10
 _WINDOW: Final = 1 << 20
@@ -368,7 +367,7 @@ def whole_end(file: OpenFile, position: int, size: int, offset: int, *, whole_wr
         data = file.fs.pread(file.fd, size - position, position)
         _, length, _, _, crc, _, delta = _FRONT.unpack_from(data)
         claimed = length + _OVERHEAD if _LENGTH_MIN <= length <= len(data) - _OVERHEAD else None
-        fits = [end for end in (claimed, len(data)) if end and crc32c.crc32c(memoryview(data)[_CRC_FROM:end]) == crc]
+        fits = [end for end in (claimed, len(data)) if end and crc32c(memoryview(data)[_CRC_FROM:end]) == crc]
         if fits:
             offset, position = offset + delta + 1, position + fits[0]
         elif whole_writes and claimed is not None:

@@ -18,9 +18,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-import crc32c
-
 from kohort.log.filesystem import SYSTEM, FileSystem, file_mode, read_file, sync_file, write_file
+from kohort.wire.checksum import crc32c
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
@@ -330,7 +329,7 @@ class TransactionIndex:
         """Return the CRC32C of the first entries, -1 if there are fewer."""
         if entries > len(self.entries):
             return -1
-        return int(crc32c.crc32c(b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[:entries])))
+        return int(crc32c(b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[:entries])))
 
     def append(self, entry: AbortedRange) -> None:
         """Add an entry, also to the file. If the disk is full, `flush` writes it later."""

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.log.filesystem import SYSTEM, FileSystem, file_mode, read_file, write_file
 from kohort.wire.batch import BatchHeader
+from kohort.wire.checksum import crc32c
 
 BATCHES_KEPT = 5
 _SEQUENCE_MASK = 0x7FFFFFFF

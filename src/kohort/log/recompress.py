@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 
-import crc32c
-
 from kohort.errors import CorruptDataError
 from kohort.log.config import COMPRESSIONS, PRODUCER, LogConfig
 from kohort.log.filesystem import ReadBuffer
 from kohort.log.validator import BatchValidator, CheckedBatches
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
+from kohort.wire.checksum import crc32c
 from kohort.wire.compression import compress, decompress
 
 _LENGTH_AT, _LENGTH_OVERHEAD = 8, 12
@@ -82,5 +81,5 @@ def _in_codec(batch: memoryview, codec: int, level: int | None) -> bytearray:
     made += compress(codec, body, level)
     struct.pack_into(">i", made, _LENGTH_AT, len(made) - _LENGTH_OVERHEAD)
     struct.pack_into(">h", made, _CRC_FROM, header.attributes & ~_CODEC_MASK | codec)
-    struct.pack_into(">I", made, _CRC_AT, crc32c.crc32c(memoryview(made)[_CRC_FROM:]))
+    struct.pack_into(">I", made, _CRC_AT, crc32c(memoryview(made)[_CRC_FROM:]))
     return made

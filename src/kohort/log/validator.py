@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-import crc32c
-
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
 from kohort.log.config import DECOMPRESSED_RATIO, RATIO_NAME, RECORD_BYTES_UNLIMITED, LogConfig
 from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
@@ -22,6 +20,7 @@ from kohort.wire.batch import (
     parse_header,
     patch,
 )
+from kohort.wire.checksum import crc32c
 from kohort.wire.compression import CodecError, TooLargeError, UnknownCodecError, check_frame, decompress
 from kohort.wire.record_walk import RecordRules, WrongKind, WrongRecord, fault, walk_records
 
@@ -107,7 +106,7 @@ class BatchValidator:
         limit = self._decompressed_max
         if budget is not None:
             limit = min(limit, budget.covers(size, codec))
-        if crc32c.crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
+        if crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
             size > self._largest
@@ -242,7 +241,7 @@ def _with_max_timestamp(batch: ReadBuffer, max_ms: int) -> CheckedBatches:
     """Return a copy of one batch with this maximum timestamp."""
     fixed = bytearray(batch)
     struct.pack_into(">q", fixed, _MAX_TIMESTAMP_AT, max_ms)
-    struct.pack_into(">I", fixed, _CRC_AT, crc32c.crc32c(memoryview(fixed)[_CRC_FROM:]))
+    struct.pack_into(">I", fixed, _CRC_AT, crc32c(memoryview(fixed)[_CRC_FROM:]))
     return fixed, (parse_header(fixed),)
 
 

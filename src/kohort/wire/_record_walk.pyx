@@ -12,10 +12,18 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from kohort.wire._varint cimport varint, varlong
+
+
+cdef extern from "_crc32c.h":
+    void kohort_crc32c_init() nogil
+    uint32_t kohort_crc32c_on(uint32_t crc, const uint8_t* p, size_t n, int software) nogil
+
+
+kohort_crc32c_init()
 
 
 cdef enum:
@@ -320,3 +328,18 @@ def keep_latest(bytes body, header, dict last, bint drop_tombstones):
         PyBuffer_Release(&view)
     PyByteArray_Resize(kept, used)
     return kept, count, latest
+
+
+def crc32c(data, uint32_t crc=0):
+    """Return the CRC-32C of bytes, continued from that of the bytes before; without the GIL for large ones."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < ALONE_BYTES:
+            crc = kohort_crc32c_on(crc, <const uint8_t*>view.buf, view.len, 0)
+        else:
+            with nogil:
+                crc = kohort_crc32c_on(crc, <const uint8_t*>view.buf, view.len, 0)
+    finally:
+        PyBuffer_Release(&view)
+    return crc

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from typing import Final, NamedTuple, TypedDict, Unpack
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
+from kohort.wire.checksum import crc32c
 from kohort.wire.compression import CODECS, compress
 from kohort.wire.schema import Buffer
 
@@ -47,19 +47,6 @@ _OLD_OVERHEAD: Final = 14
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
-
-
-@cache
-def _checksum() -> Callable[..., int]:
-    """Return the function of CRC-32C, imported at its first use.
-
-    Its package reads installed metadata and imports argparse, which is a fifth of this package's imports in a Spark
-    task. The compiled kernel checks that task's batches and does not need it.
-    """
-    from crc32c import crc32c
-
-    checksum: Callable[..., int] = crc32c
-    return checksum
 
 
 class CorruptBatchError(CorruptDataError):
@@ -228,7 +215,7 @@ def crc_ok(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
     stop = offset + header.size
     if stop > len(buf):
         return False
-    return _checksum()(memoryview(buf)[offset + _ATTRIBUTES_AT : stop]) == header.crc
+    return crc32c(memoryview(buf)[offset + _ATTRIBUTES_AT : stop]) == header.crc
 
 
 def patch(
@@ -252,7 +239,7 @@ def patch(
     (attributes,) = struct.unpack_from(">h", batch, _ATTRIBUTES_AT)
     struct.pack_into(">h", batch, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
     struct.pack_into(">q", batch, _MAX_TIMESTAMP_AT, max_timestamp)
-    struct.pack_into(">I", batch, _CRC_AT, _checksum()(memoryview(batch)[_ATTRIBUTES_AT:]))
+    struct.pack_into(">I", batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
 
 
 def build_batch(batch: Iterable[BatchRecord], **options: Unpack[BatchOptions]) -> bytes:
@@ -307,7 +294,6 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], options:
         options.get("base_sequence", -1),
         count,
     )
-    crc32c = _checksum()
     length = HEADER_SIZE - _LENGTH_OFFSET + len(payload)
     head = _UNCHECKED.pack(
         options.get("base_offset", 0),
@@ -339,7 +325,7 @@ def reseal(header: BatchHeader, body: Buffer, count: int, max_timestamp: int) ->
             )
         )
     )
-    struct.pack_into(">I", head, _CRC_AT, _checksum()(payload, _checksum()(head[_ATTRIBUTES_AT:])))
+    struct.pack_into(">I", head, _CRC_AT, crc32c(payload, crc32c(head[_ATTRIBUTES_AT:])))
     return b"".join((head, payload))
 
 

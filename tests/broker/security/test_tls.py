@@ -16,7 +16,7 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.broker.run import BrokerServer
-from kohort.broker.security import pending, tokens
+from kohort.broker.security import key_sets, pending
 from kohort.broker.security.principals import Principal
 from kohort.errors import InvalidInputError
 from kohort.wire.discovery import MetadataRequest
@@ -250,7 +250,7 @@ def test_issuer_that_does_not_answer_holds_up_no_logins_with_passwords(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(tokens, "fetch_key_set", lambda _url: answers.wait(20) and b"")
+    monkeypatch.setattr(key_sets, "fetch_key_set", lambda _url: answers.wait(20) and b"")
     users = tmp_path / "users.properties"
     users.write_text("alice=secret\n")
     properties = {

@@ -18,9 +18,9 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
-from kohort.broker.security import tokens
+from kohort.broker.security.key_sets import KEY_SET_BYTES_MAX, IssuerKeys
 from kohort.broker.security.settings import SecurityConfig, security_config
-from kohort.broker.security.tokens import IssuerKeys, TokenVerifier
+from kohort.broker.security.tokens import TokenVerifier
 from kohort.errors import InvalidInputError
 
 KEYS: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_keys_in_use_stay_when_their_server_fails(tmp_path: Path, caplog: pytest
     with key_server(document) as (url, asked):
         keys = IssuerKeys(config(tmp_path), url, lambda: clock[0])
         keys.current("rsa")
-        for damage in (b"", b"{", b"[]", b'{"keys": 7}', b'{"keys": [7]}', b"x" * (tokens.KEY_SET_BYTES_MAX + 1)):
+        for damage in (b"", b"{", b"[]", b'{"keys": 7}', b'{"keys": [7]}', b"x" * (KEY_SET_BYTES_MAX + 1)):
             document[0] = damage
             clock[0] += 4_000
             assert [key.kid for key in keys.current("rsa")] == ["rsa"]

@@ -23,9 +23,10 @@ needs every member.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count, repeat
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.errors import ErrorCode

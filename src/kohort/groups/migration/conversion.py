@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
     read_assignment,
@@ -139,8 +141,7 @@ class GroupConversion:
         classic.cancel_timers()
         context.remove(group)
         for saved, _ in settled:
-            fields = {name: getattr(saved, name) for name in saved.__slots__} | {"group_id": group_id}
-            context.emit(MemberSaved(**fields))
+            context.emit(replace(saved, group_id=group_id))
         consumer = self.begin_consumer_group(group_id, generation)
         for saved, held in settled:
             context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import pytest
 from kohort import Broker
 from kohort.broker import embedded
 from kohort.errors import InvalidInputError
-from tests.support.broker_nursery import BrokerNursery
+from tests.support.nursery import Nursery
+from tests.support.processes import KOHORT, ready
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt another's child")
@@ -29,26 +31,26 @@ PROGRAM = """
 import sys
 from kohort import Broker
 from kohort.broker import embedded
-from tests.support.broker_nursery import BrokerNursery
+from tests.support.nursery import Nursery
 
-nursery = BrokerNursery()
+nursery = Nursery()
 if sys.argv[1] == "nursery":
-    embedded.start_process = nursery.start_process
+    embedded.start_process = nursery.start_broker
 broker = Broker()
 print(broker.pid, broker.data_dir, flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def nursery() -> Iterator[BrokerNursery]:
-    nursery = BrokerNursery()
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
     yield nursery
     nursery.close()
 
 
 def surroundings(pid: int) -> dict[str, Any]:
-    """What a process has from the one that started it."""
+    """Return the state that a process has from the one that started it."""
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return {
@@ -63,16 +65,16 @@ def surroundings(pid: int) -> dict[str, Any]:
 
 
 def test_broker_has_the_surroundings_of_its_program(
-    nursery: BrokerNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    monkeypatch.setattr(embedded, "start_process", nursery.start_process)
+    monkeypatch.setattr(embedded, "start_process", nursery.start_broker)
     with Broker():  # so that the nursery runs before the surroundings change
         pass
     monkeypatch.chdir(tmp_path)
     umask = os.umask(0o077)
     try:
-        for start in (OWN_START, nursery.start_process):
+        for start in (OWN_START, nursery.start_broker):
             monkeypatch.setattr(embedded, "start_process", start)
             with Broker("data") as broker:
                 found.append(surroundings(broker.pid))
@@ -83,13 +85,13 @@ def test_broker_has_the_surroundings_of_its_program(
     assert (found[0]["parent"], found[0]["folder"], found[0]["umask"]) == (os.getpid(), str(tmp_path), "0077")
 
 
-def test_environment_is_the_programs_at_the_start(nursery: BrokerNursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nursery.start_process():  # so that the nursery runs before the environment changes
+def test_environment_is_the_programs_at_the_start(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Broker():  # so that the nursery runs before the environment changes
         pass
     monkeypatch.setenv("KOHORT_TEST_NOTE", "of this test")
     monkeypatch.setenv("TZ", "UTC-3")
     monkeypatch.delenv("HOME", raising=False)
-    with nursery.fork(f"{__name__}:show_environment") as process:
+    with nursery.fork(f"{__name__}:show_environment", piped=(False, True, False)) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.read()) == ["of this test", None, 3 * 3600]
     assert process.returncode == 0
@@ -98,6 +100,22 @@ def test_environment_is_the_programs_at_the_start(nursery: BrokerNursery, monkey
 def show_environment() -> None:
     """Print what this process knows from its environment."""
     print(json.dumps([os.environ.get("KOHORT_TEST_NOTE"), os.environ.get("HOME"), -time.timezone]))
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["nonsense"], ["broker", "--listen", "nowhere"]])
+def test_command_ends_as_its_own_start_does(nursery: Nursery, arguments: list[str]) -> None:
+    own = subprocess.run([*KOHORT, *arguments], capture_output=True, text=True, check=False)
+    with nursery.start_command(arguments) as process:
+        assert process.communicate(timeout=60) == (own.stdout, own.stderr)
+    assert process.returncode == own.returncode and own.stdout + own.stderr
+
+
+def test_server_says_that_it_is_ready_and_ends_by_a_signal(nursery: Nursery, tmp_path: Path) -> None:
+    with nursery.start_command(["broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]) as process:
+        ready(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "shutting down" in errors
 
 
 @pytest.mark.parametrize("kind", ["nursery", "own start"])
@@ -114,7 +132,7 @@ def test_broker_ends_with_its_killed_program(kind: str) -> None:
     until(lambda: not Path(folder).exists(), "its folder is gone")
 
 
-def test_error_of_the_start_is_raised(nursery: BrokerNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "start_process", nursery.start_process)
+def test_error_of_the_start_is_raised(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "start_process", nursery.start_broker)
     with Broker(tmp_path) as broker, pytest.raises(InvalidInputError, match=f"process {broker.pid}"):
         Broker(tmp_path)
