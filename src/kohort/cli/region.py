@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common, MetricsOptions
 from kohort.cli.output import is_confirmed, print_note, show, show_json
-from kohort.errors import InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
 

@@ -179,7 +179,7 @@ def alter(
         config: a property to set, as key=value; may be given again.
         delete_config: a property to set back to its default; may be given again.
     """
-    from kohort.client.admin.group_changes import topics_with_nearest
+    from kohort.client.admin.group_changes import topic_errors_with_suggestions
     from kohort.client.admin.values import ConfigResource, ResourceType
 
     if partitions is None and not config and not delete_config:
@@ -197,7 +197,7 @@ def alter(
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            raise topics_with_nearest(admin, {topic: error})[topic] from error
+            raise topic_errors_with_suggestions(admin, {topic: error})[topic] from error
     row = {"topic": topic, "partitions": partitions, "configs": changes, "done": True}
     show([row], row, as_json=common.json)
     return DONE
