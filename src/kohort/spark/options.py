@@ -67,7 +67,7 @@ class ClientOptions:
         STRICT, False, why="whether an option that has no effect is an error instead of a warning"
     )
     kafka: dict[str, str] = field(default_factory=dict, repr=False)
-    ignored_options_note: list[str] = field(default_factory=list, compare=False)
+    ignored: list[str] = field(default_factory=list, compare=False)
 
     @property
     def bootstrap_servers(self) -> str:
