@@ -74,7 +74,7 @@ def test_all_lines_of_a_level_together_are_bounded_and_errors_have_room_of_their
         log.warning(line)
     assert len(caplog.messages) == LEVEL_BURST
     log.error("the disk failed")
-    assert caplog.messages[-1] == "group coordinator: the disk failed"
+    assert caplog.messages[-1] == "the disk failed"
     lines.report_suppressed()
     assert f"{2 * LEVEL_BURST - 5} others" in caplog.messages[-1]
 

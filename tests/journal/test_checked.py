@@ -140,7 +140,7 @@ def test_an_unfinished_append_is_cut_off_and_said(
     torn = PartitionLog.open(log.path, log.config, CRASHED)
     assert replay(torn, older=False) == [record for step in STEPS for record in step]
     opened, cut = [record.getMessage() for record in caplog.records if record.name == "kohort.log"]
-    assert f"__consumer_offsets-0: truncated {torn.recovery.truncated_bytes} bytes after offset" in opened
+    assert f"[partition __consumer_offsets-0] truncated {torn.recovery.truncated_bytes} bytes after offset" in opened
     assert "Groups in the last records before: many-" in opened
     assert "truncated an unfinished append, offsets 7 to" in cut
     assert "Groups in it: many-" in cut

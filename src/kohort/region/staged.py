@@ -116,7 +116,7 @@ class Staged:
 
 
 def together(pieces: Iterable[Staged]) -> Staged:
-    """Return the staged keys of several pieces as one tuple."""
+    """Return the staged keys of several pieces and dead letters, as one `Staged`."""
     those = list(pieces)
     return Staged(
         tuple(key for piece in those for key in piece.keys),
