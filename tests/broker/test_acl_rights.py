@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 from kohort import Broker, Consumer, Producer
 from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.wire.data import FetchRequest
-from kohort.wire.discovery import DescribeClusterRequest, MetadataRequest
+from kohort.wire.discovery import CreatePartitionsRequest, DescribeClusterRequest, MetadataRequest
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
@@ -155,6 +155,30 @@ def assigned(client: RawClient, names: Names, answer: object) -> set[str]:
 
     until(look, "an assignment")
     return found
+
+
+def test_causes_of_rebalances_do_not_name_topics_that_the_client_may_not_describe(
+    client: RawClient, admin: RawClient, names: Names, allow: Grant
+) -> None:
+    """A group that has no members any more told the topics that they had read."""
+
+    def causes(of: RawClient) -> set[str]:
+        described = of.ask(ConsumerGroupDescribeRequest(group_ids=[names.new], rebalances=10), 1).groups[0]
+        return {cause.text for rebalance in described.rebalances for cause in rebalance.causes}
+
+    allow("READ GROUP new", "DESCRIBE TOPIC t")
+    answer = client.ask(beat(names, subscribed_topic_names=[names.t]))
+    assigned(client, names, answer)
+    more = CreatePartitionsRequest.CreatePartitionsTopic(name=names.t, count=40, assignments=None)
+    assert admin.ask(CreatePartitionsRequest(topics=[more], timeout_ms=10_000)).results[0].error_code == 0
+    text = f"subscribed topics changed: {names.t}"
+    until(lambda: text in causes(admin), "the group has seen its topic grow")
+    assert text in causes(client)
+    assert client.ask(beat(names, member_epoch=-1)).error_code == 0
+    allow("DESCRIBE GROUP new")
+    assert "subscribed topics changed" in causes(client)
+    assert not any(names.t in text for text in causes(client))
+    assert text in causes(admin)
 
 
 def test_pattern_of_a_consumer_selects_only_topics_that_it_may_describe(

@@ -64,7 +64,7 @@ def test_kip848_group_names_changed_subscriptions_topics_and_assignors() -> None
     assert story(trial)[0] == "subscription-changed a"
     trial.set_topics(t=6, u=2)
     (note,) = [note for note in trial.notes if isinstance(note, RebalanceCaused)]
-    assert note.cause == (RebalanceReason.TOPICS_CHANGED, "subscribed topics changed: t", "")
+    assert note.cause == (RebalanceReason.TOPICS_CHANGED, "subscribed topics changed: t", "", ("t",))
     story(trial)
     trial.beat("a", epoch, server_assignor="range")
     assert story(trial)[0] == "assignor-changed a"

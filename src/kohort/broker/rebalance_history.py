@@ -121,8 +121,8 @@ def _add_cause(group: GroupRebalanceHistory, note: RebalanceCaused) -> None:
     if len(group.current.causes) >= CAUSES_KEPT:
         group.current.causes_left_out += 1
         return
-    reason, text, member_id = note.cause
-    kept = Cause(reason, text[:TEXT_MAX], member_id[:TEXT_MAX])
+    reason, text, member_id, topics = note.cause
+    kept = Cause(reason, text[:TEXT_MAX], member_id[:TEXT_MAX], topics)
     group.current.causes.append(TimedCause(note.at_ms, kept))
     group.size += len(kept.text) + len(kept.member_id)
 

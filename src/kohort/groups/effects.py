@@ -497,11 +497,13 @@ class Cause(NamedTuple):
         reason: the kind of cause.
         text: the cause in words, as in the log.
         member_id: the member that it is about; empty if there is none, or several.
+        topics: the topics that the text names after its first colon.
     """
 
     reason: RebalanceReason
     text: str
     member_id: str = ""
+    topics: tuple[str, ...] = ()
 
 
 class RebalanceCaused(NamedTuple):

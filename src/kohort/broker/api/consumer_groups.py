@@ -204,7 +204,7 @@ def _described(
     )
     if request.message.rebalances > 0 and not group.error:
         described.rebalances, described.causes = described_rebalances(
-            host, group.group_id, group.state, request.message.rebalances
+            host, request, group.group_id, group.state, request.message.rebalances
         )
     return described
 

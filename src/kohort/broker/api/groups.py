@@ -241,12 +241,13 @@ REBALANCING = (
 
 
 def described_rebalances(
-    host: GroupHost, group: str, state: str, wanted: int
+    host: GroupHost, request: Request[Any], group: str, state: str, wanted: int
 ) -> tuple[list[GroupRebalance], list[CauseCount]]:
     """Return the last rebalances of a group, the oldest first, and the number of causes by reason.
 
     Args:
         host: the host.
+        request: the request, whose client may not know the names of some topics.
         group: the group.
         state: its state, which tells whether a rebalance is under way.
         wanted: the most rebalances to return.
@@ -256,10 +257,11 @@ def described_rebalances(
     if history.current is not None and state in REBALANCING:
         records.append(history.current)
     causes = [CauseCount(reason=reason, count=count) for reason, count in sorted(history.causes.items())]
-    return [_rebalance(record) for record in records[max(0, len(records) - wanted) :]], causes
+    may_see_topic = partial(may_see, host, request, AclOperation.DESCRIBE, Resource.TOPIC)
+    return [_rebalance(record, may_see_topic) for record in records[max(0, len(records) - wanted) :]], causes
 
 
-def _rebalance(record: RebalanceRecord) -> GroupRebalance:
+def _rebalance(record: RebalanceRecord, may_see_topic: Callable[[str], bool]) -> GroupRebalance:
     return GroupRebalance(
         ended_ms=record.ended_ms,
         generation=record.generation,
@@ -269,7 +271,9 @@ def _rebalance(record: RebalanceRecord) -> GroupRebalance:
             GroupRebalance.RebalanceCause(
                 at_ms=timed.at_ms,
                 reason=timed.cause.reason.value,
-                text=timed.cause.text,
+                text=timed.cause.text
+                if all(map(may_see_topic, timed.cause.topics))
+                else timed.cause.text.partition(":")[0],
                 member_id=timed.cause.member_id,
             )
             for timed in record.causes
@@ -337,7 +341,7 @@ def _described(
         described.error_message = group.error_message
     if request.message.rebalances > 0 and not group.error:
         described.rebalances, described.causes = described_rebalances(
-            host, group.group_id, group.state, request.message.rebalances
+            host, request, group.group_id, group.state, request.message.rebalances
         )
     return described
 

@@ -429,10 +429,10 @@ class ConsumerAssignment(ConsumerSuspicion):
 
     def request_resolution(self, step: Step, *, again: bool = False) -> bool:
         """Request the topics of unresolved regular expressions, or with `again` of all; True if a request is needed."""
-        wanted = sorted({m.subscribed_regex for m in self.members.values() if m.subscribed_regex})
+        wanted = {member.subscribed_regex for member in self.members.values() if member.subscribed_regex}
         for regex in [regex for regex in self.regexes if regex not in wanted]:
             step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
-        regexes = tuple(regex for regex in wanted if again or regex not in self.regexes)
+        regexes = tuple(regex for regex in sorted(wanted) if again or regex not in self.regexes)
         if not regexes or self.resolving >= 0:
             return bool(regexes)
         if again or not self.regexes:
@@ -477,7 +477,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         if self.members and metadata_hash(step.image, self.subscribed()) != self.metadata_hash:
             names = sorted(set(changed).intersection(self.subscribed()))[:NAMED_TOPICS]
             text = f"subscribed topics changed{': ' if names else ''}{', '.join(names)}"
-            self.begin_epoch(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
+            self.begin_epoch(step, Cause(RebalanceReason.TOPICS_CHANGED, text, topics=tuple(names)))
 
     def on_topics_changed(self, step: Step, change: ImageChange) -> None:
         """Handle a change of topics in a group that reads one of them, or may."""
