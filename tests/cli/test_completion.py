@@ -21,7 +21,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def completed(script: Path, *words: str) -> set[str]:
-    """What bash offers for the last word."""
+    """The words that bash offers for the last one."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")

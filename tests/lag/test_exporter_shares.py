@@ -205,7 +205,7 @@ def held(watch: ClusterWatch) -> int:
     return len(watch.shown_shares or ())
 
 
-def test_groups_are_read_at_once_when_a_lapsed_session_goes_on(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_read_at_once_when_a_lapsed_session_resumes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody took the shares meanwhile; a page without groups until the next interval would be a false alarm."""
     with watching(broker.bootstrap_servers, "reader", 3_600) as watch:
         until(lambda: held(watch) == SHARES, "it has read all groups", 60)
@@ -221,7 +221,7 @@ def test_groups_are_read_at_once_when_a_lapsed_session_goes_on(broker: Broker, m
 def test_exporter_that_cannot_read_gives_its_shares_up_until_it_can(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heartbeats go on, so that nobody would show its groups while it is there."""
+    """The heartbeats of such an exporter continue, so that nobody would show its groups while it is a member."""
     monkeypatch.setattr(cluster_watch, "STALE_MIN_S", 0.5)
     servers = broker.bootstrap_servers
     with watching(servers, "blind", 0.1) as blind, watching(servers, "other", 0.1) as other:
