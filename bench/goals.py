@@ -119,6 +119,9 @@ GOALS = (
     Goal("secure", r"produce 100 B with and without the check .*", "checked", "ratio", 0.97, why=_CHECKS),
     Goal("processor_time", r"uniform, .*, one leaves", "kohort", "seconds", 0.1),
     Goal("growth", r".*", r".*", "ratio", 0.8),
+    Goal("lag", r"lag of 500 groups .*", r"kohort exporter.*", "seconds", 1.0),
+    Goal("lag", r"the dashboard's page of 500 groups .*", "kohort dashboard", "seconds", 0.1),
+    Goal("lag", r"commands about .*", "kohort groups lag", "ratio", 5.0),
 )  # fmt: skip
 """All goals. A row may have several, beside several others."""
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
 from tests.region.conftest import Collected, Worker, make_topic
-from tests.support.processes import Start
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.processes import Start, ready
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer
@@ -135,6 +136,32 @@ def test_regions_are_shown_with_members_and_sinks(serve: Serve, our_broker: Brok
         assert [(member["member"], len(member["partitions"])) for member in found["members"]] == [("m1", 4)]
         assert found["sinks"][0]["sink"].startswith("test:")
         worker.close()
+
+
+def test_cluster_whose_brokers_coordinate_groups_has_no_coordinators(serve: Serve, our_broker: Broker) -> None:
+    found = serve(our_broker.bootstrap_servers).get("coordinators")
+    assert (found["coordinators"], found["shards"]) == ([], [])
+    assert "up" in found["cluster"]
+
+
+@pytest.mark.kafka
+def test_coordinators_over_kafka_are_shown_with_their_shards(
+    serve: Serve, start: Start, apache_kafka: ApacheKafka, name: str
+) -> None:
+    own = {"journal.topic": f"__groups-{name}", "journal.partitions": "2", "placement.group": f"__members-{name}"}
+    journal = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+    address = ready(
+        start("coordinator", "--kafka", apache_kafka.bootstrap_servers, "--listen", "127.0.0.1:0", *journal)
+    )
+    dashboard = serve(address)
+
+    def shards() -> set[str]:
+        answer, found = dashboard.ask("coordinators")
+        return {row["phase"] for row in found["shards"]} if answer == 200 else set()
+
+    until(lambda: shards() == {"serving"}, "all shards are served", 120)
+    (row,) = dashboard.get("coordinators")["coordinators"]
+    assert (row["address"], row["elected"], row["trouble"]) == (address, True, "")
 
 
 def test_looking_for_regions_creates_no_topic_and_no_key(

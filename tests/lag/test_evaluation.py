@@ -81,6 +81,7 @@ def last(reads: Iterable[At]) -> PartitionLag:
 def test_one_read_says_where_a_group_is(
     read: At, lag: int | None, status: LagStatus, cause: str | None, lost: int | None
 ) -> None:
+    """Kafbat #675: a lag of 0 is shown as N/A, as one that is unknown."""
     part = last([read])
     assert (part.lag, part.status, part.cause, part.lost) == (lag, status, cause, lost)
     assert cause is None or cause in CAUSES
@@ -109,7 +110,7 @@ def test_commit_past_the_end_is_no_negative_lag() -> None:
 
 
 def test_topic_that_is_gone_is_an_error_with_its_reason() -> None:
-    """kafka-lag-exporter #179, #478: one deleted or shrunk topic ended the collection for all groups."""
+    """kafka-lag-exporter #179, #478, akhq #216: one deleted or shrunk topic ended the collection for all groups."""
     gone = error_for(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topic 'orders': this server has no such topic")
     other = TopicPartition("returns", 0)
     reading = GroupReading(EMPTY, True, {ORDERS: OffsetAndMetadata(1), other: OffsetAndMetadata(2)})
@@ -293,6 +294,27 @@ def test_rates_give_the_time_to_catch_up() -> None:
     assert (part.consumed_per_s, part.produced_per_s, part.catch_up_s) == (20.0, 10.0, 90.0)
     assert last([At(0, 1_000), At(100, 1_100)]).catch_up_s is None
     assert last([At(1_000, 1_000)]).catch_up_s == 0.0
+
+
+def test_skew_and_hot_partitions_name_what_more_members_do_not_help() -> None:
+    """Six partitions: one gets 700 per second, the others 100 each, and it alone is behind."""
+    found: LagReport | None = None
+    tps = [TopicPartition("orders", number) for number in range(6)]
+    for seconds in (0, 10):
+        ends = {tp: (700 if tp.partition == 5 else 100) * seconds for tp in tps}
+        committed = {tp: OffsetAndMetadata(end if tp.partition < 5 else 0) for tp, end in ends.items()}
+        bounds: dict[TopicPartition, PartitionBounds | KafkaError] = {
+            tp: PartitionBounds(0, end, end) for tp, end in ends.items()
+        }
+        groups = {"payments": GroupReading(STABLE, True, committed)}
+        found = evaluate(ClusterSnapshot(EPOCH_MS + seconds * 1_000, groups, {}, bounds), found)
+    assert found is not None
+    group = found.groups["payments"]
+    assert (group.skew, [str(part.partition) for part in group.hot]) == (6.0, ["orders-5"])
+    assert replace(group, description=replace(STABLE, type="Share")).hot == []
+    even = group_of([At(10, 20), At(20, 30)])
+    assert (even.skew, even.hot) == (1.0, [])
+    assert group_of([At(20, 20)]).skew is None
 
 
 def test_unassigned_partition_is_named_so() -> None:

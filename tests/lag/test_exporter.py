@@ -101,6 +101,27 @@ def test_page_has_kafka_lag_exporters_names_and_labels(start: Start, broker: Bro
     assert sum(found["kohort_exporter_failures", ("local", reason)] for reason in REASONS) == 0
 
 
+def test_group_that_stopped_stays_on_the_page_and_its_lag_grows(start: Start, broker: Broker) -> None:
+    """kafka-lag-exporter #36 and #63: no values after the last member left, so that nobody saw the lag for hours."""
+    servers = broker.bootstrap_servers
+    behind(servers, "t", "g")
+    with Consumer(servers, group_id="g", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partitions", 60)
+        address = begin(start, "--servers", f"local={servers}")
+        members, lag = ("kohort_consumergroup_members", ("local", "g")), ("local", "g", "t", "0", "", "", "")
+        until(lambda: page(address).get(members) == 1, "the member is seen", 60)
+    until(lambda: page(address).get(members) == 0, "the member is gone", 60)
+    with Producer(servers) as producer:
+        for _ in range(5):
+            producer.send("t", b"x", partition=0)
+        producer.flush()
+    until(lambda: page(address).get(("kafka_consumergroup_group_lag", lag)) == 12, "its lag has grown", 60)
+    found = page(address)
+    assert found["kohort_consumergroup_status", ("local", "g")] == 3
+    assert found["kafka_consumergroup_group_max_lag_seconds", ("local", "g")] > 0
+
+
 def test_cluster_that_is_away_is_said_and_hides_no_other(start: Start, broker: Broker) -> None:
     """kafka-lag-exporter #36, #179: the process ended, or its series did, when a cluster or a topic went away."""
     behind(broker.bootstrap_servers, "t", "g")

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,8 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group import member as member_module
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
-from kohort.lag import LagStatus
+from kohort.lag import LagReader, LagStatus, cluster_watch, exporter_shares
+from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_of
 
 GROUPS = [f"shared-{number}" for number in range(24)]
@@ -185,6 +187,80 @@ def test_shares_end_by_the_clock_before_the_client_hears_of_it(broker: Broker, m
     finally:
         shares.close()
     assert shares.owned() == {}
+
+
+@contextmanager
+def watching(servers: str, client_id: str, interval_s: float) -> Iterator[ClusterWatch]:
+    """An exporter without a page, in this process. Its reads have a client id, and its membership another."""
+    reader = LagReader(servers, client_id=client_id)
+    shares = ExporterShares("c", "exporters", SHARES_TOPIC, servers, {"session.timeout.ms": "6000"})
+    watch = ClusterWatch("c", reader, interval_s, shares=shares)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def held(watch: ClusterWatch) -> int:
+    return len(watch.shown_shares or ())
+
+
+def test_groups_are_read_at_once_when_a_lapsed_session_resumes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody took the shares meanwhile; a page without groups until the next interval would be a false alarm."""
+    with watching(broker.bootstrap_servers, "reader", 3_600) as watch:
+        until(lambda: held(watch) == SHARES, "it has read all groups", 60)
+        reads = sum(watch.state.reads.values())
+        with monkeypatch.context() as later:
+            later.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 6))
+            watch._is_due.set()
+            until(lambda: sum(watch.state.reads.values()) > reads, "it reads without its shares", 60)
+            assert watch.state.shares == {}
+        until(lambda: held(watch) == SHARES, "it has read all groups again", 60)
+
+
+def test_exporter_that_cannot_read_gives_its_shares_up_until_it_can(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeats of such an exporter continue, so that nobody would show its groups while it is a member."""
+    monkeypatch.setattr(cluster_watch, "STALE_MIN_S", 0.5)
+    servers = broker.bootstrap_servers
+    with watching(servers, "blind", 0.1) as blind, watching(servers, "other", 0.1) as other:
+        until(lambda: held(blind) + held(other) == SHARES and held(blind) > 0 < held(other), "both have shares", 60)
+        denial = Fault(
+            "ListGroups", "fail", client_id="blind", times=None, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        )
+        fault = broker.faults.add(denial)
+        until(lambda: held(other) == SHARES, "the other has all groups", 60)
+        assert held(blind) == 0 and not blind.state.is_up
+        fault.remove()
+        until(lambda: held(blind) > 0, "it takes shares again", 60)
+        until(lambda: held(blind) + held(other) == SHARES, "each group is shown once", 60)
+
+
+def test_exporter_that_fails_again_and_again_waits_longer_before_it_takes_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of its attempts costs the others a rebalance."""
+    now_s = [1_000.0]
+    shares = ExporterShares("c", "exporters", SHARES_TOPIC, NOBODY, {})
+    monkeypatch.setattr(exporter_shares, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    pauses = []
+    try:
+        for _ in range(6):
+            shares._owned = {0: 1}
+            shares.note_failed_read(60)
+            now_s[0] += 61
+            shares.note_failed_read(60)
+            shares._owned = {}
+            began_s = now_s[0]
+            shares.note_read(of_shares=False)
+            while shares._is_resting:
+                now_s[0] += 10
+                shares.note_read(of_shares=False)
+            pauses.append(now_s[0] - began_s)
+    finally:
+        shares.close()
+    assert pauses == [0, 60, 120, 240, 480, 600]
 
 
 @pytest.mark.kafka

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, error_for
@@ -338,7 +338,7 @@ def test_large_batch_is_looked_into_as_well(servers: str, admin: Admin, reader: 
 def test_members_of_both_protocols_own_their_partitions(
     servers: str, reader: LagReader, filled: TopicPartition, protocol: str
 ) -> None:
-    """Redpanda console #1815: groups of KIP-848 are shown as dead."""
+    """Redpanda console #1815, akhq #2720, kminion #294, kafka_exporter #533: groups of KIP-848 are dead or missing."""
     group = f"{filled.topic}-{protocol}"
     with Consumer(servers, group_id=group, client_id="watched", group_protocol=protocol) as consumer:
         consumer.subscribe([filled.topic])
@@ -346,6 +346,25 @@ def test_members_of_both_protocols_own_their_partitions(
         found = reader.read().groups[group]
     assert (found.description.type, found.description.state) == (protocol.capitalize(), "Stable")
     assert [part.owner.client_id if part.owner else None for part in found.partitions] == ["watched"]
+
+
+def test_member_of_a_push_group_owns_its_partitions(our_broker: Broker) -> None:
+    topic = f"push-{uuid.uuid4().hex[:8]}"
+    with Admin(our_broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 1, 1)]).all()
+    fill(our_broker.bootstrap_servers, topic, 20)
+    settings = {"group_id": topic, "client_id": "watched", "group_protocol": "push", "auto_offset_reset": "earliest"}
+    with (
+        LagReader(our_broker.bootstrap_servers) as reader,
+        Consumer(our_broker.bootstrap_servers, **settings) as consumer,
+    ):
+        consumer.subscribe([topic])
+        until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partition", 30)
+        consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(13)})
+        found = reader.read().groups[topic]
+    assert (found.description.state, found.sum_lag, len(found.description.members)) == ("Stable", 7, 1)
+    (part,) = found.partitions
+    assert part.owner is not None and part.owner.client_id == "watched"
 
 
 def test_missing_group_is_an_error_of_its_own(admin: Admin, reader: LagReader, filled: TopicPartition) -> None:

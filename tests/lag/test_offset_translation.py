@@ -54,7 +54,7 @@ def clone(brokers: tuple[Broker, Broker], group: str, *more: str) -> int:
 
 
 def values_from(broker: Broker, group: str, topic: str, until: int) -> list[int]:
-    """What a member of the group reads in a cluster, up to a value."""
+    """The values that a member of the group reads in a cluster, up to one of them."""
     found: list[int] = []
     with Consumer(broker.bootstrap_servers, group_id=group, enable_auto_commit=False) as consumer:
         consumer.subscribe([topic])

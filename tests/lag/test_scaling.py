@@ -33,6 +33,7 @@ def test_group_changes_less_often_and_is_late_for_less_time_than_by_keda(name: s
 
 @pytest.mark.parametrize("name", ["stuck partition", "open transaction"])
 def test_group_does_not_grow_for_lag_that_no_member_can_reduce(name: str) -> None:
+    """KEDA #3904: lag behind a record that can't be processed scaled the group to its most."""
     trace = replace(BY_NAME[name], seconds=4_400)
     ours, theirs = run(trace, KohortRule()), run(trace, KedaRule())
     assert ours.most == both("steady")[0].most, "as many as without it"
@@ -77,6 +78,7 @@ class Group:
         self.kind = str(more.get("kind", "Consumer"))
         self.causes: dict[int, str] = {}
         self.pauses_ms = (0, 0)
+        self.quiet: frozenset[int] = frozenset()
 
     def look(self, seconds: int, written: float, read: float, time_lag_ms: int) -> ScalingDecision:
         """Let time pass in which so much is written to and read from each partition, and decide."""
@@ -96,7 +98,9 @@ class Group:
         owner = {tp: member for member in described for tp in member.assignment or ()}
         parts = tuple(
             PartitionLag(
-                tp, self.read, "", owner.get(tp), 0, self.end, 0, self.time_lag_ms, True,
+                tp, 0 if tp.partition in self.quiet else self.read, "", owner.get(tp), 0,
+                0 if tp.partition in self.quiet else self.end, 0,
+                0 if tp.partition in self.quiet else self.time_lag_ms, True,
                 cause=self.causes.get(tp.partition), trend=self.trend(tp.partition // max(1, self.members) % 2),
             )
             for tp in tps
@@ -180,6 +184,33 @@ def test_members_are_never_more_than_partitions_or_the_most_that_are_allowed() -
     group = Group()
     group.target = ScalingTarget(30_000, max_members=5)
     assert group.busy().wanted == 5
+
+
+def test_partitions_without_records_ask_for_no_members() -> None:
+    """KEDA #5880: with records in a few partitions alone the group got as many members as there are partitions."""
+    group = Group(members=1, partitions=8)
+    group.quiet = frozenset(range(2, 8))
+    decision = group.busy()
+    assert (decision.wanted, decision.written_per_s) == (3, 100), "of which a member reads 50, for 75 % of its time"
+
+
+def test_partitions_without_an_offset_ask_for_no_members() -> None:
+    """KEDA #5906: partitions that were never read, whose records have all expired, scaled the group to its most.
+
+    Their offset is -1, which counted as a lag of all records that were ever written.
+    """
+    group = Group(members=2, partitions=8)
+    never = [
+        PartitionLag(TopicPartition("old", number), None, "", None, 9_000_000, 9_000_000, cause="no offset")
+        for number in range(6)
+    ]
+    for _ in range(4):
+        group.look(1, 10, 10, 0)
+        found = replace(group.lag(), partitions=(*group.lag().partitions, *never))
+        decision, group.state = decide(found, group.now_ms + 30_000, TARGET, group.state)
+        group.now_ms += 30_000
+        assert found.sum_lag == 0
+    assert (decision.wanted, decision.needed) == (2, 2)
 
 
 def test_share_group_may_have_more_members_than_partitions() -> None:

@@ -40,6 +40,7 @@ COMMANDS = {
     "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
+    "completion": ("kohort.cli.completion:completion", "Print a script that completes commands in a shell."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
 """Command -> its target and its purpose. A target named `app` has commands of its own."""

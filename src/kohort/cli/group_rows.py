@@ -83,6 +83,8 @@ def _lag_of_group(group: GroupLag) -> dict[str, Any]:
         "activity": group.activity,
         "lag": group.sum_lag,
         "time_lag": _seconds(group.max_time_lag_ms),
+        "skew": _rounded(group.skew),
+        "hot": [str(part.partition) for part in group.hot],
     }
 
 

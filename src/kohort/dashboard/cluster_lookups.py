@@ -1,4 +1,4 @@
-"""Requests to the cluster when a page is opened: topics, records and regions. Blocking calls.
+"""Requests to the cluster when a page is opened: topics, records, regions and coordinators. Blocking calls.
 
 Answers count for some seconds, for all pages: an open page asks again after every read.
 """
@@ -9,12 +9,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from kohort.client.admin.admin import Admin
 from kohort.client.net.metadata import TopicInfo
 from kohort.dashboard.record_peek import DECODED_BYTES_MAX, REGISTRY_MS, PeekRequest, peek
-from kohort.errors import KafkaError, NotFoundError, RetriableError
+from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.settings.config import did_you_mean
@@ -215,6 +216,27 @@ class ClusterLookups:
             return peek(self._servers, self._consumer, request, registry=self._registry)
         finally:
             self._peeks.release()
+
+    def coordinators(self) -> View:
+        """Return kohort's coordinators over a Kafka cluster and their shards; none where brokers coordinate groups."""
+        return self._kept.answer("coordinators", self._coordinators)
+
+    def _coordinators(self) -> View:
+        from kohort.client.admin.coordinators import describe_coordinators, shard_row
+        from kohort.client.net.thread_driver import ThreadClient
+        from kohort.client.settings import ConnectionConfig, client_config
+
+        client = ThreadClient(client_config(ConnectionConfig, self._servers, self._connection))
+        try:
+            coordinators, shards = client.call(describe_coordinators(client.cluster, self._limit_s * 1000))
+        except InvalidInputError:
+            return {"coordinators": [], "shards": []}
+        finally:
+            client.close()
+        return {
+            "coordinators": [asdict(coordinator) for coordinator in coordinators],
+            "shards": [shard_row(shard) for shard in shards],
+        }
 
     def regions(self) -> View:
         """Return all consistent regions."""

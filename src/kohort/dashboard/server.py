@@ -138,8 +138,9 @@ class DashboardRoutes:
             "/api/topics": (self._cluster, lambda request: self._with_readers(lookups.topics())),
             "/api/topic": (self._cluster, lambda request: self._with_readers(lookups.topic(_text(request, "name")))),
             "/api/records": (self._cluster, lambda request: lookups.records(_peek_request(request))),
-            "/api/regions": (self._regions, lambda request: {"cluster": observer.cluster(), **lookups.regions()}),
+            "/api/regions": (self._regions, lambda request: self._with_cluster(lookups.regions())),
             "/api/region": (self._regions, self._region),
+            "/api/coordinators": (self._cluster, lambda request: self._with_cluster(lookups.coordinators())),
         }
         routes = [Route(path, self._in_thread(*answer), methods=["GET"]) for path, answer in answers.items()]
         routes += [Route(path, self._file, methods=["GET"]) for path in FILES]
@@ -259,6 +260,9 @@ class DashboardRoutes:
             return Response(body, media_type="application/json")
 
         return respond_from_thread
+
+    def _with_cluster(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {"cluster": self._observer.cluster(), **found}
 
     def _with_readers(self, found: Mapping[str, Any]) -> dict[str, Any]:
         readers = self._observer.readers()

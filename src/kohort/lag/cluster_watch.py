@@ -88,8 +88,9 @@ class ClusterWatch:
         self._reader, self._interval_s, self._on_read = reader, interval_s, on_read
         self._ended = threading.Event()
         self._is_due = threading.Event()
+        self._begun: Mapping[int, int] = {}
         if shares is not None:
-            shares.on_gain = self._is_due.set
+            shares.on_look = self._read_new_shares
         self._said: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._run, name=f"kohort-lag {name}", daemon=True)
         self._thread.start()
@@ -109,8 +110,12 @@ class ClusterWatch:
         report = self.state.report
         if report is None:
             return None
-        age_s = time.monotonic() - self.state.read_s
-        return report if age_s <= max(STALE_MIN_S, STALE_INTERVALS * self._interval_s) else None
+        return report if time.monotonic() - self.state.read_s <= self._stale_s else None
+
+    @property
+    def _stale_s(self) -> float:
+        """How long a read is shown."""
+        return max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
 
     @property
     def shown_shares(self) -> frozenset[int] | None:
@@ -126,11 +131,16 @@ class ClusterWatch:
             self._read_cluster()
             self._is_due.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
+    def _read_new_shares(self) -> None:
+        """Read at once if this process has shares now that it had not when the last read began."""
+        if self.shares is not None and self.shares.owned().items() - self._begun.items():
+            self._is_due.set()
+
     def _read_cluster(self) -> None:
         before, started = self.state, time.monotonic()
         try:
             owned = self._begin_shares()
-            report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
+            report = self._read_report()
             self.state = self._after_read(before, report, owned, (time.monotonic() - started) * 1000)
         except Exception as error:  # a bug must not end the thread: the lag would stand still
             if self._ended.is_set():
@@ -162,6 +172,18 @@ class ClusterWatch:
                 self.name,
             )
 
+    def _read_report(self) -> LagReport:
+        """Read the cluster, and tell the shares whether that succeeded."""
+        try:
+            report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
+        except Exception:
+            if self.shares is not None:
+                self.shares.note_failed_read(self._stale_s)
+            raise
+        if self.shares is not None:
+            self.shares.note_read(of_shares=bool(self._begun))
+        return report
+
     def _begin_shares(self) -> Mapping[int, int]:
         """Restrict the next read to the shares of groups that this process has; return these shares.
 
@@ -171,7 +193,7 @@ class ClusterWatch:
         if self.shares is None:
             return {}
         self.shares.check()
-        owned = self.shares.owned()
+        owned = self._begun = self.shares.owned()
         self._reader.is_read = lambda name: share_of(name) in owned
         return owned
 

@@ -16,7 +16,7 @@ The statuses are those of LinkedIn's Burrow, with three of its faults avoided:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -32,6 +32,8 @@ WINDOW_MS = 60_000
 commits of most consumers: Kafka's default is 5 s."""
 PAUSE_WINDOWS_MAX = 5
 """The longest pause that counts as usual, in windows: after a stop of a day the next one is noticed as soon."""
+HOT_FACTOR = 3.0
+"""A partition is hot when so many times more is written to it than to the group's other ones in the mean."""
 RISES_MIN = 2
 """`WARN` needs this many windows in a row whose lowest lag is above the window's before."""
 
@@ -171,7 +173,8 @@ class PartitionLag:
     Attributes:
         committed: The committed offset; None: none is committed.
         metadata: What the committer wrote beside it.
-        owner: The member that has the partition; None: none has, or members are unknown.
+        owner: The member that has the partition; None: none has, or several of a share group have, or members are
+            unknown.
         log_start: The partition's first offset; None if it is unavailable.
         log_end: The offset of the next record; read after `committed`, so that lag is never understated.
         oldest_ms: The timestamp of the oldest unread record, or a time before it (then `is_time_lag_exact` is false).
@@ -181,6 +184,7 @@ class PartitionLag:
         cause: One of `CAUSES`; None if all is well.
         error: Why offsets are unavailable.
         trend: What the next evaluation needs; None if there is no committed offset.
+        counted_lag: The lag that the coordinator of a share group counted; None: it follows from the offsets.
     """
 
     partition: TopicPartition
@@ -196,12 +200,15 @@ class PartitionLag:
     cause: str | None = None
     error: str | None = None
     trend: Trend | None = None
+    counted_lag: int | None = None
 
     @property
     def lag(self) -> int | None:
         """The offsets still to be read: end less the larger of committed and start; None: no offset is committed."""
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
+        if self.counted_lag is not None:
+            return self.counted_lag
         return max(0, self.log_end - max(self.committed, self.log_start))
 
     @property
@@ -283,6 +290,25 @@ class GroupLag:
         return max((part.time_lag_ms for part in self.known_partitions if part.time_lag_ms is not None), default=None)
 
     @property
+    def skew(self) -> float | None:
+        """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
+        return self.max_lag * len(self.read) / self.sum_lag if self.sum_lag else None
+
+    @property
+    def hot(self) -> list[PartitionLag]:
+        """The partitions to which `HOT_FACTOR` times more is written than to the others in the mean.
+
+        Each is read by one member, so that more members don't help. Not in share groups.
+        """
+        rates = {part.partition: part.produced_per_s for part in self.read}
+        known = {tp: rate for tp, rate in rates.items() if rate is not None}
+        if len(known) < 2 or self.description.type.lower() == "share":
+            return []
+        total, others = sum(known.values()), len(known) - 1
+        hot = {tp for tp, rate in known.items() if rate > HOT_FACTOR * (total - rate) / others}
+        return [part for part in self.read if part.partition in hot]
+
+    @property
     def status(self) -> LagStatus:
         """The worst status of a partition."""
         return max((part.status for part in self.partitions), default=LagStatus.OK)
@@ -354,12 +380,17 @@ class _Context:
     def group(self, reading: GroupReading) -> GroupLag:
         """Compute the lag and status of one group."""
         group = reading.description
-        owners = {tp: member for member in group.members for tp in member.assignment or ()}
+        owners: dict[TopicPartition, list[MemberDescription]] = {}
+        for member in group.members:
+            for tp in member.assignment or ():
+                owners.setdefault(tp, []).append(member)
         earlier = None if self.before is None else self.before.groups.get(group.group_id)
         known = {} if earlier is None else {part.partition: part for part in earlier.partitions}
         left = abandoned_topics(reading, {tp.topic for tp in reading.committed})
         partitions = tuple(
-            self._partition(_Place(reading, tp, owners.get(tp), tp.topic in left), known.get(tp))
+            self._partition(
+                _Place(reading, tp, _only(owners.get(tp, ())), tp in owners, tp.topic in left), known.get(tp)
+            )
             for tp in sorted({*reading.committed, *reading.errors, *owners})
         )
         return GroupLag(group, reading.members_known, partitions, reading.batch)
@@ -374,20 +405,25 @@ class _Context:
             return PartitionLag(
                 tp, None, "", place.owner, found.log_start, found.log_end, is_time_lag_exact=False, cause=NO_OFFSET
             )
+        counted = place.reading.lags.get(tp)
         oldest_ms, is_exact = self._oldest_ms(tp, max(committed, found.log_start), found, earlier)
+        if counted == 0:
+            oldest_ms, is_exact = NO_RECORD, True
+        elif counted is not None and counted < found.log_end - max(committed, found.log_start):
+            is_exact = False  # the record at the start offset may be acknowledged
         time_lag_ms = None if oldest_ms is None else max(0, self.snapshot.taken_ms - oldest_ms)
         if oldest_ms == NO_RECORD:
             oldest_ms, time_lag_ms = None, 0
-        unread = (
-            0 if time_lag_ms == 0 and oldest_ms is None else max(0, found.log_end - max(committed, found.log_start))
-        )
+        unread = max(0, found.log_end - max(committed, found.log_start)) if counted is None else counted
+        if time_lag_ms == 0 and oldest_ms is None:
+            unread = 0
         now = Anchor(self.snapshot.taken_ms, committed, found.log_end)
         last = None if earlier is None else earlier.trend
         trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)
         status, cause = self._status(place, found, committed, trend)
         return PartitionLag(
             tp, committed, metadata, place.owner, found.log_start, found.log_end,
-            oldest_ms, time_lag_ms, is_exact, status, cause, None, trend,
+            oldest_ms, time_lag_ms, is_exact, status, cause, None, trend, counted,
         )  # fmt: skip
 
     def _oldest_ms(
@@ -430,7 +466,7 @@ class _Context:
             if not moves and (group.protocol_type or is_stuck):
                 return LagStatus.STOP, NO_MEMBERS
         if is_stuck:
-            missing = place.reading.members_known and group.members and place.owner is None
+            missing = place.reading.members_known and group.members and not place.is_assigned
             return LagStatus.STALL, UNASSIGNED if missing else NO_PROGRESS
         if trend.is_falling_behind():
             return LagStatus.WARN, FALLING_BEHIND
@@ -444,7 +480,13 @@ class _Place:
     reading: GroupReading
     partition: TopicPartition
     owner: MemberDescription | None
+    is_assigned: bool
     is_abandoned: bool
+
+
+def _only(members: Sequence[MemberDescription]) -> MemberDescription | None:
+    """Return the member of a partition; None: there is none, or there are several, as in share groups."""
+    return members[0] if len(members) == 1 else None
 
 
 def _unavailable(place: _Place, offset: OffsetAndMetadata | None, found: KafkaError | None) -> PartitionLag:

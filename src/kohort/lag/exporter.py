@@ -51,6 +51,11 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_consumergroup_members": ("Members", _OF_GROUP),
     "kohort_consumergroup_consumed_per_second": ("Offsets committed per second", _OF_GROUP),
     "kohort_consumergroup_written_per_second": ("Offsets written per second to what the group reads", _OF_GROUP),
+    "kohort_consumergroup_lag_skew": ("Largest lag of a partition by the mean of all: 1 is even", _OF_GROUP),
+    "kohort_consumergroup_hot_partition": (
+        "Offsets written per second to a partition that gets over 3 times the mean of the group's others",
+        (*_OF_GROUP, "topic", "partition"),
+    ),
     "kohort_consumergroup_catch_up_seconds": ("Time until nothing is unread; absent: never, or unknown", _OF_GROUP),
     "kohort_consumergroup_changes": ("Changes that were seen, by kind", (*_OF_GROUP, "kind")),
     "kohort_consumergroup_rebalance_causes": (
@@ -185,6 +190,10 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     consumed, written = [part.consumed_per_s for part in read], [part.produced_per_s for part in read]
     families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed))
     families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written))
+    families.add_sample("kohort_consumergroup_lag_skew", place, group.skew)
+    for part in group.hot:
+        where = (part.partition.topic, str(part.partition.partition))
+        families.add_sample("kohort_consumergroup_hot_partition", (*place, *where), part.produced_per_s)
     times = [part.catch_up_s for part in read]
     known = [time_s for time_s in times if time_s is not None]
     families.add_sample(

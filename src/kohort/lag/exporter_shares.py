@@ -22,7 +22,12 @@ otherwise, and gives its shares to the others. Kohort's brokers notice a closed 
 
 **Silence.** An exporter that has not heard the coordinator for a session shows nothing, by its own clock, which begins
 earlier than the coordinator's. That also holds for a process that was stopped, from its first answer on. A page that is
-being formatted at that moment is sent: that is the only overlap.
+being formatted at that moment is sent: that is the only overlap. When the coordinator answers again and nobody took the
+shares, their groups are read at once.
+
+**Blindness.** A member whose reads of the cluster fail would keep its groups from the others. Once its last read has
+become too old to be shown, it leaves the group, and joins again after a read that works. A read of groups that fails
+again soon makes the next pause longer, up to `REST_MAX_S`.
 
 **State.** Nothing is handed over. A successor knows offsets, lag, time lag, `STOP` and `ERR` from its first read.
 Rates, `STALL` and `WARN` need its own reads over a window. Counters of changes begin at 0.
@@ -64,6 +69,8 @@ TOPIC_CHECK_S = 10.0
 JOIN_S = 30.0
 """An exporter that is no member for so long says that it can't read its groups."""
 CALL_MS = 10_000
+REST_S, REST_MAX_S = 60.0, 600.0
+"""How long an exporter that gave its shares up twice without reading them in between takes none; doubled each time."""
 
 
 def share_of(name: str) -> int:
@@ -82,12 +89,12 @@ class ExporterShares:
         settings: Settings of connections by Kafka's names; `session.timeout.ms` too, which bounds a take-over.
 
     Attributes:
-        on_gain: Called when shares were added, by the thread.
+        on_look: Called after each look at the membership, by the thread.
     """
 
     def __init__(self, cluster: str, group: str, topic: str, servers: str, settings: Mapping[str, Any]) -> None:
         self.topic = topic
-        self.on_gain: Callable[[], None] = lambda: None
+        self.on_look: Callable[[], None] = lambda: None
         self._cluster, self._group, self._servers = cluster, group, servers
         session_ms = int(settings.get("session.timeout.ms", SESSION_MS))
         self._settings = {
@@ -107,6 +114,9 @@ class ExporterShares:
         self._member: GroupMember | None = None
         self._error: KafkaError | None = None
         self._joined_s = time.monotonic()
+        self._failing_s: float | None = None
+        self._rest_s = self._rests_until_s = 0.0
+        self._is_resting = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kohort-shares {cluster}", daemon=True)
         self._thread.start()
@@ -128,6 +138,32 @@ class ExporterShares:
         if member is not None and time.monotonic() - self._joined_s > JOIN_S:
             raise TimedOutError(f"group {self._group!r}: not a member: {member.why_unassigned()}")
 
+    def note_read(self, *, of_shares: bool) -> None:
+        """Note that a read of the cluster succeeded: this exporter may have shares.
+
+        Args:
+            of_shares: Whether it read groups of its shares.
+        """
+        self._failing_s = None
+        if of_shares:
+            self._rest_s = 0.0
+        if self._is_resting and time.monotonic() >= self._rests_until_s:
+            log.info("[cluster %s][group %s] reading works again: taking shares", self._cluster, self._group)
+            self._is_resting = False
+
+    def note_failed_read(self, limit_s: float) -> None:
+        """Note that a read of the cluster failed. After `limit_s` of such reads, give the shares up."""
+        now_s = time.monotonic()
+        if self._failing_s is None:
+            self._failing_s = now_s
+        if self._is_resting or not self._owned or now_s - self._failing_s < limit_s:
+            return
+        text = "[cluster %s][group %s] no read succeeded for %.0f s: leaving the shares to other exporters"
+        log.warning(text, self._cluster, self._group, now_s - self._failing_s)
+        self._rests_until_s = now_s + self._rest_s
+        self._rest_s = min(REST_MAX_S, max(REST_S, 2 * self._rest_s))
+        self._is_resting = True
+
     def close(self) -> None:
         """Leave the group, so that others take over at once."""
         self._ended.set()
@@ -139,8 +175,9 @@ class ExporterShares:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._make_topic()
-                self._take_part()
+                if not self._is_resting:
+                    self._make_topic()
+                    self._take_part()
             except KafkaError as error:
                 self._error = error
             except Exception as error:  # a bug must not end the thread: others would wait for this one's shares
@@ -196,7 +233,7 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Stay a member of the exporters' group until the exporter ends, or its topic is gone.
+        """Stay a member of the exporters' group until the exporter ends or gives its shares up, or its topic is gone.
 
         Raises:
             KafkaError: The group can't be joined.
@@ -205,9 +242,10 @@ class ExporterShares:
         with GroupMember(self._servers, self._group, topics=[self.topic], **self._settings) as member:
             self._member = member
             try:
-                while not self._ended.is_set():
+                while not (self._ended.is_set() or self._is_resting):
                     member.wait_change(LOOK_MS)
                     self._follow(member)
+                    self.on_look()
                     now_s = time.monotonic()
                     if self._owned or now_s - looked_s < TOPIC_CHECK_S:
                         continue
@@ -237,8 +275,6 @@ class ExporterShares:
                 len(shares),
                 SHARES,
             )
-        if shares - kept.keys():
-            self.on_gain()
 
 
 def _connection_names() -> frozenset[str]:

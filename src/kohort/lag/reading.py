@@ -6,6 +6,7 @@
 | groups | one ListGroups to each broker |
 | members | DescribeGroups and ConsumerGroupDescribe to each coordinator, `GROUPS_PER_REQUEST` groups in each |
 | committed offsets | OffsetFetch to each coordinator, `GROUPS_PER_REQUEST` groups in each |
+| share and streams groups | requests of their own for both, where there are such groups (`queue_groups`) |
 | starts, ends, last stable offsets | three ListOffsets to each leader, `PARTITIONS_PER_REQUEST` partitions in each |
 | leaders | one Metadata for topics that are new or whose leaders moved |
 | timestamps | the fetches of `record_times`, at most a fixed number |
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar, Unpack
 
-from kohort.client.admin.groups import describe_groups_at
+from kohort.client.admin.groups import SendRequest, describe_groups_at
 from kohort.client.admin.values import GroupDescription, GroupListing
 from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
 from kohort.client.net.thread_driver import ThreadClient
@@ -32,6 +33,14 @@ from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, 
 from kohort.ids import TopicPartition, by_topic
 from kohort.io.closing import ClosedOnExit
 from kohort.lag.evaluation import WINDOW_MS, LagReport, abandoned_topics, evaluate
+from kohort.lag.queue_groups import (
+    SHARE,
+    STREAMS,
+    ShareOffsets,
+    describe_share_groups,
+    describe_streams_groups,
+    share_group_offsets,
+)
 from kohort.lag.record_times import OFFSETS_MAX, RecordTimes
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
 from kohort.settings.arguments import checked_call, checks_arguments
@@ -56,9 +65,6 @@ REFUSALS_KEPT_MS = 300_000
 """How long topics whose records may not be read are not asked for again."""
 REBALANCES_ASKED = 20
 """The rebalances of a group to ask for where they are shown: as many as a coordinator keeps."""
-SHARE, STREAMS = "share", "streams"
-"""Group types whose members this client can't describe. Share groups have no committed offsets either."""
-
 K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R", bound=Message)
@@ -72,6 +78,11 @@ ReadOthers: TypeAlias = Callable[[], Mapping[str, GroupReading | KafkaError]]
 """Returns positions that no coordinator has, by name, or why one could not be read."""
 Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, KafkaError]]
 """The committed offsets of a group, and why some are unavailable."""
+
+
+_DescribeGroups: TypeAlias = Callable[
+    [SendRequest, int, Sequence[str]], Awaitable[dict[str, GroupDescription | KafkaError]]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +148,21 @@ class LagReading:
         if names is not None and any(isinstance(found, KafkaError) for found in described.values()):
             await self._list_groups()  # a share group, or a misspelt name
             described |= await self._described([name for name in wanted if name in self._listing])
-        offsets = await self._committed([name for name, found in described.items() if self._has_offsets(found)])
+        there = {name: found for name, found in described.items() if isinstance(found, GroupDescription)}
+        offsets = await self._committed([name for name, found in there.items() if not _is_of(found, SHARE)])
+        shares = await self._share_offsets([name for name, found in there.items() if _is_of(found, SHARE)])
         groups: dict[str, GroupReading] = {}
-        errors: dict[str, KafkaError] = {}
-        for name, found in described.items():
-            committed = offsets.get(name, ({}, {}))
-            if isinstance(found, KafkaError):
-                errors[name] = found
-            elif isinstance(committed, KafkaError):
-                errors[name] = committed
+        errors = {name: found for name, found in described.items() if isinstance(found, KafkaError)}
+        for name, found in there.items():
+            position = shares[name] if name in shares else offsets[name]
+            if isinstance(position, KafkaError):
+                errors[name] = position
+            elif isinstance(position, ShareOffsets):
+                groups[name] = GroupReading(
+                    found, self._has_members(found), position.starts, position.errors, lags=position.lags
+                )
             else:
-                groups[name] = GroupReading(found, self._has_members(found), *committed)
+                groups[name] = GroupReading(found, self._has_members(found), *position)
         self._add_others(groups, errors)
         bounds, taken_ms = await self._bounds(groups.values(), [*also, *await self._topics_read()])
         times = await self._times(groups.values(), bounds)
@@ -257,19 +272,36 @@ class LagReading:
         return failure
 
     async def _described(self, names: Sequence[str]) -> dict[str, GroupDescription | KafkaError]:
-        kinds = {name: listed.type.lower() for name, listed in self._listing.items()}
-        known: dict[str, GroupDescription | KafkaError] = {
-            name: _undescribed(self._listing[name]) for name in names if kinds.get(name) in (SHARE, STREAMS)
-        }
+        kinds = {name: self._listing[name].type.lower() for name in names if name in self._listing}
         classic = {name for name, kind in kinds.items() if kind == "classic"}
 
         async def send_described(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
             return await describe_groups_at(self._send_request, node, chunk, classic, self.rebalances)
 
-        others = [name for name in names if name not in known]
+        others = [name for name in names if kinds.get(name) not in (SHARE, STREAMS)]
         await self._find_coordinators([name for name in others if name not in self._listing])
         task = _Task(self._coordinator, self._find_coordinators, send_described, GROUPS_PER_REQUEST)
-        return {**known, **await self._asked(others, task)}
+        found = await self._asked(others, task)
+        for kind, describe in ((SHARE, describe_share_groups), (STREAMS, describe_streams_groups)):
+            theirs = [name for name in names if kinds.get(name) == kind]
+            if theirs:
+                found |= await self._described_by(describe, theirs)
+        return {name: found[name] for name in names}
+
+    async def _described_by(
+        self, describe: _DescribeGroups, names: Sequence[str]
+    ) -> dict[str, GroupDescription | KafkaError]:
+        """Describe groups of one kind; a coordinator that can't describe them has at least listed them."""
+
+        async def ask(node: int, chunk: list[str]) -> Mapping[str, GroupDescription | KafkaError]:
+            try:
+                return await describe(self._send_request, node, chunk)
+            except KafkaError as error:
+                if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+                    raise
+                return {name: _undescribed(self._listing[name]) for name in chunk}
+
+        return await self._asked(names, _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST))
 
     def _coordinator(self, name: str) -> int:
         """Return a group's coordinator.
@@ -301,11 +333,8 @@ class LagReading:
 
     @staticmethod
     def _has_members(found: GroupDescription) -> bool:
-        return found.type.lower() not in (SHARE, STREAMS)
-
-    @staticmethod
-    def _has_offsets(found: GroupDescription | KafkaError) -> bool:
-        return isinstance(found, GroupDescription) and found.type.lower() != SHARE
+        """Return whether the description has members: a share or streams group may have been listed alone."""
+        return found.epoch is not None or not (_is_of(found, SHARE) or _is_of(found, STREAMS))
 
     # Committed offsets.
 
@@ -341,6 +370,18 @@ class LagReading:
             else:
                 outcomes[name] = _offsets(name, response.topics)
         return outcomes
+
+    async def _share_offsets(self, names: Sequence[str]) -> dict[str, ShareOffsets | KafkaError]:
+        async def ask(node: int, chunk: list[str]) -> Mapping[str, ShareOffsets | KafkaError]:
+            try:
+                return await share_group_offsets(self._send_request, node, chunk)
+            except KafkaError as error:
+                if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+                    raise
+                return dict.fromkeys(chunk, ShareOffsets())
+
+        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
+        return await self._asked(names, task)
 
     # Starts and ends.
 
@@ -512,6 +553,10 @@ def _list_offsets(partitions: Iterable[TopicPartition], when: int, is_committed:
         for topic, numbers in by_topic(partitions).items()
     ]
     return ListOffsetsRequest(replica_id=-1, isolation_level=int(is_committed), topics=topics)
+
+
+def _is_of(found: GroupDescription, kind: str) -> bool:
+    return found.type.lower() == kind
 
 
 def _undescribed(listed: GroupListing) -> GroupDescription:

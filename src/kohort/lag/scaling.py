@@ -206,6 +206,7 @@ class _Scaling:
             before = replace(before, offsets={**_offsets(group), **before.offsets})
         self.group, self.now_ms, self.target, self.before = group, now_ms, target, before
         self.members = frozenset(member.member_id for member in group.description.members)
+        self.is_share = group.description.type.lower() == "share"
         self.most = _most(group, target)
         self.partitions = max(1, len(group.known_partitions))
         self.downtime_ms = usual_downtime_ms(group)
@@ -239,7 +240,8 @@ class _Scaling:
         member_per_s = self._member_per_s()
         if not member_per_s:
             return self._without_rates()
-        demand = sum(min(self._demand(load), member_per_s) for load in self.free)
+        most_per_s = math.inf if self.is_share else member_per_s  # a partition of others has one reader
+        demand = sum(min(self._demand(load), most_per_s) for load in self.free)
         kept = tuple(load for load in before.loads if load[0] >= self.now_ms - DOWN_AFTER_MS)
         return self._compared(member_per_s, demand, (*kept, (self.now_ms, demand)))
 
@@ -266,19 +268,23 @@ class _Scaling:
     def _busy(self) -> frozenset[str]:
         """Return the members with old records unread in a partition whose offset has just moved."""
         busy_ms = min(BUSY_LAG_MS, self.target.max_lag_ms // 2)
-        return frozenset(
-            part.owner.member_id
+        late = [
+            part
             for part in self.group.known_partitions
-            if part.owner is not None
-            and (part.time_lag_ms or 0) > busy_ms
-            and (part.trend is None or not part.trend.stuck_ms)
-        )
+            if (part.time_lag_ms or 0) > busy_ms and (part.trend is None or not part.trend.stuck_ms)
+        ]
+        if self.is_share:  # any member may read what is late
+            return self.members if late else frozenset()
+        return frozenset(part.owner.member_id for part in late if part.owner is not None)
 
     def _member_per_s(self) -> float | None:
         """Return what a busy member reads. One that is not busy could read more: its rate is a lower bound."""
         rates: dict[str, float] = {}
+        if self.is_share:
+            each = sum(load.read for load in self.loads) / max(1, len(self.members))
+            rates = dict.fromkeys(self.members, each)
         for load in self.loads:
-            if load.part.owner is not None:
+            if load.part.owner is not None and not self.is_share:
                 member = load.part.owner.member_id
                 rates[member] = rates.get(member, 0.0) + load.read
         measured = [rates[member] for member in self.busy & self.before.busy if rates.get(member)]
@@ -302,7 +308,7 @@ class _Scaling:
 
     def _share(self, members: int) -> float:
         """Return the part of the partitions that the member with the most of them has."""
-        if self.group.description.type.lower() == "share":
+        if self.is_share:
             return 1 / members
         return math.ceil(self.partitions / members) / self.partitions
 
@@ -314,7 +320,7 @@ class _Scaling:
         if not demand and not self.group.sum_lag:
             return self.target.min_members
         fewest = max(1, self.target.min_members)
-        most = min(self.most, self.partitions if self.group.description.type.lower() != "share" else 10_000)
+        most = min(self.most, 10_000 if self.is_share else self.partitions)
         fitting = (number for number in range(fewest, most) if self._fits(number, demand, member_per_s, busy))
         return next(fitting, max(fewest, most))
 
@@ -369,7 +375,8 @@ class _Scaling:
 
         So it is with the backlog behind a transaction that has ended, which the other partitions do not have.
         """
-        if self.time_lag_ms is None or self.time_lag_ms <= self.target.max_lag_ms or self.most < self.partitions:
+        is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
+        if self.is_share or not is_late or self.most < self.partitions:
             return False
         written: dict[str, float] = {}
         for load in self.loads:
@@ -398,7 +405,7 @@ class _Scaling:
             causes = sorted({part.cause or "" for part in blocked})
             return f"no member can reduce the lag of {_named(blocked)}: {', '.join(causes)}"
         hot = [load.part for load in self.free if self._demand(load) > member_per_s]
-        if hot and base > 1:
+        if hot and base > 1 and not self.is_share:
             return f"{_named(hot)} alone has more than a member reads, {member_per_s:.0f} per second: others can't help"
         if base >= self.most and not self._fits(base, demand, member_per_s, BUSY_UP):
             return f"{base} members are the most that can have work"

@@ -73,10 +73,11 @@ class GroupReading:
 
     Attributes:
         description: State and members.
-        members_known: Whether the description has the members: not for share and streams groups.
-        committed: The committed offsets.
+        members_known: Whether the description has the members. Old brokers only list share and streams groups.
+        committed: The committed offsets; those of share groups are their start offsets.
         errors: Why a partition's offset is unavailable.
         batch: The last batch that a Spark query finished, of its checkpoint; -1 before the first, None for groups.
+        lags: Lag that the coordinator counted: that of share groups, which may acknowledge records in any order.
     """
 
     description: GroupDescription
@@ -84,6 +85,7 @@ class GroupReading:
     committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     errors: Mapping[TopicPartition, KafkaError] = field(default_factory=dict)
     batch: int | None = None
+    lags: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

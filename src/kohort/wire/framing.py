@@ -23,6 +23,7 @@ from kohort.wire import (
     groups,
     offsets,
     security,
+    share_groups,
     streams_groups,
     transactions,
 )
@@ -88,6 +89,7 @@ def _apis() -> dict[int, Api]:
         data,
         transactions,
         security,
+        share_groups,
         streams_groups,
     ):
         for name, request in vars(module).items():

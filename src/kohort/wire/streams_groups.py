@@ -1,4 +1,4 @@
-"""The heartbeat of streams groups (KIP-1071), which the broker refuses with the code that ends the client's wait.
+"""Messages of streams groups (KIP-1071): the description for tools, and the heartbeat, which the broker refuses.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -136,3 +136,109 @@ class StreamsGroupHeartbeatResponse(Message, key=88, versions=(0, 1), flexible=0
     partitions_by_user_endpoint: list[EndpointToPartitions] | None = array(
         EndpointToPartitions, nullable=True, default=None
     )
+
+
+class StreamsTopologyNode(Struct):
+    """A node of the topology."""
+
+    name: str = string()
+    node_type: int = int8()
+    source_topics: list[str] = array(string)
+    sink_topic: str | None = string(nullable=True, default=None)
+    stores: list[str] = array(string)
+    successors: list[str] = array(string)
+
+
+class StreamsGroupDescribeRequest(RequestMessage["StreamsGroupDescribeResponse"], key=89, versions=(0, 1), flexible=0):
+    """A request for the state, topology and members of streams groups."""
+
+    group_ids: list[str] = array(string)
+    include_authorized_operations: bool = boolean()
+    include_topology_description: bool = boolean(since=1)
+
+
+class StreamsGroupDescribeResponse(Message, key=89, versions=(0, 1), flexible=0):
+    """Subtopologies with their topics, and members with their tasks."""
+
+    class DescribedGroup(Struct):
+        """A group's state, epochs, topology and members, or why it can't be described."""
+
+        class Topology(Struct):
+            """The topology that the members run."""
+
+            class Subtopology(Struct):
+                """A part of the topology; its tasks are numbered as the partitions of its topics."""
+
+                subtopology_id: str = string()
+                source_topics: list[str] = array(string)
+                repartition_sink_topics: list[str] = array(string)
+                state_changelog_topics: list[StreamsTopicInfo] = array(StreamsTopicInfo)
+                repartition_source_topics: list[StreamsTopicInfo] = array(StreamsTopicInfo)
+
+            epoch: int = int32()
+            subtopologies: list[Subtopology] | None = array(Subtopology, nullable=True, default=None)
+
+        class Member(Struct):
+            """A member's client and tasks."""
+
+            class Assignment(Struct):
+                """Tasks by their kind."""
+
+                active_tasks: list[StreamsTaskIds] = array(StreamsTaskIds)
+                standby_tasks: list[StreamsTaskIds] = array(StreamsTaskIds)
+                warmup_tasks: list[StreamsTaskIds] = array(StreamsTaskIds)
+
+            member_id: str = string()
+            member_epoch: int = int32()
+            instance_id: str | None = string(nullable=True, default=None)
+            rack_id: str | None = string(nullable=True, default=None)
+            client_id: str = string()
+            client_host: str = string()
+            topology_epoch: int = int32()
+            process_id: str = string()
+            user_endpoint: StreamsEndpoint | None = struct(StreamsEndpoint, nullable=True, default=None)
+            client_tags: list[StreamsKeyValue] = array(StreamsKeyValue)
+            task_offsets: list[StreamsTaskOffset] = array(StreamsTaskOffset)
+            task_end_offsets: list[StreamsTaskOffset] = array(StreamsTaskOffset)
+            assignment: Assignment = struct(Assignment)
+            target_assignment: Assignment = struct(Assignment)
+            is_classic: bool = boolean()
+
+        class TopologyDescription(Struct):
+            """The topology with its nodes, where the request wants it."""
+
+            class SubtopologyNodes(Struct):
+                """A part of the topology with its nodes."""
+
+                subtopology_id: str = string()
+                nodes: list[StreamsTopologyNode] = array(StreamsTopologyNode)
+
+            class GlobalStore(Struct):
+                """A global store with its nodes."""
+
+                source: StreamsTopologyNode = struct(StreamsTopologyNode)
+                processor: StreamsTopologyNode = struct(StreamsTopologyNode)
+
+            subtopologies: list[SubtopologyNodes] = array(SubtopologyNodes)
+            global_stores: list[GlobalStore] = array(GlobalStore)
+
+        error_code: int = int16()
+        error_message: str | None = string(nullable=True, default=None)
+        group_id: str = string()
+        group_state: str = string()
+        group_epoch: int = int32()
+        assignment_epoch: int = int32()
+        topology: Topology | None = struct(Topology, nullable=True, default=None)
+        members: list[Member] = array(Member)
+        authorized_operations: int = int32(default=-2147483648)
+        topology_description: TopologyDescription | None = struct(
+            TopologyDescription, since=1, nullable=True, default=None
+        )
+        topology_description_status: int = int8(since=1)
+        assignor_name: str | None = string(since=1, nullable=True, default=None, ignorable=True)
+
+    Topology = DescribedGroup.Topology
+    Member = DescribedGroup.Member
+
+    throttle_time_ms: int = int32()
+    groups: list[DescribedGroup] = array(DescribedGroup)

@@ -184,6 +184,7 @@ const keys = {
   g: () => { location.hash = "#/groups"; },
   t: () => { location.hash = "#/topics"; },
   r: () => { location.hash = "#/regions"; },
+  c: () => { location.hash = "#/coordinators"; },
   "?": () => document.getElementById("keys").showModal(),
 };
 

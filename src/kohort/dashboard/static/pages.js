@@ -1,4 +1,4 @@
-// The pages: groups, a group, topics, a topic with its records, regions, a region.
+// The pages: groups, a group, topics, a topic with its records, regions, a region, coordinators.
 // A page has `path`, which it asks for; `show`, which draws the answer; and `isLive` if it is asked for after every read.
 
 import { changesOf } from "./changes.js";
@@ -336,8 +336,39 @@ function region(main, name) {
   return { path: `/api/region?name=${encodeURIComponent(name)}`, isLive: true, show, failed: failures(failed) };
 }
 
+const coordinatorColumns = [
+  { name: "Coordinator", className: "number head", cell: (row) => count(row.id) },
+  { name: "Address", className: "wide", cell: (row) => visible(row.address) },
+  { name: "Rack", cell: (row) => visible(row.rack) },
+  { name: "Elected", cell: (row) => (row.elected ? "yes" : "no") },
+  { name: "Shards", className: "number", cell: (row) => count(row.shards) },
+  { name: "Map", className: "number", cell: (row) => (row.map_version < 0 ? "" : count(row.map_version)) },
+  { name: "Trouble", className: "wide", cell: (row) => visible(row.trouble) },
+];
+const shardColumns = [
+  { name: "Shard", className: "number head", cell: (row) => count(row.shard) },
+  { name: "Coordinator", className: "number", cell: (row) => count(row.coordinator) },
+  { name: "Phase", cell: (row) => visible(row.phase) },
+  { name: "Groups", className: "number", cell: (row) => count(row.groups) },
+  { name: "Term", className: "number", cell: (row) => count(row.term) },
+  { name: "Proof", className: "number", cell: (row) => (row.proof_age_ms === null ? "" : duration(row.proof_age_ms)) },
+  { name: "Append p99", className: "number", cell: (row) => (row.append_p99_ms === null ? "" : `${row.append_p99_ms} ms`) },
+  { name: "Fences", className: "number", cell: (row) => count(row.fences) },
+];
+
+function coordinators(main) {
+  const place = element("div"), failed = element("div");
+  main.append(element("h1", {}, "Coordinators"), failed, place);
+  const show = (body) => place.replaceChildren(
+    table(coordinatorColumns, body.coordinators, { empty: "no coordinators of kohort's: the brokers coordinate the groups" }),
+    ...(body.coordinators.length ? [element("h2", {}, "Shards"), table(shardColumns, body.shards, { empty: "no shards" })] : []),
+  );
+  return { path: "/api/coordinators", isLive: true, show, failed: failures(failed) };
+}
+
 export const pages = {
   groups: { make: groups }, group: { make: group, list: "groups" },
   topics: { make: topics }, topic: { make: topic, list: "topics" },
   regions: { make: regions }, region: { make: region, list: "regions" },
+  coordinators: { make: coordinators },
 };

@@ -1,0 +1,177 @@
+"""Share groups (KIP-932) and streams groups (KIP-1071), which their coordinators describe by requests of their own.
+
+A share group has no committed offsets. Its position in a partition is the start offset: the first record that is not
+acknowledged for good. Records after it may be acknowledged already, so the coordinator counts what is left (KIP-1226,
+Kafka 4.2). Several members may read a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kohort.client.admin.groups import SendRequest
+from kohort.client.admin.values import GroupDescription, MemberDescription
+from kohort.client.offsets import OffsetAndMetadata
+from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.share_groups import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+)
+from kohort.wire.streams_groups import StreamsGroupDescribeRequest, StreamsGroupDescribeResponse, StreamsTaskIds
+
+SHARE, STREAMS = "share", "streams"
+"""The types of these groups, in lower case."""
+
+_OffsetsOfGroup: TypeAlias = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOffsets:
+    """The positions of a share group.
+
+    Attributes:
+        starts: The first offset of each partition that is not acknowledged.
+        lags: The number of records from there on that are not acknowledged; absent: the coordinator does not say.
+        errors: Why the position in a partition is unavailable.
+    """
+
+    starts: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    lags: Mapping[TopicPartition, int] = field(default_factory=dict)
+    errors: Mapping[TopicPartition, KafkaError] = field(default_factory=dict)
+
+
+async def describe_share_groups(
+    send: SendRequest, node: int, names: Sequence[str]
+) -> dict[str, GroupDescription | KafkaError]:
+    """Describe share groups of one coordinator.
+
+    Raises:
+        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+    """
+    answer = await send(ShareGroupDescribeRequest(group_ids=list(names)), node)
+    return {group.group_id: _share_group(group, node) for group in answer.groups}
+
+
+def _share_group(group: ShareGroupDescribeResponse.DescribedGroup, node: int) -> GroupDescription | KafkaError:
+    if group.error_code:
+        return _error(group.error_code, group.group_id, group.error_message)
+    members = (
+        MemberDescription(
+            member.member_id,
+            member.client_id,
+            member.client_host,
+            assignment=tuple(
+                sorted(
+                    TopicPartition(topic.topic_name, number)
+                    for topic in member.assignment.topic_partitions
+                    for number in topic.partitions
+                )
+            ),
+            subscription=tuple(sorted(member.subscribed_topic_names)),
+            rack_id=member.rack_id,
+            epoch=member.member_epoch,
+        )
+        for member in group.members
+    )
+    return GroupDescription(
+        group.group_id, "Share", group.group_state, SHARE, group.assignor_name, _sorted(members), node,
+        group.group_epoch, group.assignment_epoch,
+    )  # fmt: skip
+
+
+async def describe_streams_groups(
+    send: SendRequest, node: int, names: Sequence[str]
+) -> dict[str, GroupDescription | KafkaError]:
+    """Describe streams groups of one coordinator. A member has the partitions of its active tasks' topics.
+
+    Raises:
+        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+    """
+    answer = await send(StreamsGroupDescribeRequest(group_ids=list(names)), node)
+    return {group.group_id: _streams_group(group, node) for group in answer.groups}
+
+
+def _streams_group(group: StreamsGroupDescribeResponse.DescribedGroup, node: int) -> GroupDescription | KafkaError:
+    if group.error_code:
+        return _error(group.error_code, group.group_id, group.error_message)
+    parts = [] if group.topology is None else group.topology.subtopologies or []
+    topics = {
+        part.subtopology_id: [*part.source_topics, *(topic.name for topic in part.repartition_source_topics)]
+        for part in parts
+    }
+    members = (
+        MemberDescription(
+            member.member_id,
+            member.client_id,
+            member.client_host,
+            member.instance_id,
+            _read_by(member.assignment.active_tasks, topics),
+            _read_by(member.target_assignment.active_tasks, topics),
+            rack_id=member.rack_id,
+            epoch=member.member_epoch,
+        )
+        for member in group.members
+    )
+    return GroupDescription(
+        group.group_id, "Streams", group.group_state, STREAMS, group.assignor_name or "", _sorted(members), node,
+        group.group_epoch, group.assignment_epoch,
+    )  # fmt: skip
+
+
+def _read_by(tasks: Iterable[StreamsTaskIds], topics: Mapping[str, Sequence[str]]) -> tuple[TopicPartition, ...]:
+    """Return the partitions that tasks read. They may not all exist: a topic can have fewer than there are tasks."""
+    return tuple(
+        sorted(
+            TopicPartition(topic, number)
+            for task in tasks
+            for topic in topics.get(task.subtopology_id, ())
+            for number in task.partitions
+        )
+    )
+
+
+async def share_group_offsets(
+    send: SendRequest, node: int, names: Sequence[str]
+) -> dict[str, ShareOffsets | KafkaError]:
+    """Return the positions of share groups of one coordinator.
+
+    Raises:
+        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+    """
+    group_type = DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
+    request = DescribeShareGroupOffsetsRequest(groups=[group_type(group_id=name, topics=None) for name in names])
+    answer = await send(request, node)
+    return {group.group_id: _positions(group) for group in answer.groups}
+
+
+def _positions(group: _OffsetsOfGroup) -> ShareOffsets | KafkaError:
+    if group.error_code:
+        return _error(group.error_code, group.group_id, group.error_message)
+    starts: dict[TopicPartition, OffsetAndMetadata] = {}
+    lags: dict[TopicPartition, int] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
+    for topic in group.topics:
+        for part in topic.partitions:
+            tp = TopicPartition(topic.topic_name, part.partition_index)
+            if part.error_code:
+                text = part.error_message or f"start offset of group {group.group_id!r} in {tp}"
+                errors[tp] = error_for(part.error_code, text)
+            elif part.start_offset >= 0:
+                starts[tp] = OffsetAndMetadata(part.start_offset)
+                if part.lag >= 0:
+                    lags[tp] = part.lag
+    return ShareOffsets(starts, lags, errors)
+
+
+def _error(code: int, group: str, text: str | None) -> KafkaError:
+    found = ErrorCode.of(code)
+    return error_for(found, f"group {group!r}: {text or found.text}")
+
+
+def _sorted(members: Iterable[MemberDescription]) -> tuple[MemberDescription, ...]:
+    return tuple(sorted(members, key=lambda member: (member.client_id, member.member_id)))
