@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.cli.app import run
+from kohort.cli.output import counted
 from kohort.client.admin.values import NewTopic
 
 
@@ -127,6 +128,7 @@ def test_no_lines_are_no_records(kohort: Kohort, topic: str) -> None:
     for format in ("text", "json"):
         code, out, reported = kohort("produce", topic, "--format", format, stdin=b"")
         assert (code, out, reported) == (0, b"", "0 records\n")
+    assert kohort("produce", topic, stdin=b"one\n")[2] == "1 record\n"
 
 
 def test_json_is_a_format_of_records_too(kohort: Kohort, topic: str) -> None:
@@ -182,7 +184,7 @@ def test_json_out_and_in_again_is_the_same_record(kohort: Kohort, servers: str, 
     code, lines, _ = kohort("consume", source, *ALL, "--format", "json")
     assert (code, lines.count(b"\n")) == (0, len(sent))
     code, _, reported = kohort("produce", copy, "--format", "json", stdin=lines)
-    assert (code, reported) == (0, f"{len(sent)} records\n")
+    assert (code, reported) == (0, f"{counted(len(sent), 'record')}\n")
     assert read_all(servers, copy) == read_all(servers, source)
 
 

@@ -17,8 +17,8 @@ from tests.support.waiting import LAST_RESORT
 from kohort.cli.app import run
 from kohort.demo.account import SCHEMA, compare_with_topic, differences, draw, show, summed, worst_connections
 from kohort.demo.flights import ALL, flights_table, recorded_flights
-from kohort.demo.play import DemoOptions
-from kohort.errors import InvalidInputError
+from kohort.demo.play import DemoApplication, DemoOptions
+from kohort.errors import InvalidInputError, KafkaError
 
 ROWS = 20_000
 
@@ -59,6 +59,16 @@ def test_demo_at_a_broker_that_is_away_gives_up_soon(tmp_path: Path, capsys: pyt
     demo = ["demo", "--rows", "1000", "--output", str(tmp_path / "out"), "--bootstrap-server", "127.0.0.1:1"]
     assert run([*demo, "--timeout", "200"]) == 1
     assert "no broker can be reached (127.0.0.1:1: connection refused)" in capsys.readouterr().err
+
+
+def test_ended_application_is_reported_with_its_last_line_and_what_to_look_at(tmp_path: Path) -> None:
+    application = DemoApplication("anna", tmp_path, ["no.such.module"])
+    application.process.wait()
+    with pytest.raises(KafkaError) as ended:
+        application.check()
+    assert f"(all of it is in {tmp_path / 'application-anna.log'}; `kohort doctor` looks for" in ended.value.message
+    assert "the application anna ended with exit code 1: " in ended.value.message
+    assert "No module named 'no'" in ended.value.message and "\n" not in ended.value.message
 
 
 def written(*places: tuple[int, int], late: int | None = 5) -> pa.Table:

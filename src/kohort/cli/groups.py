@@ -28,7 +28,7 @@ from kohort.cli.group_rows import (
     type_name,
     with_batch,
 )
-from kohort.cli.output import fitting_columns, print_note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.output import counted, fitting_columns, print_note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -160,7 +160,7 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
 
 
 def _group_line(row: dict[str, Any]) -> str:
-    members = "1 member" if row["members"] == 1 else f"{row['members']} members"
+    members = counted(row["members"], "member")
     return f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {members}  lag {row['lag']}"
 
 

@@ -158,10 +158,14 @@ class DemoApplication:
             self.process = start_tied(program, stdout=log, stderr=log, env={"SPARK_LOCAL_IP": "127.0.0.1"})
 
     def check(self) -> None:
-        """Raise KafkaError if the process has ended, with the end of its log."""
+        """Raise KafkaError if the process has ended, with the last line of its log."""
         if (code := self.process.poll()) is not None:
-            log = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise KafkaError(f"the application {self.name} ended with exit code {code}:\n{log}")
+            lines = self.log.read_text(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "it has written nothing")
+            raise KafkaError(
+                f"the application {self.name} ended with exit code {code}: {last} (all of it is in {self.log}; `kohort "
+                "doctor` looks for what is missing on this machine)"
+            )
 
     def kill(self) -> int:
         """Send SIGKILL to all its processes, the JVM and its Python workers included; return their number."""

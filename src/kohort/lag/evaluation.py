@@ -292,7 +292,7 @@ class GroupLag:
     @property
     def skew(self) -> float | None:
         """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
-        return self.max_lag * len(self.read) / self.sum_lag if self.sum_lag else None
+        return self.max_lag * len(self.known_partitions) / self.sum_lag if self.sum_lag else None
 
     @property
     def hot(self) -> list[PartitionLag]:
@@ -300,13 +300,13 @@ class GroupLag:
 
         Each is read by one member, so that more members don't help. Not in share groups.
         """
-        rates = {part.partition: part.produced_per_s for part in self.read}
+        rates = {part.partition: part.produced_per_s for part in self.known_partitions}
         known = {tp: rate for tp, rate in rates.items() if rate is not None}
         if len(known) < 2 or self.description.type.lower() == "share":
             return []
         total, others = sum(known.values()), len(known) - 1
         hot = {tp for tp, rate in known.items() if rate > HOT_FACTOR * (total - rate) / others}
-        return [part for part in self.read if part.partition in hot]
+        return [part for part in self.known_partitions if part.partition in hot]
 
     @property
     def status(self) -> LagStatus:
