@@ -371,7 +371,8 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
         if not execute:
             show(rows, columns, as_json=common.json)
         failed = print_errors({str(key): error for key, error in untranslated.items()})
-        if not rows or not is_confirmed(execute, f"Set {counted(len(rows), 'offset')} of group {target} in the other cluster?"):
+        question = f"Set {counted(len(rows), 'offset')} of group {target} in the other cluster?"
+        if not rows or not is_confirmed(execute, question):
             return FAILED
         errors = set_group_offsets(there, target, {offset.partition: offset.new for offset in found})
     return max(failed, _show_outcome(rows, columns, errors, _partition_of, common))
