@@ -87,8 +87,8 @@ _CHECKS = (
     "as Apache Kafka does too. Without the check a batch that nobody can read stops each reader of its partition."
 )
 _PUBLISHING = (
-    "Beyond links and fsyncs, publishing lists the folder three times, removes the staged names, writes the mark and "
-    "its fsync, and opens each folder without following links. The names could be removed later, in the background."
+    "Beyond links and fsyncs, publishing lists the folder, removes the staged names, and writes a mark, each in "
+    "folders opened without following links. The names could be removed later, in the background."
 )
 _START = (
     "Spark starts a Python process for the reader of the stream and one for the tasks: 1.7 s of a query. Spark's own "

@@ -151,8 +151,10 @@ def _missed(report: Report) -> Iterator[str]:
                         reasons.setdefault(goal.why, []).append(f"{figure['title']}: {row['name']}, {goal.text()}")
     if reasons:
         yield "## Why goals are missed\n"
+        yield "| missed | why |"
+        yield "|---|---|"
         for why, rows in reasons.items():
-            yield f"- {'; '.join(rows)}. {why}"
+            yield f"| {'; '.join(rows)} | {why} |"
         yield ""
 
 

@@ -190,7 +190,7 @@ def test_missed_goal_says_why() -> None:
         report.page_text({"region_spark": taken(figure(row("ParquetFolder", [9.0], ratio), title=title))})
         for ratio in (0.5, 0.7)
     ]
-    assert f"- {title}: ParquetFolder, ≥ 0.666667 ×. {why}" in pages[0]
+    assert f"| {title}: ParquetFolder, ≥ 0.666667 × | {why} |" in pages[0]
     assert why not in pages[1]
 
 
