@@ -7,7 +7,6 @@ rows, or the last line of its error, and the number of tasks. It also lists the 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kohort.spark import register
 
-PRELOADED = str(Path(__file__).with_name("preloaded"))
 FORMATS = ("kafka", "kohort")
 STARTS = 5
 LATE = "worker failed to connect back"
@@ -49,13 +47,6 @@ def session(jars: str) -> SparkSession:
     )
     register(spark)
     return spark
-
-
-def environment() -> dict[str, str]:
-    """The environment of a program that calls `session`: Spark's daemons import early what their forks need."""
-    env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    path = os.pathsep.join(filter(None, (PRELOADED, env.get("PYTHONPATH"))))
-    return {**env, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def surely(spark: SparkSession, kind: str, folder: Path, read: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.documentation.spec_page import ROOT, cells
-from tests.spark.both_sources import environment
 from tests.support import maven
 from tests.support.long_runs import IS_LONG
 from tests.support.waiting import LAST_RESORT
@@ -178,9 +178,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         chosen = ALIKE_NOW | REFUSED_NOW | FINDS_NOTHING
         reads = {name: read(broker.bootstrap_servers, more) for name, more in chosen.items()}
         (folder / "reads.json").write_text(json.dumps(reads))
+        env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
         subprocess.run(
             [sys.executable, str(PROGRAM), str(folder), ",".join(map(str, jars))],
-            env=environment(),
+            env={**env, "SPARK_LOCAL_IP": "127.0.0.1"},
             cwd=ROOT,
             timeout=RUN_S,
             check=True,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 from tests.documentation.spec_page import ROOT
-from tests.spark.both_sources import environment
 from tests.spark.ports import pipelines
 from tests.spark.ports.__main__ import listed
 from tests.support import maven
@@ -48,11 +48,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Rows or errors of every job under both formats; a refused job also mended, and in place of Spark's own source."""
     folder = tmp_path_factory.mktemp("jobs")
     jars = maven.jars("spark-kafka-avro", JARS, transitive=False).glob("*.jar")
+    env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     with Broker(folder / "data", {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}) as broker:
         program = [sys.executable, "-m", "tests.spark.ports", str(folder), broker.bootstrap_servers]
         subprocess.run(
             [*program, ",".join(map(str, jars)), *JOBS],
-            env=environment(),
+            env={**env, "SPARK_LOCAL_IP": "127.0.0.1"},
             cwd=ROOT,
             timeout=RUN_S,
             check=True,
