@@ -52,7 +52,7 @@ def test_byte_limit_has_the_units_of_sparks_own_sources(given: str, size: int) -
     assert parse_options(LEAST | {"maxBytesPerTrigger": given}).max_bytes_per_trigger == size
 
 
-def test_read_without_any_option_is_told_of_tables() -> None:
+def test_error_of_a_read_without_any_option_names_tables() -> None:
     """Spark gives a source none of the options of a table in its catalog."""
     with pytest.raises(InvalidInputError, match="missing.*no option of a CREATE TABLE: use CREATE TEMPORARY VIEW"):
         parse_options({})
