@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a small HTTP or HTTPS server on its own thread, by prometheus-client."""
+"""Metrics for Prometheus: a small HTTP or HTTPS server on its own thread."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from kohort.errors import KafkaError
 from kohort.io.log_throttle import FailureThrottle
+from kohort.io.metrics_page import metrics_app
 from kohort.io.platforms import reserve_port
 from kohort.io.server_certificates import ServerCertificates
 
@@ -212,13 +212,11 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int, collector: Collector, tls: ServerCertificates | None = None) -> None:
         """Start the server. Each scrape queries `collector` on a thread of its own."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
         try:
             self._server = _Server((host, port), tls)
         except OSError as error:
             raise KafkaError(f"can't serve metrics on {host}:{port}: {error.strerror or error}") from None
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(metrics_app(collector))
         self._thread = threading.Thread(target=self._server.serve_forever, name="kohort-metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"

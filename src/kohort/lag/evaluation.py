@@ -268,11 +268,12 @@ class GroupLag:
     members_known: bool = True
     partitions: tuple[PartitionLag, ...] = ()
     batch: int | None = None
+    known_partitions: list[PartitionLag] = field(init=False, repr=False, compare=False)
+    """The partitions with a known lag that the group still reads."""
 
-    @property
-    def known_partitions(self) -> list[PartitionLag]:
-        """The partitions with a known lag that the group still reads."""
-        return [part for part in self.partitions if part.lag is not None and part.cause != ABANDONED]
+    def __post_init__(self) -> None:
+        known = [part for part in self.partitions if part.lag is not None and part.cause != ABANDONED]
+        object.__setattr__(self, "known_partitions", known)
 
     @property
     def sum_lag(self) -> int:

@@ -8,17 +8,16 @@ Names are those of kafka-lag-exporter where it has one, so that dashboards made 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kohort.lag.cluster_watch import ClusterWatch
-from kohort.lag.evaluation import GroupLag, LagReport, PartitionLag
+from kohort.lag.evaluation import GroupLag, PartitionLag
 from kohort.lag.exporter_shares import SHARES, share_of
-from kohort.lag.snapshot import REASONS
+from kohort.lag.snapshot import REASONS, PartitionBounds
 
 PARTITIONS_MAX = 100_000
 """The most partitions of groups on a page, for all clusters. Groups beyond have their sums and maxima alone."""
@@ -81,6 +80,18 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kohort_exporter_partitions_left_out": ("Partitions of groups beyond the page's limit", _OF_CLUSTER),
 }
 """Every metric: its meaning and labels. Counters get the ending `_total` on the page."""
+
+_PARTITION_VALUES: Mapping[str, Callable[[PartitionLag], float | None]] = {
+    "kafka_consumergroup_group_offset": lambda part: part.committed,
+    "kafka_consumergroup_group_lag": lambda part: part.lag,
+    "kafka_consumergroup_group_lag_seconds": lambda part: _seconds(part.time_lag_ms),
+}
+"""The metrics that each partition of a group has."""
+_LOG_VALUES: Mapping[str, Callable[[PartitionBounds], float]] = {
+    "kafka_partition_earliest_offset": lambda bounds: bounds.log_start,
+    "kafka_partition_latest_offset": lambda bounds: bounds.log_end,
+}
+"""The metrics that each partition of a topic has."""
 COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_consumergroup_rebalance_causes", "kohort_exporter_reads"})
 
 
@@ -89,53 +100,112 @@ class LagExporter(Collector):
 
     def __init__(self, clusters: Sequence[ClusterWatch]) -> None:
         self._clusters = clusters
-        self._formatting = threading.Lock()
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing: which groups there are is known after the first read."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of the last reads. One scrape at a time: a page of many groups takes memory."""
-        with self._formatting:
-            return iter(self._page())
+        """Yield the metrics of the last reads.
 
-    def _page(self) -> list[Metric]:
-        families = _Families()
-        left = PARTITIONS_MAX
-        for cluster in self._clusters:
-            _add_cluster(families, cluster)
-            shares, report = cluster.shown_shares, cluster.current  # in this order: the report is not the older one
-            if report is None:
-                continue
-            out = 0
-            for name, group in report.groups.items():
-                if not (shares is None or share_of(name) in shares):
-                    continue
-                is_shown = len(group.partitions) <= left
-                left -= len(group.partitions) if is_shown else 0
-                out += 0 if is_shown else len(group.partitions)
-                _add_group(families, cluster.name, group)
-                for part in group.partitions if is_shown else ():
-                    _add_partition(families, (cluster.name, group.description.group_id), part)
-            _add_logs(families, cluster.name, report, shares)
-            families.add_sample("kohort_exporter_partitions_left_out", (cluster.name,), out)
-        return list(families.by_name.values())
+        The metrics of partitions come last, one after the other, so that only one of them is in memory.
+        """
+        shown = [_Shown(cluster) for cluster in self._clusters]
+        _limit_partitions(shown)
+        families = _Families(name for name in METRICS if name not in _PARTITION_VALUES | _LOG_VALUES)
+        for cluster in shown:
+            cluster.add_all(families)
+        yield from families.by_name.values()
+        for name, value in _PARTITION_VALUES.items():
+            yield _family(name, ((labels, value(part)) for cluster in shown for labels, part in cluster.partitions()))
+        for name, end in _LOG_VALUES.items():
+            yield _family(name, ((labels, end(ends)) for cluster in shown for labels, ends in cluster.logs()))
+
+
+class _Shown:
+    """What a scrape shows of one cluster.
+
+    Attributes:
+        watch: The watch that reads the cluster.
+        shares: The shares whose groups are shown; None: all groups are.
+        report: The last report; None: there is none, or it is too old.
+        groups: The groups.
+        whole: Those of them whose partitions are shown.
+        left_out: How many partitions of the others are not shown.
+    """
+
+    def __init__(self, watch: ClusterWatch) -> None:
+        self.watch = watch
+        self.shares, self.report = watch.shown_shares, watch.current  # in this order: the report is not the older one
+        found = {} if self.report is None else self.report.groups
+        self.groups = [group for name, group in found.items() if self.shares is None or share_of(name) in self.shares]
+        self.whole: list[GroupLag] = []
+        self.left_out = 0
+
+    def add_all(self, families: _Families) -> None:
+        """Add everything but the metrics that each partition has."""
+        _add_cluster(families, self.watch)
+        if self.report is None:
+            return
+        for group in self.groups:
+            _add_group(families, self.watch.name, group)
+        for group in self.whole:
+            for part in group.partitions:
+                _add_finding(families, (self.watch.name, group.description.group_id), part)
+        families.add_sample("kohort_exporter_partitions_left_out", (self.watch.name,), self.left_out)
+
+    def partitions(self) -> Iterator[tuple[tuple[str, ...], PartitionLag]]:
+        """Yield the labels of each partition of a group that is shown, and its lag."""
+        for group in self.whole:
+            for part in group.partitions:
+                owner, tp = part.owner, part.partition
+                member = ("", "", "") if owner is None else (owner.host, owner.member_id, owner.client_id)
+                yield (self.watch.name, group.description.group_id, tp.topic, str(tp.partition), *member), part
+
+    def logs(self) -> Iterator[tuple[tuple[str, ...], PartitionBounds]]:
+        """Yield the labels of partitions and their ends: of those that groups read, or of every topic of a share."""
+        bounds = {} if self.report is None else self.report.bounds
+        shown = [found for found in bounds.items() if self.shares is None or share_of(found[0].topic) in self.shares]
+        for tp, ends in shown[:PARTITIONS_MAX]:
+            yield (self.watch.name, tp.topic, str(tp.partition)), ends
+
+
+def _limit_partitions(shown: Iterable[_Shown]) -> None:
+    """Choose the groups whose partitions are shown: the first ones, up to `PARTITIONS_MAX` partitions."""
+    left = PARTITIONS_MAX
+    for cluster in shown:
+        for group in cluster.groups:
+            count = len(group.partitions)
+            if count <= left:
+                left -= count
+                cluster.whole.append(group)
+            else:
+                cluster.left_out += count
 
 
 class _Families:
     """The metric families of one scrape, filled cluster by cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
-            name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(name, text, labels=labels)
-            for name, (text, labels) in METRICS.items()
+            name: (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(
+                name, METRICS[name][0], labels=METRICS[name][1]
+            )
+            for name in names
         }
 
     def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
         """Add a sample to a metric family, unless its value is unknown."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
+
+
+def _family(name: str, samples: Iterable[tuple[Sequence[str], float | None]]) -> Metric:
+    """Return one family with its samples."""
+    families = _Families([name])
+    for labels, value in samples:
+        families.add_sample(name, labels, value)
+    return families.by_name[name]
 
 
 def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
@@ -156,15 +226,6 @@ def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
         for (group, kind), count in state.changes.items():
             if shares is None or share_of(group) in shares:
                 families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
-
-
-def _add_logs(families: _Families, cluster: str, report: LagReport, shares: frozenset[int] | None) -> None:
-    """Add the ends of the partitions: those that groups read, or with shares those of every topic of a share."""
-    shown = [(tp, bounds) for tp, bounds in report.bounds.items() if shares is None or share_of(tp.topic) in shares]
-    for tp, bounds in shown[:PARTITIONS_MAX]:
-        place = (cluster, tp.topic, str(tp.partition))
-        families.add_sample("kafka_partition_earliest_offset", place, bounds.log_start)
-        families.add_sample("kafka_partition_latest_offset", place, bounds.log_end)
 
 
 def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
@@ -201,13 +262,11 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     )
 
 
-def _add_partition(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
-    owner, tp = part.owner, part.partition
-    place = (*group, tp.topic, str(tp.partition))
-    member = ("", "", "") if owner is None else (owner.host, owner.member_id, owner.client_id)
-    families.add_sample("kafka_consumergroup_group_offset", (*place, *member), part.committed)
-    families.add_sample("kafka_consumergroup_group_lag", (*place, *member), part.lag)
-    families.add_sample("kafka_consumergroup_group_lag_seconds", (*place, *member), _seconds(part.time_lag_ms))
+def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
+    """Add what only partitions have that are not well."""
+    if part.cause is None and not part.lost:
+        return
+    place = (*group, part.partition.topic, str(part.partition.partition))
     if part.cause is not None:
         families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
     if part.lost:

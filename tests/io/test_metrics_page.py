@@ -1,0 +1,93 @@
+"""The page of metrics is the one that prometheus-client writes."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UntypedMetricFamily,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from kohort.io.metrics_page import CONTENT_TYPE, metrics_app, metrics_page
+
+NAMES = ("plain", "", 'quote"d', "back\\slash", "line\nbreak", "ünïcode", 'all\\"\n\\n of them', "a,b={}")
+
+
+class Everything(Collector):
+    """Every kind of family, with values and labels that need care."""
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily("lag", "Lag of \\ a\npartition", labels=("topic", "group"))
+        for number, name in enumerate(NAMES):
+            gauge.add_metric((name, NAMES[-1 - number]), number)
+        yield gauge
+        yield GaugeMetricFamily("nothing", "Without a sample", labels=("topic",))
+        counter = CounterMetricFamily("reads", "Reads", labels=("outcome",))
+        counter.add_metric(("whole",), 12_345_678_901)
+        yield counter
+        plain = GaugeMetricFamily("up", "No labels")
+        plain.add_metric((), 0.1)
+        yield plain
+        numbers = GaugeMetricFamily("numbers", "Numbers", labels=("kind",))
+        for value in (float("inf"), float("-inf"), float("nan"), -0.0, 1e-7, 1e6, 1_234_567.0, 2**63):
+            numbers.add_metric((repr(value),), value)
+        yield numbers
+        untyped = UntypedMetricFamily("untyped", "Of no type", labels=("a",))
+        untyped.add_metric(("b",), 1)
+        yield untyped
+        times = HistogramMetricFamily("times", "Times", labels=("api",))
+        times.add_metric(("Fetch",), [("0.1", 1), ("1.0", 3), ("+Inf", 4)], 2.5)
+        yield times
+
+
+def librarys_page() -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Everything())
+    return generate_latest(registry)
+
+
+def asked(method: str = "GET", **environ: str) -> tuple[str, dict[str, str], bytes]:
+    answers: list[tuple[str, dict[str, str]]] = []
+    body = metrics_app(Everything())(
+        {"REQUEST_METHOD": method, **environ}, lambda status, headers: answers.append((status, dict(headers)))
+    )
+    return *answers[0], b"".join(body)
+
+
+def test_page_is_the_librarys() -> None:
+    page = metrics_page(Everything().collect(), compressed=False)
+    assert page.decode() == librarys_page().decode()
+    read = {family.name: family for family in text_string_to_metric_families(page.decode())}
+    assert [sample.labels["topic"] for sample in read["lag"].samples] == list(NAMES)
+
+
+def test_scraper_that_takes_gzip_gets_the_same_page() -> None:
+    status, headers, body = asked(HTTP_ACCEPT_ENCODING="deflate, gzip;q=1.0")
+    assert (status, headers) == ("200 OK", {"Content-Type": CONTENT_TYPE, "Content-Encoding": "gzip"})
+    assert gzip.decompress(body) == librarys_page()
+    assert asked() == ("200 OK", {"Content-Type": CONTENT_TYPE}, librarys_page())
+
+
+def test_families_are_chosen_by_name() -> None:
+    _, _, body = asked(QUERY_STRING="name[]=up&name[]=reads_total")
+    assert [line for line in body.decode().splitlines() if not line.startswith("#")] == [
+        'reads_total{outcome="whole"} 1.2345678901e+10', "up 0.1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["POST", "OPTIONS", "DELETE"])
+def test_other_methods_are_refused(method: str) -> None:
+    status, headers, body = asked(method)
+    assert (status, headers, body) == ("405 Method Not Allowed", {"Allow": "GET, HEAD"}, b"")
