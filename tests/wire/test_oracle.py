@@ -39,7 +39,7 @@ def _kio_class(cls: type[Message], version: int) -> Any:
 OWN_APIS = 10_000
 """APIs from this key on are kohort's own."""
 MESSAGES = [kind for api in APIS.values() if api.key < OWN_APIS for kind in (api.request, api.response)]
-NEWER = {(18, 5), (28, 6), (42, 3), (88, 1)}
+NEWER = {(18, 5), (28, 6), (42, 3), (88, 1), (89, 1)}
 """APIs and versions of Kafka 4.4 that kio 0.6 does not have; `test_kafka_schemas` holds them to Kafka's own schemas."""
 CASES = [
     (kind, version)
