@@ -172,7 +172,7 @@ def test_region_says_which_sink_a_member_waits_for_before_it_registers(
         until(lambda: all_once(sink, range(40)), "it goes on when the sink answers")
     until(lambda: [seen.registered for seen in other.describe().members] == [True], "it is registered")
     assert not other.describe().members[0].waits_for and not worker.consumer.metrics.waits_for
-    said = [record.message for record in caplog.records if "m1: waiting for the sink" in record.message]
+    said = [record.message for record in caplog.records if "[member m1] waiting for the sink" in record.message]
     assert len(said) == 1, "once, and again after half a minute"
     assert any(f"waiting for sink {sink.place} before m1 can register" in record.message for record in caplog.records)
 
