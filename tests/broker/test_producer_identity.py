@@ -100,6 +100,13 @@ def test_commit_that_meets_the_coordinators_own_abort_is_fenced(tmp_path: Path, 
         assert end(client, (OLD, epoch), commit=False)[0] == ErrorCode.NONE
 
 
+def test_commit_after_the_producers_own_abort_is_a_mistake_of_the_producer(tmp_path: Path) -> None:
+    keep(tmp_path, kept(3, Status.ONGOING, partitions=(TopicPartition("t", 0),)))
+    with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert end(client, (OLD, 3), commit=False)[0] == ErrorCode.NONE
+        assert end(client, (OLD, 3), commit=True)[0] == ErrorCode.INVALID_TXN_STATE
+
+
 def test_a_new_producer_after_the_last_epoch_fences_the_old_one(tmp_path: Path) -> None:
     keep(tmp_path, kept(EPOCH_MAX, Status.ONGOING, partitions=(TopicPartition("t", 0),)))
     with Broker(tmp_path, SETTINGS) as broker, RawClient(broker.bootstrap_servers) as client:

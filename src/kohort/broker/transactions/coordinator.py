@@ -404,7 +404,7 @@ class Transactions:
             self._answer_when_ended(transactional_id, done)
         elif again:
             # A commit meets the coordinator's own abort. INVALID_TXN_STATE ends Java's producers (KAFKA-20785).
-            aborted = commit and known.status in (Status.COMPLETE_ABORT, Status.PREPARE_ABORT)
+            aborted = commit and not known.was_requested
             fenced = aborted or known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
@@ -437,6 +437,7 @@ class Transactions:
             partitions=known.partitions if known.status is Status.ONGOING else (),
             start_ms=known.start_ms if known.status is Status.ONGOING else _wall_ms(),
             client_version=0,
+            was_requested=True,
         )
         try:
             prepared = self._save(self._with_next_epoch(prepared) if new_epoch else prepared)
@@ -471,7 +472,7 @@ class Transactions:
         Returns:
             False if the abort could not be written.
         """
-        aborted = replace(known, status=Status.PREPARE_ABORT)
+        aborted = replace(known, status=Status.PREPARE_ABORT, was_requested=False)
         try:
             self._begin_markers(self._save(self._with_next_epoch(aborted)))
         except OSError as error:

@@ -64,6 +64,7 @@ class Transaction:
         next_producer_id: the producer's id after this transaction; -1: the same.
         epoch: the producer's current epoch; while a transaction is being ended, the epoch of its markers.
         partitions: the partitions in the order in which they were added.
+        was_requested: whether the producer itself requested the end; not stored, and False after a restart.
         members: the same as a set. A transaction may have 100,000 partitions, and each batch asks for its own.
         start_ms: wall-clock time of the first partition; -1: none yet.
         update_ms: wall-clock time of this state.
@@ -84,6 +85,7 @@ class Transaction:
     next_producer_id: int = -1
     client_version: int = 0
     continued: bool = False
+    was_requested: bool = field(default=False, compare=False)
     members: frozenset[TopicPartition] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
