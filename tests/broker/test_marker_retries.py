@@ -63,3 +63,53 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
         assert len(due) == 1
         for _, action, args in due:
             action(*args)
+
+
+def test_late_reply_about_a_marker_counts_for_its_own_transaction_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that answers slowly is asked twice; the second answer may come when another transaction is ended."""
+    replies: list[tuple[int, Callable[[object], None]]] = []
+    timers: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    def call_later(_delay_s: float, action: Callable[..., None], *args: object) -> SimpleNamespace:
+        timers.append((action, args))
+        return SimpleNamespace(cancel=lambda: None)
+
+    host: Any = SimpleNamespace(
+        loop=SimpleNamespace(call_later=call_later),
+        store=SimpleNamespace(topics={}),
+        config=SimpleNamespace(older_values=False),
+        groups=SimpleNamespace(
+            ask_at=lambda index, _event, on_reply: replies.append((index, on_reply)), is_damaged=lambda _: False
+        ),
+        waits=SimpleNamespace(appended_soon=lambda *_: None),
+        next_request_id=lambda: 1,
+    )
+    transactions = Transactions(host)
+    monkeypatch.setattr(
+        Transactions, "_save", lambda self, state: self._known.__setitem__(state.id, state) or self._known[state.id]
+    )
+    slow, loading = TopicPartition(OFFSETS_TOPIC, 3), TopicPartition(OFFSETS_TOPIC, 4)
+
+    def begin(*partitions: TopicPartition) -> None:
+        prepared = Transaction("x", 1, 0, 60_000, Status.PREPARE_COMMIT, partitions)
+        transactions._known["x"] = prepared
+        transactions._begin_markers(prepared)
+
+    def reply(value: object) -> None:
+        replies.pop(0)[1](value)
+
+    begin(slow, loading)
+    (late, ((_, refuse))) = replies.pop(0), replies.pop(0)
+    refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    ((action, args),) = timers
+    action(*args)
+    assert [index for index, _ in replies] == [3, 4]
+    late[1](None)
+    again = replies.pop(0)[1]
+    reply(None)
+    assert transactions._known["x"].status is Status.COMPLETE_COMMIT
+    begin(slow)
+    again(None)
+    assert transactions._known["x"].status is Status.PREPARE_COMMIT, "the marker of this transaction is not written"
+    reply(None)
+    assert transactions._known["x"].status is Status.COMPLETE_COMMIT

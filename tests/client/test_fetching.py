@@ -394,6 +394,43 @@ def test_latest_means_the_start_of_what_is_newer_than_the_subscription(change: s
         assert position(log, A1) == 0
 
 
+def test_latest_means_the_start_of_a_topic_that_was_missing_before_it_was_created_again() -> None:
+    log = Log({A0: 30}, auto_offset_reset="latest")
+    log.world.topics["a"], log.world.ids["a"] = 1, uuid.uuid4()
+    log.world.run(1_000)
+    assert position(log, A0) == 30
+    del log.world.topics["a"]
+    log.world.call(log.core.cluster.refresh_metadata())
+    log.world.topics["a"], log.world.ids["a"], log.ends[A0] = 1, uuid.uuid4(), 20
+    log.world.call(log.core.cluster.refresh_metadata())
+    log.world.run(2_000)
+    assert position(log, A0) == 0
+
+
+def test_latest_means_the_end_in_another_cluster() -> None:
+    """Topics with other ids are those of the other cluster, and not newer than the subscription. Source: KIP-1242."""
+    log = Log({A0: 30}, auto_offset_reset="latest")
+    log.world.topics["a"], log.world.ids["a"], log.world.cluster_id = 1, uuid.uuid4(), "one"
+    log.world.run(1_000)
+    assert position(log, A0) == 30
+    log.world.ids["a"], log.ends[A0], log.world.cluster_id = uuid.uuid4(), 500, "other"
+    log.world.call(log.core.cluster.refresh_metadata())
+    log.world.run(2_000)
+    assert position(log, A0) == 500
+
+
+def test_latest_means_the_end_of_partitions_from_before_a_later_subscription() -> None:
+    log = Log({A0: 30}, auto_offset_reset="latest")
+    log.world.topics["a"], log.world.ids["a"] = 1, uuid.uuid4()
+    log.world.run(1_000)
+    carry_out(log.world, log.core.unsubscribe())
+    log.ends[A1], log.start[A1], log.world.topics["a"] = 30, 0, 2
+    log.core.assign([A0, A1])
+    log.world.call(log.core.cluster.refresh_metadata())
+    log.world.run(2_000)
+    assert (position(log, A0), position(log, A1)) == (30, 30)
+
+
 def position(log: Log, partition: TopicPartition) -> int | None:
     found = log.core.partitions.of(partition).position
     return None if found is None else found.offset

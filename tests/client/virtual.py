@@ -48,6 +48,7 @@ class VirtualCluster:
     refuse: set[int] = field(default_factory=set)
     highest: dict[int, int] = field(default_factory=dict)
     lease_ms: int = 0
+    cluster_id: str | None = None
 
     def __post_init__(self) -> None:
         config = client_config(ConsumerConfig, self.settings.pop("bootstrap_servers", "127.0.0.1:9092"), self.settings)
@@ -186,7 +187,7 @@ class VirtualCluster:
             ]
             topics.append(topic_type(name=name, topic_id=self.ids.get(name, NO_TOPIC_ID), partitions=parts))
         broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=9092)
-        return MetadataResponse(brokers=[broker], controller_id=1, topics=topics)
+        return MetadataResponse(brokers=[broker], cluster_id=self.cluster_id, controller_id=1, topics=topics)
 
     def _find_coordinator(self, message: Any, version: int) -> Any:
         if version < 4:

@@ -588,17 +588,19 @@ class Transactions:
         return True
 
     def _mark_offsets(self, transaction: Transaction, tp: TopicPartition) -> None:
-        """Let a group shard write the marker, which makes the transaction's offsets effective."""
-        transactional_id = transaction.id
+        """Let a group shard write the marker, which makes the transaction's offsets effective.
+
+        A slow shard may be asked again, and answer a second time when the next transaction of this id is being ended.
+        """
+        transactional_id, unmarked = transaction.id, self._unmarked[transaction.id]
         commit = transaction.status is Status.PREPARE_COMMIT
 
         def on_marker_written(value: object) -> None:
+            if self._unmarked.get(transactional_id) is not unmarked:
+                return
             error = value if isinstance(value, ErrorCode) else getattr(value, "error", ErrorCode.NONE)
             if error:  # the shard is loading, or damaged
                 self._retry_markers(transactional_id)
-                return
-            unmarked = self._unmarked.get(transactional_id)
-            if unmarked is None:
                 return
             unmarked.discard(tp)
             current = self._known[transactional_id]

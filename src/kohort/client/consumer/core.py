@@ -296,6 +296,7 @@ class ConsumerCore:
             yield from self._last_commit(self.partitions.positions())
         self._manual = False
         self.partitions.set(())
+        self.positions.see_topics(())  # a later subscription begins with what there is then
         self.cluster.drop_interest(self)
         self._moved()
 

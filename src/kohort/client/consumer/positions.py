@@ -59,12 +59,22 @@ class TopicsAtFirstSight:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[UUID, int]] = {}
+        self._cluster_id: str | None = None
 
     def see(self, metadata: Metadata, topics: Iterable[str]) -> None:
-        """Take in new metadata of the topics that are read; others are forgotten."""
-        infos = {topic: metadata.topics.get(topic) for topic in topics}
-        now = {topic: (info.topic_id, len(info.partitions)) for topic, info in infos.items() if info is not None}
-        self._seen = {topic: self._seen.get(topic, seen) for topic, seen in now.items() if seen[1]}
+        """Take in new metadata of the topics that are read; others are forgotten.
+
+        A topic that is missing for a while stays as it was first seen. In another cluster its age is not known.
+        """
+        before, self._cluster_id = self._cluster_id, metadata.cluster_id or self._cluster_id
+        seen = self._seen if before in (None, self._cluster_id) else {}
+        self._seen = {}
+        for topic in topics:
+            info = metadata.topics.get(topic)
+            if topic in seen:
+                self._seen[topic] = seen[topic]
+            elif info is not None and info.partitions:
+                self._seen[topic] = (info.topic_id, len(info.partitions))
 
     def is_newer(self, partition: TopicPartition, metadata: Metadata) -> bool:
         """Return whether a partition was added, or its topic created again, since the consumer first saw the topic."""
