@@ -421,8 +421,8 @@ TABLES: Mapping[str, Table] = {
     "rebalances": Table(
         (
             ("group", "string"),
-            ("began", "timestamp"),
-            ("ended", "timestamp"),
+            ("began", "timestamp_ltz"),
+            ("ended", "timestamp_ltz"),
             ("generation", "int"),
             ("members", "int"),
             ("downtimeMs", "bigint"),
