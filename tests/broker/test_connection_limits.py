@@ -15,6 +15,7 @@ from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.server import listener
 from kohort.broker.server.flow_control import ByteBudget
 from kohort.broker.server.listener import Server
+from kohort.broker.transport import ipv4_of_mapped
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.framing import encode_request
@@ -150,7 +151,7 @@ def test_one_address_leaves_room_for_others(host: str, config: dict[str, int], m
                 for end in pair:
                     stack.enter_context(end)
             for _, end in pairs:
-                server._admit(_Tcp(end), (listener.unmapped(host), 1), listening)
+                server._admit(_Tcp(end), (ipv4_of_mapped(host), 1), listening)
             assert len(server) == most
             server.close()
 

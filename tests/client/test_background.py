@@ -148,7 +148,7 @@ def test_log_reports_a_failed_commit_that_nobody_waits_for(
         with pytest.raises(KafkaError):
             consumer.commit({part: 8})
     reported = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(reported) == 1 and reported[0].startswith("commit failed: commit for group 'g' of ")
+    assert len(reported) == 1 and reported[0].startswith("background task commit failed: commit for group 'g' of ")
 
 
 def test_a_commit_waits_for_those_before_it_within_its_own_time(kohort_broker: Broker, topic: str) -> None:

@@ -345,7 +345,7 @@ def test_status_and_metrics(place: Place) -> None:
         assert all(shard["term"] >= 0 and shard["load_ms"] >= 0 for shard in seen["shards"])
         of_group = [shard for shard in seen["shards"] if shard["groups"]]
         assert len(of_group) == 1 and of_group[0]["appends"] >= 5 and of_group[0]["proof_age_ms"] is not None
-        where = next(line.split("metrics on ")[1] for line in one.lines if "metrics on " in line).strip()
+        where = next(line.split(" served on ")[1] for line in one.lines if "metrics for Prometheus" in line).strip()
         with urllib.request.urlopen(where, timeout=30) as answer:
             text = answer.read().decode()
         index = of_group[0]["shard"]

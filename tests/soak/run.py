@@ -151,16 +151,19 @@ class Soak:
 
     def _tend(self) -> None:
         """Do what is due; start what has ended by itself again, as a supervisor does."""
-        now = time.monotonic()
-        due = [action for at, action in self._due if at <= now]
-        self._due = [(at, action) for at, action in self._due if at > now]
-        for action in due:
-            action()
+        self._do_due()
         for part in self._parts:
             if part.has_ended():
                 self._say(f"{part.name} ended by itself: {part.ended[-1]}")
                 part.process = None
                 self._later(1.0, part.start)
+
+    def _do_due(self) -> None:
+        now = time.monotonic()
+        due = [action for at, action in self._due if at <= now]
+        self._due = [(at, action) for at, action in self._due if at > now]
+        for action in due:
+            action()
 
     def _recover(self) -> None:
         """Do all that is still to come: in the end every part runs."""
@@ -221,7 +224,7 @@ class Soak:
         return [Numbered.parse(key.decode(), value.decode()) for key, value in pairs]
 
     def _stop(self, part: Part) -> None:
-        if (code := part.stop()) not in (0, -signal.SIGTERM):
+        if (code := part.stop(self._do_due)) not in (0, -signal.SIGTERM):
             self.report.exits[part.name] = code
             self._say(f"{part.name} ended with {code} after SIGTERM: {part.last_line()}")
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,18 +106,25 @@ class Part:
             self.process.wait()
         self.process = None
 
-    def stop(self) -> int:
-        """End it by SIGTERM, as an operator would; its exit code."""
-        if self.process is None:
+    def stop(self, meanwhile: Callable[[], None]) -> int:
+        """End it by SIGTERM, as an operator would; its exit code.
+
+        Args:
+            meanwhile: called until it has ended: the broker that it waits for may have to be started again.
+        """
+        process, self.process = self.process, None
+        if process is None:
             return 0
-        self.process.terminate()
-        try:
-            return self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return -signal.SIGKILL
-        finally:
-            self.process = None
+        process.terminate()
+        deadline = time.monotonic() + STOP_S
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return -signal.SIGKILL
+            meanwhile()
+            time.sleep(0.05)
+        return process.returncode
 
     def sample(self, second: float) -> None:
         """Read its memory."""
