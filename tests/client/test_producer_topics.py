@@ -95,3 +95,19 @@ def test_deleted_topic_with_records_to_send_is_created_again() -> None:
     del world.cluster.topics["a"]
     assert world.send("a").result(timeout_ms=0).offset == 0
     assert world.cluster.topics == {"a": 1}
+
+
+def test_metadata_of_a_deleted_topic_is_asked_for_at_the_pace_of_retries() -> None:
+    world = World("a")
+    world.send("a")
+    del world.cluster.topics["a"]
+    world.cluster.handlers["Metadata"] = world.metadata
+    delivery = world.core.send("a", b"x", None, 0, None, (), None)
+    world.pass_ms(1_000)
+    world.asked()
+    world.pass_ms(10_000)
+    per_retry = 2  # a refresh, and a request that may create the topic
+    assert len(world.asked()) <= per_retry * (10_000 / world.core.config.retry_backoff_ms + 1)
+    world.cluster.topics["a"] = 1
+    world.pass_ms(1_000)
+    assert delivery.result(timeout_ms=0).offset == 0

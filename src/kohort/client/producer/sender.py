@@ -173,6 +173,7 @@ class Sender:
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
         self._used_up = False
+        self._ask_leaders_ms = 0.0
         self._answer: list[Batch] = []
         self._delivering: set[Batch] = set()
 
@@ -331,8 +332,7 @@ class Sender:
             return limit
         node = self.cluster.metadata.leader(queue.partition)
         if node < 0:
-            self.cluster.request_metadata()
-            return self.config.retry_backoff_ms
+            return self._ask_leaders(now_ms)
         lane = queue.partition.partition % self.config.connections_per_broker
         way = node, f"produce-{lane}" if lane else "main"
         if self.in_flight.get(way, 0) >= self.config.max_in_flight_requests_per_connection:
@@ -347,6 +347,16 @@ class Sender:
         parcel.batches.append(batch)
         parcel.size += batch.size
         return limit
+
+    def _ask_leaders(self, now_ms: float) -> float:
+        """Refresh the metadata, but not before the retry backoff is over; return the milliseconds until then.
+
+        Each response wakes the sender.
+        """
+        if now_ms >= self._ask_leaders_ms:
+            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self.cluster.request_metadata()
+        return self._ask_leaders_ms - now_ms
 
     def _dispatch(self, parcel: Parcel) -> None:
         for batch in parcel.batches:
