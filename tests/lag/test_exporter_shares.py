@@ -23,7 +23,7 @@ from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.client.group import member as member_module
 from kohort.client.group.member import GroupMember
-from kohort.errors import ErrorCode
+from kohort.errors import ErrorCode, KafkaError
 from kohort.lag import LagReader, LagStatus, cluster_watch, exporter_shares
 from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_of
@@ -354,3 +354,18 @@ def test_share_of_a_name_is_the_same_in_every_version() -> None:
 def test_wrong_use_is_reported(args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["exporter", "--servers", NOBODY, *args]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_exporter_without_shares_reads_on_after_an_error_of_its_membership() -> None:
+    """Only a read that works ends its pause. An error that stays would keep it from reading forever."""
+    shares = ExporterShares("c", "exporters", SHARES_TOPIC, NOBODY, {})
+    try:
+        shares._owned = {0: 1}
+        shares.note_failed_read(0)
+        assert shares._is_resting
+        shares._error = KafkaError("the group can't be joined")
+        shares.check()
+        shares.note_read(of_shares=False)
+        assert not shares._is_resting
+    finally:
+        shares.close()

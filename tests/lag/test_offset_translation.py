@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort import Admin, Broker, Consumer, KafkaError, Producer, TopicPartition
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
+from kohort.lag.evaluation import PartitionLag
+from kohort.lag.offset_translation import record_ms
 
 START_MS = 1_750_000_000_000
 
@@ -152,3 +155,58 @@ def test_group_with_members_in_the_other_cluster_is_refused(
             consumer.poll(50)
         assert clone(brokers, group, "--execute") == 1
     assert "member" in capsys.readouterr().err
+
+
+def test_copy_that_has_its_own_timestamps_is_refused(
+    brokers: tuple[Broker, Broker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A producer's clock is ahead: by its records' times the copy would be read from after them."""
+    topic = group = "translated-own-times"
+    for broker, times in zip(brokers, ("CreateTime", "LogAppendTime"), strict=True):
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(topic, 1, 1, configs={"message.timestamp.type": times})]).all()
+    ahead_ms = int(time.time() * 1000) + 600_000 - START_MS
+    for broker in brokers:
+        write(broker, topic, {number: ahead_ms + number for number in range(6)})
+    commit(brokers[0], group, topic, 2)
+    assert clone(brokers, group, "--execute") == 1
+    said = capsys.readouterr()
+    assert not said.out, "no offset is set"
+    assert f"{topic}-0" in said.err and "message.timestamp.type=LogAppendTime" in said.err
+    with Admin(brokers[1].bootstrap_servers) as admin:
+        assert group not in {listed.group_id for listed in admin.list_groups()}
+
+
+@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1)], ids=["more", "fewer"])
+def test_copy_with_another_number_of_partitions_is_refused(
+    brokers: tuple[Broker, Broker], capsys: pytest.CaptureFixture[str], here: int, there: int
+) -> None:
+    topic = group = f"translated-{here}-{there}"
+    for broker, count in zip(brokers, (here, there), strict=True):
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(topic, count, 1)]).all()
+        write(broker, topic, STEADY)
+    commit(brokers[0], group, topic, 4)
+    assert clone(brokers, group, "--execute") == 1
+    said = capsys.readouterr()
+    assert not said.out, "no offset is set"
+    assert f"{topic}-0" in said.err and "partition" in said.err
+
+
+def test_unread_record_from_the_future_is_no_proof_that_nothing_is_unread(brokers: tuple[Broker, Broker]) -> None:
+    """The record's age is 0. The newest record's time would be a position after it."""
+    tp = TopicPartition("translated-future", 0)
+    part = PartitionLag(tp, 3, "", None, 0, 9, START_MS, 0, is_time_lag_exact=False)
+    with Admin(brokers[0].bootstrap_servers) as admin, pytest.raises(KafkaError, match="could not be read"):
+        record_ms(admin, part)
+
+
+def test_other_cluster_needs_an_address_of_its_own(
+    brokers: tuple[Broker, Broker], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A file without the address would leave it to the environment, which names the group's own cluster."""
+    config = tmp_path / "other.properties"
+    config.write_text("client.id=me\n")
+    servers = ("--bootstrap-server", brokers[0].bootstrap_servers)
+    assert run(["groups", "clone", "a", "b", *servers, "--to-config", str(config)]) == 2
+    assert "--to" in capsys.readouterr().err

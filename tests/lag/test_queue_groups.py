@@ -209,6 +209,18 @@ def test_member_of_a_streams_group_has_the_partitions_of_its_active_tasks() -> N
     assert isinstance(found["closed"], KafkaError)
 
 
+def test_partition_that_a_streams_task_has_and_its_topic_lacks_is_no_fault() -> None:
+    """A task reads the partitions of its number in several topics, and some have fewer than there are tasks."""
+    missing, gone = TopicPartition("orders", 1), TopicPartition("gone", 0)
+    member = replace(MEMBER, assignment=(ORDERS, missing, gone))
+    group = GroupDescription("app", "Streams", "Stable", "streams", "", (member,), 1, 3, 3)
+    unknown = KafkaError("no such partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    bounds = {ORDERS: PartitionBounds(0, 5, 5), missing: unknown, gone: unknown}
+    reading = GroupReading(group, True, {ORDERS: OffsetAndMetadata(5)})
+    found = evaluate(ClusterSnapshot(EPOCH_MS, {"app": reading}, {}, bounds, {})).groups["app"]
+    assert {part.partition: part.status for part in found.partitions} == {ORDERS: LagStatus.OK, gone: LagStatus.ERR}
+
+
 def test_broker_without_these_requests_is_read_as_it_lists_its_groups(our_broker: Broker) -> None:
     """An older Kafka: the group is there with its type and state, and its lag is unknown rather than 0."""
     listing = GroupListing("jobs", "share", "Stable", "Share", 0)

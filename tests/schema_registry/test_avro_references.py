@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.schema_registry.avro_limits import measured_schema
 from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.prefix import UnusableSchemaError
@@ -128,13 +130,29 @@ def test_types_stand_where_they_are_used_first() -> None:
     whole = json.loads(whole_avro(text, [("a.Outer", json.dumps(inner))], "the schema"))
     assert whole["values"][1] == {"type": "enum", "name": "a.E", "symbols": ["X"]}
     assert whole["values"][2]["fields"] == [{"name": "in", "type": "a.E"}]
-    assert whole["values"][3] == {"type": "a.E"}
+    assert whole["values"][3] == "a.E"
     assert whole_avro('"int"', [], "the schema") == '"int"'
     assert json.loads(whole_avro('"a.Outer"', [("a.Outer", json.dumps(inner))], "it"))["name"] == "a.Outer"
 
 
 def nested(levels: int, inner: str) -> str:
     return '{"type": "array", "items": ' * levels + inner + "}" * levels
+
+
+def test_type_that_is_named_within_an_object_is_defined_there() -> None:
+    """Generators write `{"type": "a.E", "doc": …}` for a field's type."""
+    letters = json.dumps({"type": "enum", "name": "a.E", "symbols": ["X"]})
+    fields = [{"name": name, "type": {"type": "a.E", "doc": "a letter"}} for name in ("first", "second")]
+    text = json.dumps({"type": "record", "name": "b.R", "fields": fields})
+    made, _ = measured_schema(whole_avro(text, [("a.E", letters)], "the schema"), "the schema")
+    assert [field["type"] for field in made["fields"]] == [{**json.loads(letters)}, "a.E"]
+
+
+def test_no_nesting_ends_in_an_error_of_python() -> None:
+    for depth in range(800, 1000):
+        text = '{"type": "record", "name": "b.R", "other": ' + "[" * depth + "]" * depth + ', "fields": []}'
+        with contextlib.suppress(UnusableSchemaError):
+            whole_avro(text, [("b", '"int"')], "the schema")
 
 
 DEEP = {"type": "record", "name": "b", "fields": [{"name": "x", "type": json.loads(nested(100, '"int"'))}]}

@@ -63,6 +63,15 @@ worker.start()
 worker.join()
 print("worker", worker.exitcode, flush=True)
 """
+UNREADABLE = """
+from pathlib import Path
+from kohort.spark.in_place_of_kafka import CHANGES
+
+location = "x" * 300
+CHANGES.count_change("a query")
+CHANGES.groupless.add("127.0.0.1:9092")
+CHANGES.checkpoints[location] = Path(location).absolute()
+"""
 SUMMARY = 'kohort: the job used no format("kafka"); nothing was changed\n'
 
 
@@ -168,6 +177,14 @@ def test_the_first_process_of_a_container_ends_by_sigterm(tmp_path: Path) -> Non
         os.kill(int(first), signal.SIGTERM)
         assert outside.communicate() == ("", SUMMARY)
     assert outside.returncode == 128 + signal.SIGTERM
+
+
+def test_a_summary_that_fails_leaves_the_job_its_exit_code(started: Started) -> None:
+    """No file system has a name so long, and looking for the folder is an error."""
+    job = started(UNREADABLE)
+    errors = job.communicate()[1]
+    assert job.returncode == 0, errors
+    assert errors.startswith("kohort: no summary: OSError: "), errors
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, check_names, print_errors
+from kohort.cli.common import Common, check_names, print_errors, properties_of
 from kohort.cli.group_rows import check_chosen, chosen_groups
 from kohort.cli.output import counted, is_confirmed, print_note, printable, show, show_changes
 from kohort.errors import KafkaError, NotFoundError
@@ -286,9 +286,9 @@ def clone(
 ) -> int:
     """Give a group the committed offsets of another one. The group that gets them must have no members.
 
-    With --to it gets them in another cluster that has copies of the topics, with the same partitions and order of
-    records. The position there is found by the timestamps of records: nothing is skipped, and some records may be read
-    again. Stop the source's members first.
+    With --to it gets them in another cluster that has copies of the topics, with the same partitions, order and
+    timestamps of records. The position there is found by the timestamps: nothing is skipped, and some records may be
+    read again. Stop the source's members first.
 
     Args:
         source: the group whose offsets are taken.
@@ -309,6 +309,8 @@ def clone(
 
     check_names("group", source, target)
     if to is not None or to_config is not None:
+        if to is None and to_config is not None and not properties_of(to_config).get("bootstrap.servers"):
+            raise UsageError(f"{to_config} has no bootstrap.servers: name the other cluster by --to as well")
         other = replace(common, bootstrap_server=to, command_config=to_config)
         return _clone_to(other, source, target, topic, execute=execute, common=common)
     if source == target:

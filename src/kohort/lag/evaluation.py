@@ -382,9 +382,11 @@ class _Context:
         """Compute the lag and status of one group."""
         group = reading.description
         owners: dict[TopicPartition, list[MemberDescription]] = {}
+        lacked = self._lacked_partitions(reading)
         for member in group.members:
             for tp in member.assignment or ():
-                owners.setdefault(tp, []).append(member)
+                if tp not in lacked:
+                    owners.setdefault(tp, []).append(member)
         earlier = None if self.before is None else self.before.groups.get(group.group_id)
         known = {} if earlier is None else {part.partition: part for part in earlier.partitions}
         left = abandoned_topics(reading, {tp.topic for tp in reading.committed})
@@ -395,6 +397,24 @@ class _Context:
             for tp in sorted({*reading.committed, *reading.errors, *owners})
         )
         return GroupLag(group, reading.members_known, partitions, reading.batch)
+
+    def _lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
+        """Return the partitions that tasks of a streams group have and their topics lack.
+
+        A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
+        """
+        if reading.description.type.lower() != "streams":
+            return set()
+        bounds = self.snapshot.bounds
+        assigned = {tp for member in reading.description.members for tp in member.assignment or ()}
+        missing = {
+            tp
+            for tp in assigned.difference(reading.committed, reading.errors)
+            if isinstance(found := bounds.get(tp), KafkaError) and found.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        }
+        topics = {tp.topic for tp in missing}
+        there = {tp.topic for tp, found in bounds.items() if tp.topic in topics and isinstance(found, PartitionBounds)}
+        return {tp for tp in missing if tp.topic in there}
 
     def _partition(self, place: _Place, earlier: PartitionLag | None) -> PartitionLag:
         tp, offset = place.partition, place.reading.committed.get(place.partition)

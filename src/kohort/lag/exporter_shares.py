@@ -127,12 +127,14 @@ class ExporterShares:
         return self._owned if member is not None and member.is_in_session() else {}
 
     def check(self) -> None:
-        """Check that this exporter is a member of the group that divides the cluster's groups.
+        """Check that this exporter is a member of the group that divides the cluster's groups, or has left it for now.
 
         Raises:
-            KafkaError: It does not, and why.
+            KafkaError: It is not, and why.
         """
         error, member = self._error, self._member
+        if self._is_resting:  # it is none on purpose, and only a read that works makes it one again
+            return
         if error is not None:
             raise error
         if member is not None and time.monotonic() - self._joined_s > JOIN_S:

@@ -1,7 +1,7 @@
 """Positions of a group in a copy of its topics in another cluster, found by the timestamps of records.
 
-A copy keeps partitions and the order of records, and not offsets. The position there is never after the record that the
-group would read next: no record is skipped, and some may be read again.
+A copy keeps partitions, the order of records and their timestamps, and not offsets. The position there is never after
+the record that the group would read next: no record is skipped, and some may be read again.
 
 | in the group's cluster | in the other cluster |
 |---|---|
@@ -10,16 +10,23 @@ group would read next: no record is skipped, and some may be read again.
 | the partition has no record | the end |
 | the copy is late, and has no such record yet | the end |
 
-The ends of the other cluster are read first. So what is copied meanwhile is after them. Records copied with the time of
-the copy (`message.timestamp.type=LogAppendTime`) have later times there, which makes the position earlier.
+The ends of the other cluster are read first. So what is copied meanwhile is after them.
+
+Two kinds of copies are refused, since a position there could be after unread records. With
+`message.timestamp.type=LogAppendTime` a record has the time of the other cluster's clock, which may be before the
+record's own. With another number of partitions a record may be in another one.
+
+A copy may lack the next record, because it was compacted or deleted there, or because its transaction was aborted. Then
+the position is that of the first later timestamp. That skips nothing if timestamps grow with offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag.evaluation import GroupLag, PartitionLag
@@ -68,11 +75,13 @@ def translate_offsets(
     chosen = sorted(committed if wanted is None else wanted)
     ends = target.list_offsets(dict.fromkeys(chosen, "latest"))
     errors = {tp: KafkaError(f"{tp}: in the other cluster: {error}") for tp, error in ends.errors.items()}
+    refused = _refused_copies(source, target, {tp.topic for tp in chosen if tp in ends.values})
+    errors |= {tp: KafkaError(f"{tp}: {refused[tp.topic]}") for tp in chosen if tp.topic in refused}
     times: dict[TopicPartition, int | None] = {}
     for tp, part in _read_exactly(reader, group).items():
-        if tp in ends.values:
+        if tp in ends.values and tp not in errors:
             try:
-                times[tp] = _record_ms(source, part)
+                times[tp] = record_ms(source, part)
             except KafkaError as error:
                 errors[tp] = error
     for tp in chosen:
@@ -90,6 +99,34 @@ def translate_offsets(
         new = end if first is None or first.offset < 0 else min(first.offset, end)
         translated.append(TranslatedOffset(tp, committed[tp].offset, times[tp], new))
     return translated, errors
+
+
+def _refused_copies(source: Admin, target: Admin, topics: Collection[str]) -> dict[str, str]:
+    """Return why positions in some topics' copies can't be found by timestamps.
+
+    Raises:
+        KafkaError: A cluster can't be reached.
+    """
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    here, there = source.describe_topics(topics), target.describe_topics(topics)
+    properties = target.describe_configs(resources)
+    refused: dict[str, str] = {}
+    for resource in resources:
+        topic = resource.name
+        error = here.errors.get(topic) or there.errors.get(topic) or properties.errors.get(resource)
+        if error is not None:
+            refused[topic] = str(error)
+            continue
+        counts = len(here.values[topic].partitions), len(there.values[topic].partitions)
+        times = properties.values[resource].get("message.timestamp.type")
+        if counts[0] != counts[1]:
+            refused[topic] = f"the topic has {counts[0]} partitions, and {counts[1]} in the other cluster"
+        elif times is not None and times.value == "LogAppendTime":
+            refused[topic] = (
+                "the other cluster's topic has message.timestamp.type=LogAppendTime: its times say nothing about the "
+                "records of this one"
+            )
+    return refused
 
 
 def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, PartitionLag]:
@@ -111,8 +148,12 @@ def _with_offsets(group: GroupLag) -> dict[TopicPartition, PartitionLag]:
     return {part.partition: part for part in group.partitions if part.committed is not None}
 
 
-def _record_ms(source: Admin, part: PartitionLag) -> int | None:
+def record_ms(source: Admin, part: PartitionLag) -> int | None:
     """Return the time of the next record that the group would read, else of the newest one; None: there is none.
+
+    Args:
+        source: A client of the group's cluster.
+        part: The group's position in a partition.
 
     Raises:
         KafkaError: The partition can't be read, or the record has no timestamp.
@@ -122,7 +163,7 @@ def _record_ms(source: Admin, part: PartitionLag) -> int | None:
         raise KafkaError(f"{tp}: {part.error}")
     if part.oldest_ms is not None and part.is_time_lag_exact:
         return part.oldest_ms
-    if part.time_lag_ms != 0:
+    if part.oldest_ms is not None or part.time_lag_ms != 0:
         raise KafkaError(f"{tp}: the record at offset {part.committed} has no timestamp, or could not be read")
     newest = source.list_offsets({tp: "max_timestamp"}).result(tp)
     return newest.timestamp if newest.offset >= 0 else None

@@ -34,9 +34,12 @@ def whole_avro(text: str, imports: Iterable[tuple[str, str]], name: str) -> str:
     if not texts:
         return text
     walk = _Inlining(name)
-    for part in texts:
-        walk.learn(_parsed(part, name), "", 0)
-    return json.dumps(walk.node(_parsed(text, name), "", 0))
+    try:
+        for part in texts:
+            walk.learn(_parsed(part, name), "", 0)
+        return json.dumps(walk.node(_parsed(text, name), "", 0))
+    except RecursionError:
+        raise UnusableSchemaError(f"{name} is nested too deep with what it refers to") from None
 
 
 def _parsed(text: str, name: str) -> Any:
@@ -87,6 +90,8 @@ class _Inlining:
                 return full
             return self._definition(schema, space, depth)
         made = dict(schema)
+        if isinstance(kind, str) and kind not in PRIMITIVE_SIZES and kind not in ("array", "map"):
+            return self._by_name(kind, space, depth)  # what else is said of a type here is said of its definition
         if kind not in ("array", "map"):
             made["type"] = self.node(kind, space, depth + 1)
         return made | {key: self.node(schema[key], space, depth + 1) for key in _PARTS if key in schema}

@@ -81,9 +81,14 @@ class ClosingSummary:
         )
 
     def write(self) -> None:
-        """Write the summary, unless it is written."""
-        if not self._written:
+        """Write the summary, unless it is written. A failure of it is a line, and not the job's."""
+        if self._written:
+            return
+        try:
             text = account()
+        except Exception as error:  # noqa: BLE001 (the line has it)
+            text = f"kohort: no summary: {type(error).__name__}: {error}"
+        if not self._written:  # by another thread
             self._written = True
             say(text)
 
