@@ -118,7 +118,7 @@ class WritesHalves(DiskMutant):
             written = await write(writer, payload, count, now_ms)
             return written if behind is None else await write(writer, *behind, now_ms)
 
-        with swapped(kafka_journal, "packed", halved), swapped(JournalWriter, "write", both):
+        with swapped(kafka_journal, "encode_unbounded_batch", halved), swapped(JournalWriter, "write", both):
             yield
 
 

@@ -31,7 +31,7 @@ MIXED = 74
 SEEN_AT = {
     "ForgetsEnds": 111,
     "ReplacesUnsynced": 76,
-    "FetchesForAnyEpoch": 278,
+    "FetchesForAnyEpoch": 147,
     "ForgivesAnyEpoch": 636,
     "LeavesTracesOfGroups": 203,
     "HidesWhatIsGivenUp": 123,

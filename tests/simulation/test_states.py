@@ -76,7 +76,10 @@ IN_LONG_RUNS: dict[str, set[Seen]] = {
         ("CompletingRebalance", "LeaveGroup", "PreparingRebalance"),
         ("PreparingRebalance", "LeaveGroup", "Empty"),
     },
-    "consumer": {("Stable", "ConsumerGroupHeartbeat", "classic")},
+    "consumer": {
+        ("Reconciling", "RegexesResolved", "Assigning"),
+        ("Stable", "ConsumerGroupHeartbeat", "classic"),
+    },
 }
 """Those that the seeds of the long form go through, and those of the short one do not."""
 

@@ -48,6 +48,8 @@ NAMES = {
     "rate": "offsets per second by which `committed` moved over the last looks",
     "written_rate": "offsets per second by which `log_end` moved",
     "catch_up": "seconds until nothing is unread, at these rates; empty: never",
+    "skew": "the largest lag of a partition divided by the mean of the group's: 1 is even; null: nothing is unread",
+    "hot": "the group's partitions that get over 3 times the mean of the others: more members don't help them",
     "time": "when a look was taken; of `groups history` when the minute began, or something changed",
     "changes": "what changed since the look before: members, state, partitions, status",
     "kind": "the kind of a change",
