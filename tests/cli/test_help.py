@@ -169,7 +169,8 @@ def options_of(words: list[str]) -> set[str]:
 
 
 OF_NO_CLUSTER = {
-    "broker", "zookeeper", "log check", "region files", "region compact", "groups history", "spark checkpoint show",
+    "broker", "zookeeper", "completion", "log check", "region files", "region compact", "groups history",
+    "spark checkpoint show",
 }  # fmt: skip
 """Commands that serve, or read files alone. `coordinator` is one too, but its `status` asks."""
 

@@ -149,7 +149,7 @@ def test_refused_client_is_logged_once_and_a_probe_of_the_port_is_not(
     for _ in range(3):
         assert not is_served(mutual, trusting(certificates, None))
     assert is_served(mutual, trusting(certificates))
-    lines = [record.getMessage() for record in caplog.records if "TLS with" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "TLS handshake with" in record.getMessage()]
     assert len(lines) == 1 and "PEER_DID_NOT_RETURN_A_CERTIFICATE" in lines[0]
 
 
