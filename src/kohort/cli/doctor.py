@@ -315,7 +315,8 @@ def _cluster(common: Common) -> Iterator[Finding]:
         with common.admin() as admin:
             found = admin.describe_cluster()
     except KafkaError as error:
-        yield Finding(what, MISSING, error.message, need, "start it, or name another address")
+        remedy = "start it, name another address, or give what it takes to log in by --command-config"
+        yield Finding(what, MISSING, error.message, need, remedy)
     else:
         yield Finding(what, OK, f"brokers: {len(found.nodes)}", need)
     finally:

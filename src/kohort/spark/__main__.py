@@ -99,7 +99,7 @@ class ClosingSummary:
         writer.join(SIGTERM_SUMMARY_S)
         if not self._written:
             self._written = True
-            say(f"kohort: no summary: the offsets of its groups were not read within {SIGTERM_SUMMARY_S:g} s")
+            say(f"kohort: no summary: it was not made within {SIGTERM_SUMMARY_S:g} s")
         self._set(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         os._exit(128 + number)  # the first process of a container: Linux ignores the signal there
