@@ -119,7 +119,7 @@ class Stages:
         self.wrap(GroupMachine, "step", "machine: a step")
         self.wrap(requests.Request, "send", "request: latency, place in the order")
         self.wrap(local.LogJournal, "append", "journal: append")
-        self.wrap(local, "sealed", "journal: records to a batch")
+        self.wrap(local, "encode_append", "journal: records to a batch")
         self.wrap(PartitionLog, "append", "log: append")
         self.wrap(SegmentFile, "append", "log: segment, system call")
 

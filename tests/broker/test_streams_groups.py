@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KohortPro
 
 
 def lines_about(log: Path, group: str) -> list[str]:
-    return [line for line in log.read_text().splitlines() if f"group {group} is refused" in line]
+    return [line for line in log.read_text().splitlines() if f"[group {group}] heartbeat refused" in line]
 
 
 @pytest.mark.parametrize("version", [0, 1])

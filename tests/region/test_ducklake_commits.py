@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.region.sinks import ducklake_catalog
-from kohort.region.sinks.ducklake_catalog import CommitOpenError, DuckLake
+from kohort.region.sinks.ducklake_catalog import CommitOpenError, DuckLake, NoLakeError
 
 NUMBERS = itertools.count()
 MOVE = "UPDATE {lake}.marker SET number = 1 WHERE number = 0"
@@ -182,3 +182,24 @@ def test_why_a_catalog_in_duckdb_and_its_retries_are_not_enough(two: Any, lake: 
     publish(late, file(lake, 1))
     late.execute("COMMIT")
     assert other.execute("SELECT id FROM lake.flights").fetchall() == [(1,), (1,)]
+
+
+def test_lake_that_another_process_makes_meanwhile_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_for = DuckLake._has_lake
+
+    def made_meanwhile(lake: DuckLake, at: Any) -> bool:
+        monkeypatch.setattr(DuckLake, "_has_lake", looks_for)
+        change(DuckLake(str(tmp_path), "ducklake:other"), "CREATE TABLE {lake}.flights (id BIGINT)")
+        return looks_for(lake, at)
+
+    monkeypatch.setattr(DuckLake, "_has_lake", made_meanwhile)
+    late = DuckLake(str(tmp_path), "ducklake:late")
+    Path(late.catalog).parent.mkdir(exist_ok=True)
+    Path(late.catalog).touch()
+    with pytest.raises(NoLakeError):
+        ask(late, "SELECT * FROM {lake}.flights")
+    monkeypatch.setattr(DuckLake, "_has_lake", looks_for)
+    change(DuckLake(str(tmp_path), "ducklake:other"), "CREATE TABLE IF NOT EXISTS {lake}.flights (id BIGINT)")
+    assert ask(late, "SELECT * FROM {lake}.flights") == []
