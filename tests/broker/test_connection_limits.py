@@ -150,7 +150,7 @@ def test_one_address_leaves_room_for_others(host: str, config: dict[str, int], m
                 for end in pair:
                     stack.enter_context(end)
             for _, end in pairs:
-                server._admit(_Tcp(end), (listener.unmapped(host), 1), listening)
+                server._admit(_Tcp(end), (listener.ipv4_of_mapped(host), 1), listening)
             assert len(server) == most
             server.close()
 

@@ -45,7 +45,7 @@ def page_lines(families: Iterable[Metric]) -> Iterator[str]:
         kind = "untyped" if family.type == "unknown" else family.type
         yield f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
         for sample in family.samples:
-            value = floatToGoString(sample.value)
+            value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
             if not sample.labels:
                 yield f"{sample.name} {value}\n"
                 continue
