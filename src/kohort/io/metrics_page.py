@@ -1,7 +1,7 @@
 """The page that Prometheus scrapes, written from metric families in the text format 0.0.4.
 
-prometheus-client writes the same page. An exporter shows 75,000 samples for 500 groups of 50 partitions: the library
-takes 20 µs for each, since it checks each label's name, and compresses the page as well as it can, which takes another
+prometheus-client writes the same page. An exporter shows 75,000 samples for 500 groups of 50 partitions. The library
+takes 20 µs for each, since it checks each label's name. It compresses the page as well as it can, which takes another
 second. Here a sample takes 2 µs, and one family is in memory at a time.
 
 Source: Prometheus, "Exposition formats", text-based format.
