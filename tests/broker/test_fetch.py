@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from kohort import Broker
+from kohort.broker.purgatory import WAIT_S_MAX, Purgatory, WaitingFetch
 from kohort.broker.shards import java_hash
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kohort.errors import ErrorCode
@@ -189,3 +191,17 @@ def test_an_unknown_topic_id(client: RawClient, topic: str) -> None:
 
     answer = session_fetch(client, 0, -1, (uuid.uuid4(), 0, 0))
     assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize(("wanted_s", "until_s"), [(5.0, 5.0), (2**31 / 1000, WAIT_S_MAX)], ids=["seconds", "weeks"])
+def test_fetch_waits_for_a_bounded_time(wanted_s: float, until_s: float) -> None:
+    """The end of a connection that is full of waiting fetches is noticed when they are answered."""
+    loop = asyncio.new_event_loop()
+    try:
+        purgatory, wait = Purgatory(loop), WaitingFetch([], 1, lambda: None)
+        before = loop.time()
+        purgatory.add(wait, wanted_s)
+        assert wait.timer is not None
+        assert before + until_s <= wait.timer.when() <= loop.time() + until_s
+    finally:
+        loop.close()

@@ -164,8 +164,10 @@ def test_names_of_groups_do_not_break_the_log(broker: Broker) -> None:
     command = [*KOHORT, "exporter", "--listen", "127.0.0.1:0", "--servers", broker.bootstrap_servers]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        line = next(line for line in process.stderr if "not read" in line)
-        process.terminate()
+        try:
+            line = next(line for line in process.stderr if "could not be read" in line)
+        finally:
+            process.terminate()
         rest = process.stderr.read()
     assert "shop\\n2026-11-27" in line and "forged\\x1b]0;title\\x07" in line
     assert "\x1b" not in line + rest

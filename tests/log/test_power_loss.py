@@ -482,3 +482,24 @@ def test_indexes_of_closed_segments_are_on_the_disk_with_their_records(flush_mes
         for suffix in (".log", ".index", ".timeindex"):
             name = segment.path.with_suffix(suffix).name
             assert folder.synced[name].synced == bytes(folder.names[name].data) != b"", name
+
+
+def test_rebuilt_indexes_of_closed_segments_are_on_the_disk() -> None:
+    """The records are not read again after a power loss, so that a part of what was rebuilt would look right."""
+    path, config = Path("/data/t-0"), small()
+    volume = Volume(World(1), "/data")
+    options = OpenOptions(files=FileCache(3, 1, Files(volume, lambda: None)))
+    log = PartitionLog.open(path, config, options)
+    for number in range(100):
+        log.append(batch(b"x" * 50, at=NOW + number * 1_000), NOW)
+    log.close()
+    names = volume.folders[str(path)].names
+    rebuilt = [log.segments[0].path.with_suffix(suffix).name for suffix in (".index", ".timeindex")]
+    before = {name: bytes(names[name].data) for name in rebuilt}
+    for name in rebuilt:
+        names[name].synced = b""
+    names[rebuilt[1]].data.clear()
+    again = PartitionLog.open(path, config, options)
+    assert again.recovery.rebuilt_indexes == rebuilt[1:]
+    for name in rebuilt:
+        assert names[name].synced == bytes(names[name].data) == before[name] != b"", name

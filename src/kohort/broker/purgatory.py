@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from kohort.log import PartitionLog
+
+WAIT_S_MAX: Final = 60.0
+"""The longest wait; a request may name 24 days. While the waiting fetches of a connection fill its limit, nothing is
+read from it, so that the broker does not notice that its client has gone."""
 
 
 class WaitingFetch:
@@ -40,11 +45,11 @@ class Purgatory:
         return self._count
 
     def add(self, wait: WaitingFetch, seconds: float) -> None:
-        """Let a fetch wait in purgatory for at most this long."""
+        """Let a fetch wait in purgatory for at most this long, and at most `WAIT_S_MAX`."""
         self._count += 1
         for log in wait.logs:
             self._by_log.setdefault(log, {})[wait] = None
-        wait.timer = self._loop.call_later(seconds, self._end, wait)
+        wait.timer = self._loop.call_later(min(seconds, WAIT_S_MAX), self._end, wait)
 
     def appended(self, log: PartitionLog, size: int) -> None:
         """Count appended bytes of a partition, and answer fetches that have enough."""

@@ -178,7 +178,7 @@ class OtlpPush:
                     log.warning(text, self.url, self._session.failure)
                 return
             if self._session.complaint and self._throttle.due("complaint"):
-                log.warning("[otlp %s] the collector did not take all metrics: %s", self.url, self._session.complaint)
+                log.warning("[otlp %s] the collector did not take %s", self.url, self._session.complaint)
         if self._throttle.over("failure"):
             log.info("[otlp %s] metrics are sent again", self.url)
 
@@ -318,4 +318,4 @@ def _complaint(content: bytes) -> str:
     if not partial.rejected_data_points and not partial.error_message:
         return ""
     text = partial.error_message[:TEXT_CHARS_MAX]
-    return f"the collector did not take {partial.rejected_data_points} samples: {text!r}"
+    return f"{partial.rejected_data_points} samples: {text!r}"

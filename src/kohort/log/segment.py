@@ -336,6 +336,7 @@ class SegmentFile:
             inherited.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
+        self.sync_indexes()
         inherited.add(0, size)
         for damage in inherited.damages:
             log.error("damaged records, reads of them fail: %s", damage.sentence())
