@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from google.rpc.status_pb2 import Status
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -222,6 +223,41 @@ def test_reason_of_a_refusal_is_no_command_to_a_terminal(caplog: pytest.LogCaptu
         until(lambda: "403" in caplog.text, "it is said", 30)
     (line,) = (record.getMessage() for record in caplog.records)
     assert r"the collector answers 403 '\x1b[2Jno" in line and line.isprintable() and len(line) < 400
+
+
+REFUSED = Status(code=3, message="token is s3cret\x1b[2J").SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        (b"application/x-protobuf", REFUSED, r": '*** is ***\x1b[2J';"),
+        (b"application/x-protobuf", b"\xff", "403 Forbidden;"),
+        (b"text/plain; charset=utf-8", b"no\xff\n", ": 'no\ufffd';"),
+        (b"text/plain", b"x" * 10_000, f": '{'x' * otlp.TEXT_CHARS_MAX}';"),
+        (b"text/html", b"<html>a proxy's page</html>", "403 Forbidden;"),
+        (b"text/plain", b"", "403 Forbidden;"),
+    ],
+    ids=["status", "no status", "text", "long text", "page", "empty"],
+)
+def test_refusal_is_logged_with_the_reason_in_its_body(
+    kind: bytes, body: bytes, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the words of the headers, which a collector may repeat."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=token%20s3cret")
+    head = b"HTTP/1.1 403 Forbidden\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(body))
+    with answering(head + body) as (url, _), pushing(url):
+        until(lambda: "403" in caplog.text, "it is said", 30)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert said in line and "s3cret" not in line and line.isprintable()
+
+
+def test_reason_of_a_refusal_that_breaks_off_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that has not read the whole request resets the connection behind its refusal."""
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1000\r\n\r\n"
+    with answering(head + b"no plain HTTP here") as (url, _), pushing(url):
+        until(lambda: "not sent" in caplog.text, "it is said", 30)
+    assert "the collector answers 400 Bad Request: 'no plain HTTP here';" in caplog.text
 
 
 def test_login_of_netrc_does_not_replace_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.sdk.metrics.export import (
@@ -58,10 +59,13 @@ CLOSE_S = 2.0
 TEXT_CHARS_MAX = 200
 """The most characters of a collector's own text in the log."""
 ANSWER_BYTES_MAX = 64 << 10
-"""The most bytes of an answer that are read. It is a short message, with a text about samples that were not taken."""
+"""The most bytes of an answer that are read. It is a short message, with a text about what was not taken."""
 ANSWER_S = 10.0
 """The longest time that the body of an answer is read. The library's timeout is that of a single read."""
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+_LIBRARY_HEADERS = {
+    "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "user-agent",
+}  # fmt: skip
 _LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.util.re")
 """The library logs each attempt, and entries of invalid headers with their values."""
 
@@ -200,7 +204,7 @@ class _CollectorSession(requests.Session):
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a request, and read at most `ANSWER_BYTES_MAX` of the answer.
 
-        A redirection is a failure: the library would take it for a success.
+        A redirection is a failure: the library would take it for a success. The reason of a refusal is in its body.
         """
         kwargs["stream"] = True
         if isinstance(self.verify, str):
@@ -208,6 +212,7 @@ class _CollectorSession(requests.Session):
         try:
             with super().send(request, **kwargs) as answer:
                 content = _read_body(answer) if answer.status_code < 300 else b""
+                refusal = _refusal(answer) if answer.status_code >= 400 else ""
         except OSError as error:
             self.failure = _cause(error)
             raise
@@ -216,10 +221,12 @@ class _CollectorSession(requests.Session):
             self.failure = (
                 f"the collector answers {answer.status_code} {reason if reason.isprintable() else repr(reason)}"
             )
+            if refusal:
+                self.failure += f": {_without_headers(refusal, request.headers)[:TEXT_CHARS_MAX]!r}"
             if answer.status_code < 400:
                 raise requests.RequestException(self.failure)
         else:
-            self.complaint = _complaint(content)
+            self.complaint = _complaint(content, request.headers)
         return answer
 
 
@@ -292,22 +299,58 @@ def _cause(error: OSError) -> str:
             found = cause.strerror
         elif isinstance(cause, ssl.SSLError | ConnectionError):
             found = str(cause)
-        cause = cause.__cause__ or cause.__context__
+        inner = next((part for part in cause.args if isinstance(part, BaseException)), None)
+        cause = cause.__cause__ or cause.__context__ or inner
     return found
 
 
-def _read_body(answer: requests.Response) -> bytes:
-    """Return the body of an answer; nothing if it is too large, or arrives too slowly."""
+def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
+    """Return the body of an answer; nothing if it is too large, or arrives too slowly.
+
+    Args:
+        answer: The answer, of which only the head has been read.
+        is_refusal: Return the part that has arrived when the connection breaks. A server resets it after a refusal
+            when it has not read the whole request.
+    """
     found = bytearray()
     until_s = time.monotonic() + ANSWER_S
-    for part in answer.iter_content(1):  # a longer read would wait until it is full
-        found += part
-        if len(found) > ANSWER_BYTES_MAX or time.monotonic() > until_s:
-            return b""
+    try:
+        for part in answer.iter_content(1):  # a longer read would wait until it is full
+            found += part
+            if len(found) > ANSWER_BYTES_MAX or time.monotonic() > until_s:
+                return b""
+    except OSError:
+        if not is_refusal:
+            raise
     return bytes(found)
 
 
-def _complaint(content: bytes) -> str:
+def _refusal(answer: requests.Response) -> str:
+    """Return the text in the body of a refusal; empty if there is none, or a page of HTML.
+
+    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text.
+    Source: the OTLP specification, "Failures".
+    """
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content = _read_body(answer, is_refusal=True)
+    if kind == "application/x-protobuf":
+        try:
+            return str(Status.FromString(content).message)
+        except DecodeError:
+            return ""
+    return content.decode(errors="replace").strip() if kind in ("", "text/plain") else ""
+
+
+def _without_headers(text: str, headers: Mapping[str, str | bytes]) -> str:
+    """Return a text without the words of the headers that OTEL_EXPORTER_OTLP_HEADERS has given."""
+    given = [value for name, value in headers.items() if name.lower() not in _LIBRARY_HEADERS]
+    texts = [value.decode("latin-1") if isinstance(value, bytes) else value for value in given]
+    for word in sorted({word for value in texts for word in value.split()}, key=len, reverse=True):
+        text = text.replace(word, "***") if len(word) > 2 else text
+    return text
+
+
+def _complaint(content: bytes, headers: Mapping[str, str | bytes]) -> str:
     """Return what an answer says about samples that were not taken; empty if all were."""
     answer = ExportMetricsServiceResponse()
     try:
@@ -317,5 +360,5 @@ def _complaint(content: bytes) -> str:
     partial = answer.partial_success
     if not partial.rejected_data_points and not partial.error_message:
         return ""
-    text = partial.error_message[:TEXT_CHARS_MAX]
+    text = _without_headers(partial.error_message, headers)[:TEXT_CHARS_MAX]
     return f"{partial.rejected_data_points} samples: {text!r}"
