@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kohort.io.metrics_page import CONTENT_TYPE, metrics_app, metrics_page
+from kohort.io.metrics_http import CONTENT_TYPE, metrics_app, metrics_page
 
 NAMES = ("plain", "", 'quote"d', "back\\slash", "line\nbreak", "ünïcode", 'all\\"\n\\n of them', "a,b={}")
 

@@ -123,7 +123,7 @@ class LagExporter(Collector):
 
 
 class _Shown:
-    """What a scrape shows of one cluster.
+    """The part of a scrape that shows one cluster.
 
     Attributes:
         watch: The watch that reads the cluster.
