@@ -50,8 +50,10 @@ async def list_groups(
     cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
     """List groups of every coordinator, sorted; only of these states and types if given (letter case is ignored)."""
-    request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     wanted_states = {state.lower() for state in states}
+    # Kafka 4.4 lists a state as NotReady, and its filter calls the same state not_ready.
+    aliases = ["not_ready"] if "notready" in wanted_states else []
+    request = ListGroupsRequest(states_filter=[*states, *aliases], types_filter=list(types))
     wanted_types = {kind.lower() for kind in types}
 
     async def list_groups_once() -> list[GroupListing]:
