@@ -107,13 +107,15 @@ def _usage_text(error: CycloptsError) -> str:
     return str(error)
 
 
+_SECURITY = ("security.protocol", "ssl.", "sasl.")
+
+
 def _hint_of(error: KafkaError) -> str | None:
     """Return where to set the property that an error is about; None: it is about none."""
     if error.code is ErrorCode.SECURITY_DISABLED:
         return "access rules count when the brokers set authorizer.class.name"
-    text = error.message
-    # by text: the client's messages name the property that helps, and where it is set differs for programs and commands
-    if any(family in text for family in ("security.protocol", "ssl.", "sasl.")):
+    # The client's messages name the property that helps. Where it is set differs for programs and commands.
+    if any(family in error.message for family in _SECURITY):  # by text: no code says which property helps
         return "client properties are read from the file of --command-config"
     return None
 

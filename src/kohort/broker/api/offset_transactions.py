@@ -47,6 +47,15 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
 
 
+def _known_to_old_clients(
+    value: OffsetCommitReply | ErrorCode | None, version: int
+) -> OffsetCommitReply | ErrorCode | None:
+    """Give clients of before KNOWS_LOADING an error that they retry, as Apache Kafka does (KAFKA-7296)."""
+    if value is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < KNOWS_LOADING:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return value
+
+
 def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest]) -> None:
     """Commit offsets as part of a transaction; they take effect when it commits."""
     message, version = request.message, request.version
@@ -54,12 +63,8 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
 
     def reply_commit(value: OffsetCommitReply | ErrorCode | None) -> None:
-        """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked.
-
-        As in Apache Kafka, clients of before KNOWS_LOADING get an error that they retry (KAFKA-7296).
-        """
-        if value is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < KNOWS_LOADING:
-            value = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked."""
+        value = _known_to_old_clients(value, version)
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
         request.reply(
             TxnOffsetCommitResponse(
