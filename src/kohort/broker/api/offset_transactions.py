@@ -82,11 +82,8 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     if (transactions := host.transactions) is None:
         reply_commit(NOT_TAKEN)
         return
-    if not message.group_id:
-        reply_commit(ErrorCode.INVALID_GROUP_ID)
-        return
-    if not plan.offsets:
-        reply_commit(None)
+    if not message.group_id or not plan.offsets:
+        reply_commit(None if message.group_id else ErrorCode.INVALID_GROUP_ID)
         return
     producer = (message.producer_id, message.producer_epoch)
     partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
