@@ -23,7 +23,7 @@ _SOURCE = re.compile(r"(?<!class )\bSource:\s+((?:(?!\n\s*\n|\"\"\").)*)", re.DO
 KNOWN_SOURCES = re.compile(
     r"KIP-\d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|Spark's\s|Java SE|"
     r"proc_pid_stat\(5\)|KEDA, |Confluent's (reference|documentation)|Avro's specification|Prometheus, \"|\(\d{4}\)|"
-    r"XDG Base Directory|xxHash"
+    r"XDG Base Directory|xxHash|OTLP specification"
 )
 """What a reader can look up: a KIP, this page, an issue of Kafka's, a standard, other projects' documents, a paper's
 year."""
