@@ -22,6 +22,7 @@ from tests.cluster.chaos.servers import Servers
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable
+from tests.support.waiting import until
 from tests.support.zookeeper_ensemble import ensemble
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(10_800)]
@@ -33,6 +34,7 @@ SEED = int(os.environ.get("KOHORT_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
 def faults_of(run: Run, *kinds: str) -> Iterator[list[Fault]]:
     """Each befalls the coordinator that has the ledger then."""
     for kind in kinds:
+        until(lambda: run.servers.has(run.ledger.group) is not None, "a coordinator has the group", 60)
         owner = run.servers.has(run.ledger.group)
         assert owner is not None
         yield [run.faults.coordinator(owner, kind)]

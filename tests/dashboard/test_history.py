@@ -199,7 +199,9 @@ def test_killed_dashboard_leaves_its_history_to_the_next_one_and_to_the_command(
     assert process.wait(60) == 0
     table = asked("groups", "history", "g", "--file", str(path), "--last", "1d").stdout.splitlines()
     assert table[0].split() == ["TIME", "GROUP", "STATUS", "LAG", "TIME-LAG", "MEMBERS"]
-    assert table[-1].split()[1:4] == ["g", "STOP", "7"]
+    assert ["g", "STOP", "7"] in [row.split()[1:4] for row in table], (
+        "a new process has to see for a while that it stands"
+    )
 
 
 def test_command_shows_changes(serve: Serve, broker: Broker, path: Path) -> None:
