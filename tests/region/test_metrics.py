@@ -87,7 +87,8 @@ def test_a_region_of_one_member_has_metrics_too(own_servers: str, topic: str, tm
                 told.append(process.stderr.readline())
             found = re.search(r"http://(127\.0\.0\.1:\d+)/metrics", told[-1])
             assert found is not None, told
-            assert scraped(found[1])["kohort_region_state", "RUNNING"] in (0, 1)
+            state = ("kohort_region_state", "RUNNING")
+            until(lambda: scraped(found[1]).get(state) in (0, 1), "the plane's state is shown", 60)
         finally:
             process.terminate()
 
