@@ -188,7 +188,7 @@ SHORT = {
     f"kohort_consumergroup_status{{{PLACE}}}": "0x15 3x2 0x12",
     'kohort_exporter_up{cluster_name="c"}': "1x15 0 1x13",
 }
-"""What lasts shorter than a rule's `for` is no alert."""
+"""Conditions that end before a rule's `for` has passed: no alert fires."""
 
 
 @pytest.mark.parametrize(

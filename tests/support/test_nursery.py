@@ -26,7 +26,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt another's child")
 ROOT = Path(__file__).resolve().parents[2]
 OWN_START = embedded.start_process
-"""As a user's program has it: when tests are collected, no fixture has replaced it."""
+"""The start of a broker's process in a user's program. This module is imported before a fixture replaces it."""
 PROGRAM = """
 import sys
 from kohort import Broker

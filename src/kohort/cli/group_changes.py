@@ -25,6 +25,7 @@ from kohort.settings.config import did_you_mean
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
     from kohort.client.admin.group_changes import OffsetChange, Plan
+    from kohort.client.offsets import OffsetAndMetadata
 
 K = TypeVar("K")
 
@@ -298,14 +299,7 @@ def clone(
         to_config: a file of Kafka client properties for the other cluster.
         execute: do it; without this it is only shown.
     """
-    from kohort.client.admin.group_changes import (
-        check_group_exists,
-        chosen_partitions,
-        committed_offset,
-        offset_row,
-        partition_numbers,
-        set_group_offsets,
-    )
+    from kohort.client.admin.group_changes import committed_offset, offset_row, set_group_offsets
 
     check_names("group", source, target)
     if to is not None or to_config is not None:
@@ -316,18 +310,12 @@ def clone(
     if source == target:
         raise UsageError("a group can't be cloned to itself")
     with common.admin() as admin:
-        committed = {key: value for key, value in admin.list_consumer_group_offsets(source).all().items() if value}
-        there = {key.topic: partition_numbers(committed, key.topic) for key in committed}
-        with _usage_errors():
-            wanted = chosen_partitions(topic, there) if topic else sorted(committed)
-        if not wanted:
-            check_group_exists(admin, source)
-            where = f" in {', '.join(topic)}" if topic else ""
-            raise NotFoundError(f"group {source!r} has no committed offsets{where}")
+        new = _chosen_offsets(admin, source, topic)
         _must_be_empty(admin, target)
         current = admin.list_consumer_group_offsets(target).all()
-        new = {key: committed[key] for key in wanted}
-        rows = [{**offset_row(target, key, committed_offset(current, key)), "new": new[key].offset} for key in wanted]
+        rows = [
+            {**offset_row(target, key, committed_offset(current, key)), "new": at.offset} for key, at in new.items()
+        ]
         columns = (*_OFFSET, "new")
         if not execute:
             show(rows, columns, as_json=common.json)
@@ -339,24 +327,11 @@ def clone(
 
 def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *, execute: bool, common: Common) -> int:
     """Set the offsets of a group in another cluster."""
-    from kohort.client.admin.group_changes import (
-        check_group_exists,
-        chosen_partitions,
-        committed_offset,
-        offset_row,
-        partition_numbers,
-        set_group_offsets,
-    )
+    from kohort.client.admin.group_changes import committed_offset, offset_row, set_group_offsets
     from kohort.lag.offset_translation import translate_offsets
 
     with common.admin() as here, other.admin() as there, common.lag_reader() as reader:
-        committed = {key: value for key, value in here.list_consumer_group_offsets(source).all().items() if value}
-        numbers = {key.topic: partition_numbers(committed, key.topic) for key in committed}
-        with _usage_errors():
-            wanted = chosen_partitions(topic, numbers) if topic else sorted(committed)
-        if not wanted:
-            check_group_exists(here, source)
-            raise NotFoundError(f"group {source!r} has no committed offsets")
+        wanted = _chosen_offsets(here, source, topic)
         _must_be_empty(there, target)
         found, untranslated = translate_offsets(reader, here, there, source, wanted)
         current = there.list_consumer_group_offsets(target).all()
@@ -378,6 +353,26 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
             return FAILED
         errors = set_group_offsets(there, target, {offset.partition: offset.new for offset in found})
     return max(failed, _show_outcome(rows, columns, errors, _partition_of, common))
+
+
+def _chosen_offsets(admin: Admin, group: str, topic: tuple[str, ...]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the committed offsets of a group in the partitions that are named, or in all.
+
+    Raises:
+        NotFoundError: the group does not exist, or has no offset there.
+        UsageError: a partition is named that has none.
+    """
+    from kohort.client.admin.group_changes import check_group_exists, chosen_partitions, partition_numbers
+
+    committed = {key: value for key, value in admin.list_consumer_group_offsets(group).all().items() if value}
+    there = {key.topic: partition_numbers(committed, key.topic) for key in committed}
+    with _usage_errors():
+        wanted = chosen_partitions(topic, there) if topic else sorted(committed)
+    if not wanted:
+        check_group_exists(admin, group)
+        where = f" in {', '.join(topic)}" if topic else ""
+        raise NotFoundError(f"group {group!r} has no committed offsets{where}")
+    return {key: committed[key] for key in wanted}
 
 
 def _moment(milliseconds: int | None) -> str | None:

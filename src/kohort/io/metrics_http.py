@@ -220,6 +220,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _GZIP_BITS: Final = 31
+"""zlib's largest window (15), and 16 for the header and trailer of gzip."""
 _GZIP_LEVEL: Final = 1
 """The fastest: a page shrinks to a tenth already, and goes over a network once in a scrape."""
 _LINES: Final = 1_000
@@ -232,6 +233,7 @@ WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, st
 
 @lru_cache(maxsize=10_000)
 def _escape_value(value: str) -> str:
+    """Return a label's value as the page has it. Most values stand in many samples: groups, topics, members."""
     return value.translate(_ESCAPES)
 
 

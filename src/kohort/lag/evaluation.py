@@ -293,7 +293,8 @@ class GroupLag:
     @property
     def skew(self) -> float | None:
         """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
-        return self.max_lag * len(self.known_partitions) / self.sum_lag if self.sum_lag else None
+        total = self.sum_lag
+        return self.max_lag * len(self.known_partitions) / total if total else None
 
     @property
     def hot(self) -> list[PartitionLag]:
@@ -426,18 +427,20 @@ class _Context:
             return PartitionLag(
                 tp, None, "", place.owner, found.log_start, found.log_end, is_time_lag_exact=False, cause=NO_OFFSET
             )
-        counted = place.reading.lags.get(tp)
-        oldest_ms, is_exact = self._oldest_ms(tp, max(committed, found.log_start), found, earlier)
+        counted, position = place.reading.lags.get(tp), max(committed, found.log_start)
+        unread = max(0, found.log_end - position)
+        oldest_ms, is_exact = self._oldest_ms(tp, position, found, earlier)
         if counted == 0:
             oldest_ms, is_exact = NO_RECORD, True
-        elif counted is not None and counted < found.log_end - max(committed, found.log_start):
+        elif counted is not None and counted < unread:
             is_exact = False  # the record at the start offset may be acknowledged
         time_lag_ms = None if oldest_ms is None else max(0, self.snapshot.taken_ms - oldest_ms)
         if oldest_ms == NO_RECORD:
             oldest_ms, time_lag_ms = None, 0
-        unread = max(0, found.log_end - max(committed, found.log_start)) if counted is None else counted
         if time_lag_ms == 0 and oldest_ms is None:
             unread = 0
+        elif counted is not None:
+            unread = counted
         now = Anchor(self.snapshot.taken_ms, committed, found.log_end)
         last = None if earlier is None else earlier.trend
         trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)

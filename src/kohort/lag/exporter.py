@@ -112,7 +112,7 @@ class LagExporter(Collector):
         """
         shown = [_Shown(cluster) for cluster in self._clusters]
         _limit_partitions(shown)
-        families = _Families(name for name in METRICS if name not in {**_PARTITION_VALUES, **_LOG_VALUES})
+        families = _Families(name for name in METRICS if name not in _PARTITION_VALUES and name not in _LOG_VALUES)
         for cluster in shown:
             cluster.add_all(families)
         yield from families.by_name.values()

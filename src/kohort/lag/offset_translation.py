@@ -29,7 +29,7 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.lag.evaluation import GroupLag, PartitionLag
+from kohort.lag.evaluation import PartitionLag
 from kohort.lag.reading import LagReader
 
 READS_MAX = 20
@@ -54,7 +54,7 @@ class TranslatedOffset:
 
 
 def translate_offsets(
-    reader: LagReader, source: Admin, target: Admin, group: str, wanted: Iterable[TopicPartition] | None = None
+    reader: LagReader, source: Admin, target: Admin, group: str, wanted: Iterable[TopicPartition]
 ) -> tuple[list[TranslatedOffset], dict[TopicPartition, KafkaError]]:
     """Find the positions of a group in another cluster that has copies of its topics.
 
@@ -63,7 +63,7 @@ def translate_offsets(
         source: A client of the same cluster.
         target: A client of the other cluster.
         group: The group.
-        wanted: The partitions; None: all with a committed offset.
+        wanted: The partitions.
 
     Returns:
         The positions, and why others can't be translated.
@@ -71,33 +71,35 @@ def translate_offsets(
     Raises:
         KafkaError: The group does not exist, or a cluster can't be reached.
     """
-    committed = {tp: at for tp, at in source.list_consumer_group_offsets(group).all().items() if at is not None}
-    chosen = sorted(committed if wanted is None else wanted)
+    chosen = sorted(wanted)
     ends = target.list_offsets(dict.fromkeys(chosen, "latest"))
     errors = {tp: KafkaError(f"{tp}: in the other cluster: {error}") for tp, error in ends.errors.items()}
     refused = _refused_copies(source, target, {tp.topic for tp in chosen if tp in ends.values})
     errors |= {tp: KafkaError(f"{tp}: {refused[tp.topic]}") for tp in chosen if tp.topic in refused}
+    committed: dict[TopicPartition, int] = {}
     times: dict[TopicPartition, int | None] = {}
-    for tp, part in _read_exactly(reader, group).items():
-        if tp in ends.values and tp not in errors:
-            try:
-                times[tp] = record_ms(source, part)
-            except KafkaError as error:
-                errors[tp] = error
+    parts = _read_exactly(reader, group)
     for tp in chosen:
-        if tp not in times and tp not in errors:
+        if tp in errors:
+            continue
+        part = parts.get(tp)
+        if part is None or part.committed is None:
             errors[tp] = NotFoundError(f"{tp}: group {group!r} has no committed offset there")
-    asked = {tp: at for tp, at in times.items() if at is not None and tp in chosen}
-    listed = target.list_offsets(asked)
+            continue
+        try:
+            committed[tp], times[tp] = part.committed, record_ms(source, part)
+        except KafkaError as error:
+            errors[tp] = error
+    listed = target.list_offsets({tp: at for tp, at in times.items() if at is not None})
     errors |= {tp: KafkaError(f"{tp}: in the other cluster: {error}") for tp, error in listed.errors.items()}
     translated = []
-    for tp in chosen:
+    for tp, at_ms in times.items():
         if tp in errors:
             continue
         first = listed.values.get(tp)
         end = ends.values[tp].offset
         new = end if first is None or first.offset < 0 else min(first.offset, end)
-        translated.append(TranslatedOffset(tp, committed[tp].offset, times[tp], new))
+        translated.append(TranslatedOffset(tp, committed[tp], at_ms, new))
     return translated, errors
 
 
@@ -136,16 +138,12 @@ def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, Part
         report = reader.read([group])
         if group in report.errors:
             raise report.errors[group]
-        parts = _with_offsets(report.groups[group])
+        parts = {part.partition: part for part in report.groups[group].partitions if part.committed is not None}
         left = sum(not part.is_time_lag_exact for part in parts.values())
         if not left or left == unknown:
             break
         unknown = left
     return parts
-
-
-def _with_offsets(group: GroupLag) -> dict[TopicPartition, PartitionLag]:
-    return {part.partition: part for part in group.partitions if part.committed is not None}
 
 
 def record_ms(source: Admin, part: PartitionLag) -> int | None:

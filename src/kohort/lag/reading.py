@@ -80,9 +80,8 @@ Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPa
 """The committed offsets of a group, and why some are unavailable."""
 
 
-_DescribeGroups: TypeAlias = Callable[
-    [SendRequest, int, Sequence[str]], Awaitable[dict[str, GroupDescription | KafkaError]]
-]
+_AskCoordinator: TypeAlias = Callable[[SendRequest, int, Sequence[str]], Awaitable[dict[str, V | KafkaError]]]
+"""A request about groups to their coordinator: how to send it, the node, and the groups' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,23 +284,25 @@ class LagReading:
         for kind, describe in ((SHARE, describe_share_groups), (STREAMS, describe_streams_groups)):
             theirs = [name for name in names if kinds.get(name) == kind]
             if theirs:
-                found |= await self._described_by(describe, theirs)
+                # One that can't describe its groups has at least listed them.
+                found |= await self._ask_coordinators(theirs, describe, lambda name: _undescribed(self._listing[name]))
         return {name: found[name] for name in names}
 
-    async def _described_by(
-        self, describe: _DescribeGroups, names: Sequence[str]
-    ) -> dict[str, GroupDescription | KafkaError]:
-        """Describe groups of one kind; a coordinator that can't describe them has at least listed them."""
+    async def _ask_coordinators(
+        self, names: Sequence[str], ask: _AskCoordinator[V], too_old: Callable[[str], V]
+    ) -> dict[str, V | KafkaError]:
+        """Ask the coordinators about groups; `too_old` gives the outcome where one does not know the request."""
 
-        async def ask(node: int, chunk: list[str]) -> Mapping[str, GroupDescription | KafkaError]:
+        async def send_known(node: int, chunk: list[str]) -> Mapping[str, V | KafkaError]:
             try:
-                return await describe(self._send_request, node, chunk)
+                return await ask(self._send_request, node, chunk)
             except KafkaError as error:
                 if error.code is not ErrorCode.UNSUPPORTED_VERSION:
                     raise
-                return {name: _undescribed(self._listing[name]) for name in chunk}
+                return {name: too_old(name) for name in chunk}
 
-        return await self._asked(names, _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST))
+        task = _Task(self._coordinator, self._find_coordinators, send_known, GROUPS_PER_REQUEST)
+        return await self._asked(names, task)
 
     def _coordinator(self, name: str) -> int:
         """Return a group's coordinator.
@@ -372,16 +373,7 @@ class LagReading:
         return outcomes
 
     async def _share_offsets(self, names: Sequence[str]) -> dict[str, ShareOffsets | KafkaError]:
-        async def ask(node: int, chunk: list[str]) -> Mapping[str, ShareOffsets | KafkaError]:
-            try:
-                return await share_group_offsets(self._send_request, node, chunk)
-            except KafkaError as error:
-                if error.code is not ErrorCode.UNSUPPORTED_VERSION:
-                    raise
-                return dict.fromkeys(chunk, ShareOffsets())
-
-        task = _Task(self._coordinator, self._find_coordinators, ask, GROUPS_PER_REQUEST)
-        return await self._asked(names, task)
+        return await self._ask_coordinators(names, share_group_offsets, lambda _: ShareOffsets())
 
     # Starts and ends.
 
