@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,7 +16,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, print_errors, properties_of
 from kohort.cli.group_rows import check_chosen, chosen_groups
-from kohort.cli.output import counted, is_confirmed, print_note, printable, show, show_changes
+from kohort.cli.output import counted, is_confirmed, print_note, printable, show, show_changes, utc_text
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -339,7 +338,7 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
             {
                 **offset_row(target, offset.partition, committed_offset(current, offset.partition)),
                 "source_committed": offset.committed,
-                "record_time": _moment(offset.record_ms),
+                "record_time": None if offset.record_ms is None else utc_text(offset.record_ms),
                 "new": offset.new,
             }
             for offset in found
@@ -373,12 +372,6 @@ def _chosen_offsets(admin: Admin, group: str, topic: tuple[str, ...]) -> dict[To
         where = f" in {', '.join(topic)}" if topic else ""
         raise NotFoundError(f"group {group!r} has no committed offsets{where}")
     return {key: committed[key] for key in wanted}
-
-
-def _moment(milliseconds: int | None) -> str | None:
-    if milliseconds is None:
-        return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _show_outcome(

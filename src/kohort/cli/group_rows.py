@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import check_names
+from kohort.cli.output import utc_text
 from kohort.errors import KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -116,7 +116,7 @@ def _rebalance_row(rebalance: GroupRebalanced) -> dict[str, Any]:
 
     took_ms = None if rebalance.ended_ms is None else rebalance.ended_ms - rebalance.began_ms
     return {
-        "began": datetime.fromtimestamp(rebalance.began_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "began": utc_text(rebalance.began_ms),
         "took_s": _seconds(took_ms),
         "generation": rebalance.generation,
         "members": rebalance.members,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import check_names, duration_option
-from kohort.cli.output import show
+from kohort.cli.output import show, utc_text
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def history(
 
 def _minute_row(group: str, minute: GroupMinute) -> dict[str, Any]:
     return {
-        "time": _time(minute.at_ms),
+        "time": utc_text(minute.at_ms),
         "group": group,
         "status": minute.status.name,
         "lag": minute.lag,
@@ -72,12 +71,8 @@ def _minute_row(group: str, minute: GroupMinute) -> dict[str, Any]:
 
 def _change_row(change: TimedChange) -> dict[str, Any]:
     return {
-        "time": _time(change.at_ms),
+        "time": utc_text(change.at_ms),
         "group": change.group,
         "kind": change.change.kind,
         "text": change.change.text,
     }
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")

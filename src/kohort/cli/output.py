@@ -8,6 +8,7 @@ from __future__ import annotations
 import json  # not msgspec, which leaves characters that do not print as they are
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rich is imported where a terminal is
@@ -189,6 +190,11 @@ def show_json_line(value: Any) -> None:
 def counted(count: int, what: str) -> str:
     """Return a number of things in words, as `1 record` and `2 records`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def utc_text(milliseconds: int) -> str:
+    """Return a time in ms since 1970 as text in UTC, with its milliseconds."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def print_note(text: str) -> None:

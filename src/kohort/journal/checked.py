@@ -185,8 +185,8 @@ def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
     log.warning(
         "[partition %s] truncated %d bytes after offset %d: the broker ended during a write, which was not "
-        "acknowledged; "
-        "after a machine failure, acknowledged writes may be lost too. %ss in the last records before: %s",
+        "acknowledged; after a machine failure, acknowledged writes may be lost too. %ss in the last records before: "
+        "%s",
         source.path.name,
         size,
         source.end_offset - 1,

@@ -158,8 +158,7 @@ class RegionConsumer(OneProcess):
                     self._stager.drop_unsettled()
                     log.info(
                         "[member %s] the loop over tables() ended before its table was done: the table's rows are "
-                        "dropped, and "
-                        "its records read again",
+                        "dropped, and its records read again",
                         self.name,
                     )
                 self._flow.put_back(dirty=dirty)

@@ -50,8 +50,7 @@ class TopicWriter(DataSourceArrowWriter):
         """Log how many records finished tasks have written; they stay, although another task failed for good."""
         log.warning(
             "batch write to Kafka topics failed: %d records of completed tasks stay in their topics; repeating the "
-            "write "
-            "adds them again",
+            "write adds them again",
             _total(messages),
         )
 

@@ -70,8 +70,7 @@ class Users:
         except OSError as error:
             log.warning(
                 "%s could not be written: it keeps the secret for SCRAM salts of unknown users, which change at the "
-                "next "
-                "restart and so show which users exist: %s",
+                "next restart and so show which users exist: %s",
                 self._secret_path,
                 error,
             )

@@ -168,8 +168,7 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
         if any(topic.partitions for topic in answer.topics):
             log.warning(
                 "[group %s] a transaction's offsets go to Kafka's own coordinator, because the call names the group "
-                "without "
-                "its member; if kohort's coordinators serve the group, %s",
+                "without its member; if kohort's coordinators serve the group, %s",
                 group,
                 todo,
             )

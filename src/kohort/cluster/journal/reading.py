@@ -73,9 +73,8 @@ class JournalReading:
         except _BeforeStart:
             self.offset = await self._persistently(self._ask_start, "its start can't be had")
             log.error(
-                "[journal %s] its records before offset %d have been deleted, which compaction does not do: groups "
-                "may have "
-                "lost offsets, and begin at auto.offset.reset. Topic %s needs cleanup.policy=compact alone",
+                "[journal %s] its records before offset %d have been deleted, which compaction does not do: groups may "
+                "have lost offsets, and begin at auto.offset.reset. Topic %s needs cleanup.policy=compact alone",
                 self._place,
                 self.offset,
                 self._place.topic.name,

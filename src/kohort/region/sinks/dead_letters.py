@@ -232,6 +232,5 @@ class LetterLog:
         if since := self._throttle.count_event(number=count):
             log.warning(
                 "[member %s] rows that its sink can't take go to the dead letters in %s with the next sequence: %s "
-                "rows "
-                "since this was last logged, one of them because: %s", self._member, self._place, since, reason,
+                "rows since this was last logged, one of them because: %s", self._member, self._place, since, reason,
             )  # fmt: skip

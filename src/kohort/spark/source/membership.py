@@ -379,8 +379,7 @@ class SourceMembership:
                 if not warned:
                     log.warning(
                         "[group %s] the query has no partitions yet: %s; it fails after %s ms (joinTimeoutMs). A "
-                        "rebalance "
-                        "waits for the running batches of all members",
+                        "rebalance waits for the running batches of all members",
                         self._member.group_id,
                         self._member.why_unassigned(),
                         limit_ms,

@@ -165,8 +165,7 @@ class LoadLocks:
         except OSError as error:
             log.warning(
                 "[group %s] can't lock the query's load(), so a second query that reads it would go unnoticed, and "
-                "each "
-                "would get a part of the records only: %s",
+                "each would get a part of the records only: %s",
                 group,
                 error,
             )
