@@ -162,7 +162,8 @@ def _built_kminion() -> str:
         except subprocess.TimeoutExpired as error:
             raise NotHere(f"kminion was not built in {BUILD_S:.0f} s") from error
         if run.returncode:
-            raise NotHere(f"kminion can't be built: {' '.join(run.stderr.split())[-200:]}")
+            print(run.stderr, file=sys.stderr)
+            raise NotHere(f"go can't build {KMINION} here")
     return str(program)
 
 

@@ -56,6 +56,7 @@ def request_figure(title: str, places: list[Coordinator], options: Options, cons
                 [Contender(load.place.name, partial(_run, runner, load, seconds), load.place.warm_s) for load in loads],
                 rounds=options.rounds,
                 unit="requests/core s",
+                baseline=places[-1].name,
                 console=console,
             )
         finally:

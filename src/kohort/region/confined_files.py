@@ -12,7 +12,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Self
 
 from kohort.errors import InvalidInputError
 from kohort.region.files import SYSTEM, FileCalls, ReadBuffer
@@ -20,13 +20,29 @@ from kohort.region.files import SYSTEM, FileCalls, ReadBuffer
 FOLDERS_OPEN_MAX: Final = 16
 """Descriptors of folders that many operations in a row keep: two for a move, and some of a table's partitions."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
-class _Spot(NamedTuple):
-    """A file name relative to an open folder's descriptor; without a folder, an ordinary path."""
+class _Spot:
+    """A file name relative to an open folder's descriptor; without a folder, an ordinary path.
 
-    fd: int | None
-    name: str
+    As a context it gives the folder back at its end, and errors name the whole path.
+    """
+
+    __slots__ = ("_files", "_path", "fd", "name")
+
+    def __init__(self, files: ConfinedFiles, path: str, fd: int | None, name: str) -> None:
+        self._files, self._path, self.fd, self.name = files, path, fd, name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.fd is None:
+            return
+        if isinstance(error, OSError) and error.filename == self.name:
+            error.filename = self._path
+        self._files.release_folder(self.fd)
 
 
 class ConfinedFiles:
@@ -35,26 +51,17 @@ class ConfinedFiles:
     def __init__(self, root: str, *, private: bool = False) -> None:
         """Confine operations below `root`; what is made there is the user's alone if it is `private`."""
         self._root = root.rstrip("/")
+        self._below = f"{self._root}/"
         self._folder_mode, self._file_mode = (0o700, 0o600) if private else (0o777, 0o666)
 
-    @contextlib.contextmanager
-    def _at(self, path: str) -> Iterator[_Spot]:
+    def _at(self, path: str) -> _Spot:
         """Open the folder that contains a path, without following symbolic links."""
-        if not path.startswith(f"{self._root}/"):
-            yield _Spot(None, path)
-            return
-        *above, name = path.removeprefix(f"{self._root}/").split("/")
-        if not {"", ".", ".."}.isdisjoint((*above, name)):
+        if not path.startswith(self._below):
+            return _Spot(self, path, None, path)
+        *above, name = path[len(self._below) :].split("/")
+        if not _NO_NAMES.isdisjoint((*above, name)):
             raise InvalidInputError(f"{path!r} has a part that is empty or leads upwards: no file is reached by it")
-        fd = self._descriptor_of(tuple(above))
-        try:
-            yield _Spot(fd, name)
-        except OSError as error:
-            if error.filename == name:
-                error.filename = path
-            raise
-        finally:
-            self._release_folder(fd)
+        return _Spot(self, path, self._descriptor_of(tuple(above)), name)
 
     def _descriptor_of(self, folders: tuple[str, ...]) -> int:
         """Return a descriptor of a folder below the root, for `_release_folder`."""
@@ -63,21 +70,22 @@ class ConfinedFiles:
         for part in folders:
             walked = f"{walked}/{part}"
             try:
-                inside = self._open_folder(_Spot(fd, part), walked)
+                inside = self._open_folder(fd, part, walked)
             finally:
                 os.close(fd)
             fd = inside
         return fd
 
-    def _release_folder(self, fd: int) -> None:
+    def release_folder(self, fd: int) -> None:
+        """Give back a descriptor of `_descriptor_of`."""
         os.close(fd)
 
     @staticmethod
-    def _open_folder(spot: _Spot, path: str) -> int:
+    def _open_folder(above: int, name: str, path: str) -> int:
         try:
-            return os.open(spot.name, _FOLDER | os.O_NOFOLLOW, dir_fd=spot.fd)
+            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
         except OSError as error:
-            _refuse_link(spot, path)
+            _refuse_link(above, name, path)
             error.filename = path
             raise
 
@@ -89,7 +97,7 @@ class ConfinedFiles:
             try:
                 return os.open(spot.name, flags | os.O_NOFOLLOW, mode & self._file_mode, dir_fd=spot.fd)
             except OSError:
-                _refuse_link(spot, path)
+                _refuse_link(spot.fd, spot.name, path)
                 raise
 
     def close(self, fd: int, /) -> None:
@@ -118,7 +126,7 @@ class ConfinedFiles:
         with self._at(path) as spot:
             if spot.fd is None:
                 return os.listdir(path)
-            fd = self._open_folder(spot, path)
+            fd = self._open_folder(spot.fd, spot.name, path)
             try:
                 return os.listdir(fd)
             finally:
@@ -172,7 +180,7 @@ class _FoldersKeptOpen(ConfinedFiles):
         self._open.move_to_end(folders)
         return fd
 
-    def _release_folder(self, fd: int) -> None:
+    def release_folder(self, fd: int) -> None:
         while len(self._open) > FOLDERS_OPEN_MAX:
             os.close(self._open.popitem(last=False)[1])
 
@@ -203,10 +211,10 @@ def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls
     return ConfinedFiles(root, private=private) if files is SYSTEM else files
 
 
-def _refuse_link(spot: _Spot, path: str) -> None:
+def _refuse_link(above: int, name: str, path: str) -> None:
     """Raise if the name is a symbolic link."""
     with contextlib.suppress(OSError):
-        if stat.S_ISLNK(os.stat(spot.name, dir_fd=spot.fd, follow_symlinks=False).st_mode):
+        if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             raise _is_link(path)
 
 
