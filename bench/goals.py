@@ -125,7 +125,7 @@ GOALS = (
     ),
     Goal("spark", _STREAM, "kohort", "ratio", 2.0, "Spark's Kafka source", _START),
     Goal("spark", _STREAM, "kohort", "ratio", 1.2, "Spark's, tuned", _START),
-    Goal("spark_small", r"Spark from .*: start of a query to its first batch", "kohort, in a group", "ratio", 1 / 1.2, why=_START),
+    Goal("spark_small", r".*: start of a query to .*", "kohort, in a group", "ratio", 1 / 1.2, why=_START),
     Goal("region_spark", r"publishing 50 files", "ParquetFolder", "ratio", 1 / 1.5, why=_PUBLISHING),
     Goal(
         "region_spark", r".*: rows into Parquet files", "a query of a region without sequences", "ratio", 1.0,
