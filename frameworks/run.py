@@ -143,6 +143,18 @@ class MemberProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
+    def pause(self) -> None:
+        """Stop the process and its children by SIGSTOP: they keep what they have and do nothing."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask the process to end by SIGTERM, without waiting for it."""
+        self._process.terminate()
+
     def stop(self) -> None:
         """End the process by SIGTERM, as a deployment would, and by SIGKILL if it does not end."""
         if self._process.poll() is None:

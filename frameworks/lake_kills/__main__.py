@@ -1,6 +1,6 @@
-"""Kill the workers of programs that write a topic into a table, and account for every record.
+"""Kill, pause or remove the workers of programs that write a topic into a table, and account for every record.
 
-`python -m frameworks.lake_kills [NAME…] [--minutes 3] [--seed N] [--broker kohort|kafka] [--json]`
+`python -m frameworks.lake_kills [NAME…] [--minutes 3] [--kinds kill,pause,leave] [--seed N] [--json]`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.maven import MavenUnavailable
 from frameworks.brokers import start_broker
 from frameworks.builds import FrameworkUnavailable
 from frameworks.framework import Site
-from frameworks.lake_kills.trial import LakeOutcome, TrialPlan, WriterStuck, run_trial
+from frameworks.lake_kills.trial import AWAY_S, LakeOutcome, TrialPlan, WriterStuck, run_trial
 from frameworks.lake_kills.writers import WRITERS, LakeWriter
 
 
@@ -33,10 +33,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m frameworks.lake_kills", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"writers, all when none is named: {', '.join(known)}")
     parser.add_argument("--broker", choices=("kohort", "kafka"), default="kafka", help="where the topic is")
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long records are produced and workers killed")
-    parser.add_argument("--every", type=float, default=8.0, help="mean seconds between two kills")
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, help="how long records are produced and workers disturbed"
+    )
+    parser.add_argument("--every", type=float, default=8.0, help="mean seconds between two faults")
+    parser.add_argument(
+        "--kinds", default="kill", help=f"kinds of faults with commas between them: {', '.join(AWAY_S)}"
+    )
     parser.add_argument("--rate", type=int, default=200, help="records a second")
-    parser.add_argument("--seed", type=int, default=1, help="decides who is killed when, and for how long")
+    parser.add_argument("--seed", type=int, default=1, help="decides whom a fault hits when, and for how long")
     parser.add_argument("--others", action="store_true", help="others append to the table, and compact it (Iceberg)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--keep", action="store_true", help="keep the folders with the tables and logs")
@@ -44,6 +49,9 @@ def main() -> int:
     unknown = [name for name in asked.names if name not in known]
     if unknown:
         parser.error(f"there is no writer {unknown[0]!r}; there are {', '.join(known)}")
+    for kind in asked.kinds.split(","):
+        if kind not in AWAY_S:
+            parser.error(f"there is no fault {kind!r}; there are {', '.join(AWAY_S)}")
     console = Console(stderr=True)
     outcomes, failures = [], []
     for name in asked.names or known:
@@ -78,7 +86,14 @@ def run_one(writer: LakeWriter, asked: argparse.Namespace, say: Callable[[str], 
                 writer,
                 broker,
                 Site(broker.bootstrap_servers, folder),
-                TrialPlan(asked.seed, asked.minutes * 60, asked.every, asked.rate, others=asked.others),
+                TrialPlan(
+                    asked.seed,
+                    asked.minutes * 60,
+                    asked.every,
+                    asked.rate,
+                    others=asked.others,
+                    kinds=asked.kinds.split(","),
+                ),
                 say,
             )
         finally:
@@ -96,7 +111,7 @@ def table_of(outcomes: list[LakeOutcome]) -> Table:
         table.add_column(column)
     for column in ("seed", "acknowledged", "lost", "doubled", "unknown", "rows", "foreign", "half seen"):
         table.add_column(column, justify="right")
-    for column in ("snapshots", "killed", "ended"):
+    for column in ("snapshots", "killed", "paused", "left", "ended"):
         table.add_column(column, justify="right")
     for column in ("a worker's MiB", "behind s"):
         table.add_column(column, justify="right")
@@ -111,7 +126,10 @@ def table_of(outcomes: list[LakeOutcome]) -> Table:
             *(f"{number:,}" for number in numbers),
             f"{found.foreign_faults} of {found.foreign}",
             f"{outcome.half_looks} of {outcome.looks}",
-            *(str(number) for number in (outcome.snapshots, outcome.kills, outcome.ended)),
+            *(
+                str(number)
+                for number in (outcome.snapshots, outcome.kills, outcome.pauses, outcome.leaves, outcome.ended)
+            ),
             f"{outcome.worker_mib:.0f}",
             "never" if outcome.behind_s is None else f"{outcome.behind_s:.0f}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -33,8 +34,10 @@ STALL_S = 120.0
 LOOK_S = 1.0
 READ_EVERY_S = 2.0
 SEND_S = 0.05
-KILL_SPREAD = (0.5, 1.5)
-"""The least and the greatest time between two kills, as a share of the mean."""
+FAULT_SPREAD = (0.5, 1.5)
+"""The least and the greatest time between two faults, as a share of the mean."""
+AWAY_S = {"kill": DOWN_S, "pause": (2.0, 12.0), "leave": (4.0, 20.0)}
+"""The shortest and the longest absence: a paused worker's session (6 s) ends for half of the pauses."""
 
 
 class WriterStuck(Exception):
@@ -42,32 +45,35 @@ class WriterStuck(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TimedKill:
-    """A kill by SIGKILL.
+class TimedFault:
+    """What happens to one worker.
 
     Attributes:
         at_s: seconds after the writer's first row.
         worker: number of the worker.
         down_s: how long the worker stays away.
+        kind: "kill" (SIGKILL), "pause" (SIGSTOP, then SIGCONT), or "leave" (SIGTERM: the group has a member less).
     """
 
     at_s: float
     worker: int
     down_s: float
+    kind: str = "kill"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """Stream and kills, the same for each writer.
+    """Stream and faults, the same for each writer.
 
     Attributes:
-        seed: decides who is killed when, and for how long.
-        seconds: how long records are produced and workers killed after the writer's first row.
-        every_s: mean time between two kills.
+        seed: decides whom a fault hits when, and for how long.
+        seconds: how long records are produced and workers disturbed after the writer's first row.
+        every_s: mean time between two faults.
         rate: records a second.
         settle_s: how long the table must be at rest in the end when it has all records.
         stall_s: how long it must be at rest before missing records are lost.
         others: whether others append to the table and compact it meanwhile.
+        kinds: the kinds of faults, one of which is drawn for each.
     """
 
     seed: int
@@ -77,17 +83,21 @@ class TrialPlan:
     settle_s: float = SETTLE_S
     stall_s: float = STALL_S
     others: bool = False
+    kinds: Sequence[str] = ("kill",)
 
-    def kills(self, workers: int) -> list[TimedKill]:
-        """Return the kills, at the same times for any number of workers."""
-        kills: list[TimedKill] = []
-        chance, at_s = random.Random(self.seed), 0.0
+    def faults(self, workers: int) -> list[TimedFault]:
+        """Return the faults, at the same times for any number of workers."""
+        faults: list[TimedFault] = []
+        chance, kinds, at_s = random.Random(self.seed), random.Random(f"kinds-{self.seed}"), 0.0
         while True:
-            at_s += self.every_s * chance.uniform(*KILL_SPREAD)
-            kill = TimedKill(round(at_s, 3), int(chance.random() * workers), round(chance.uniform(*DOWN_S), 3))
+            at_s += self.every_s * chance.uniform(*FAULT_SPREAD)
+            worker, share = int(chance.random() * workers), chance.uniform(0, 1)
+            kind = kinds.choice(self.kinds)
+            shortest_s, longest_s = AWAY_S[kind]
             if at_s > self.seconds:
-                return kills
-            kills.append(kill)
+                return faults
+            away_s = shortest_s + (longest_s - shortest_s) * share
+            faults.append(TimedFault(round(at_s, 3), worker, round(away_s, 3), kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,8 @@ class LakeOutcome:
 
     Attributes:
         kills: workers that were killed.
+        pauses: workers that were stopped for a while by SIGSTOP.
+        leaves: workers that left and came back later: the group became smaller and larger.
         ended: how many times a worker ended by itself, and was started again as a supervisor does.
         snapshots: snapshots of the table.
         looks: how often a reader read a table that names its offsets.
@@ -182,6 +194,8 @@ class LakeOutcome:
     seconds: float
     account: LakeAccount
     kills: int
+    pauses: int
+    leaves: int
     ended: int
     snapshots: int
     looks: int
@@ -248,12 +262,14 @@ class Trial:
         self._writer, self._site, self._table, self._plan, self._say = writer, site, table, plan, say
         self._workers: list[MemberProcess] = []
         self._returns: dict[int, float] = {}
-        self.kills = self.ended = self.half_looks = self.compactions = 0
+        self._resumes: dict[int, float] = {}
+        self.faults: Counter[str] = Counter()
+        self.ended = self.half_looks = self.compactions = 0
         self.worker_mib = self._measured_s = 0.0
         self.behind_s: float | None = None
 
     def run(self) -> LakeAccount:
-        """Produce for some seconds after the writer's first row, carry out the kills, and wait for the rest.
+        """Produce for some seconds after the writer's first row, carry out the faults, and wait for the rest.
 
         Raises:
             WriterStuck: no row came in time.
@@ -267,8 +283,9 @@ class Trial:
             others = OtherWriters(self._site.folder) if self._plan.others else None
             try:
                 self._wait_for_first_row()
-                self._kill_by_schedule()
+                self._disturb_by_schedule()
             finally:
+                self._resume(math.inf)
                 acknowledged = stream.stop()
                 if others is not None:
                     others.stop()
@@ -293,27 +310,42 @@ class Trial:
                 raise WriterStuck(f"no row in {START_S:.0f} s; {self._last_lines()}")
             time.sleep(LOOK_S)
 
-    def _kill_by_schedule(self) -> None:
-        began_s, due, look_s = time.monotonic(), self._plan.kills(self._writer.members), 0.0
+    def _disturb_by_schedule(self) -> None:
+        began_s, due, look_s = time.monotonic(), self._plan.faults(self._writer.members), 0.0
         while (now_s := time.monotonic() - began_s) < self._plan.seconds:
             self._supervise()
             if due and now_s >= due[0].at_s:
-                self._kill(due.pop(0))
+                self._disturb(due.pop(0))
             if now_s > look_s:
                 self._table.read()
                 look_s = now_s + READ_EVERY_S
             time.sleep(SEND_S)
 
-    def _kill(self, kill: TimedKill) -> None:
-        worker = self._workers[kill.worker]
-        if worker.exit_code is not None:
-            self._say(f"worker {kill.worker} is away already")
+    def _disturb(self, fault: TimedFault) -> None:
+        worker = self._workers[fault.worker]
+        if worker.exit_code is not None or fault.worker in self._resumes or fault.worker in self._returns:
+            self._say(f"worker {fault.worker} is away already")
             return
-        self._say(f"kill worker {kill.worker} for {kill.down_s:.1f} s")
+        self._say(f"{fault.kind} worker {fault.worker} for {fault.down_s:.1f} s")
         self._measure()
-        worker.kill()
-        self.kills += 1
-        self._returns[kill.worker] = time.monotonic() + kill.down_s
+        self.faults[fault.kind] += 1
+        until_s = time.monotonic() + fault.down_s
+        if fault.kind == "pause":
+            worker.pause()
+            self._resumes[fault.worker] = until_s
+            return
+        if fault.kind == "kill":
+            worker.kill()
+        else:
+            worker.terminate()
+        self._returns[fault.worker] = until_s
+
+    def _resume(self, now_s: float) -> None:
+        """Let paused workers go on whose time has come."""
+        for number, until_s in list(self._resumes.items()):
+            if until_s <= now_s:
+                del self._resumes[number]
+                self._workers[number].resume()
 
     def _supervise(self) -> None:
         """Start workers that are due to return; those that ended by themselves return after a moment too."""
@@ -321,10 +353,12 @@ class Trial:
         if now_s - self._measured_s > LOOK_S:
             self._measured_s = now_s
             self._measure()
+        self._resume(now_s)
         for number, worker in enumerate(self._workers):
             if number in self._returns:
                 if self._returns[number] <= now_s:
                     del self._returns[number]
+                    worker.kill()  # one that should have left by now
                     worker.start()
             elif worker.exit_code is not None:
                 self._say(f"worker {number} ended by itself with code {worker.exit_code}, and is started again")
@@ -404,7 +438,9 @@ def run_trial(
         seed=plan.seed,
         seconds=plan.seconds,
         account=found,
-        kills=trial.kills,
+        kills=trial.faults["kill"],
+        pauses=trial.faults["pause"],
+        leaves=trial.faults["leave"],
         ended=trial.ended,
         snapshots=snapshots,
         looks=len(table.looks),

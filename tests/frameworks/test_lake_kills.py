@@ -56,12 +56,12 @@ def run_here(writer: LakeWriter, folder: Path, plan: TrialPlan) -> LakeOutcome:
         broker.close()
 
 
-def test_seed_decides_the_kills() -> None:
-    kills = TrialPlan(7, 60, 4).kills(2)
-    assert kills == TrialPlan(7, 60, 4).kills(2) != TrialPlan(8, 60, 4).kills(2)
+def test_seed_decides_the_faults() -> None:
+    kills = TrialPlan(7, 60, 4).faults(2)
+    assert kills == TrialPlan(7, 60, 4).faults(2) != TrialPlan(8, 60, 4).faults(2)
     assert 10 <= len(kills) <= 30 and {kill.worker for kill in kills} == {0, 1}
     assert all(0 < kill.at_s <= 60 for kill in kills)
-    assert [kill.at_s for kill in TrialPlan(7, 60, 4).kills(1)] == [kill.at_s for kill in kills]
+    assert [kill.at_s for kill in TrialPlan(7, 60, 4).faults(1)] == [kill.at_s for kill in kills]
 
 
 def test_account_compares_with_what_was_acknowledged() -> None:
