@@ -111,12 +111,14 @@ check-deps: setup ## licences of the pinned packages, and their known vulnerabil
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, errors.md, the table of protocol-coverage.md, frameworks.md, the names in verified.md, the settings' types
+docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, errors.md, metrics.md, log-lines.md, the table of protocol-coverage.md, frameworks.md, the names in verified.md, the settings' types
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.layout_page
 	@$(BIN)/python -m tools.protocol_docs
 	@$(BIN)/python -m tools.error_docs
+	@$(BIN)/python -m tools.metric_docs
+	@$(BIN)/python -m tools.log_line_docs
 	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types
 	@$(BIN)/python -m frameworks.page

@@ -29,6 +29,7 @@ from kohort import (
     Records,
     TopicPartition,
 )
+from kohort.client import settings
 from kohort.settings.arguments import checks_arguments
 
 NOWHERE = "127.0.0.1:1"
@@ -289,6 +290,10 @@ SETTINGS = [
     (lambda: Producer(value_deserializer=bytes),
      r"unknown setting value_deserializer; did you mean value_serializer\?"),
     (lambda: Consumer(session_timeout_ms=True), r"session_timeout_ms must be a whole number, not True"),
+    (lambda: Consumer(session_timeout_ms="30s"),
+     r"session_timeout_ms must be a whole number, not '30s'; write 30000, in milliseconds"),
+    (lambda: Consumer(session_timeout_ms="soon"), r"must be a whole number, not 'soon' \[INVALID_REQUEST\]$"),
+    (lambda: Consumer(api_version=(2, 0)), r"unknown setting api_version \[INVALID_REQUEST\]$"),
     (lambda: Consumer(session_timeout_ms=0), r"session_timeout_ms must be at least 1 ms, not 0"),
     (lambda: Consumer(columns="ky"), r"columns must be one of key, value"),
     (lambda: Consumer(enable_auto_commit=1), r"enable_auto_commit must be true or false, not 1"),
@@ -387,3 +392,29 @@ def test_signatures_stay_what_they_were() -> None:
     assert asyncio.run(Some().later("x")) == "x"
     with pytest.raises(InvalidInputError, match=r"Some\.later: name must be str, not 5"):
         asyncio.run(Some().later(5))  # type: ignore[arg-type]
+
+
+def test_subscription_without_topics_or_with_both_kinds_is_refused(clients: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="subscribe got no topic: name some, or give a pattern"):
+        clients["consumer"].subscribe([])
+    with pytest.raises(InvalidInputError, match="topics and a pattern: give one of them"):
+        clients["consumer"].subscribe(["a"], pattern="b")
+
+
+def test_partition_that_is_not_assigned_is_refused_with_those_that_are(clients: dict[str, Any]) -> None:
+    consumer = clients["consumer"]
+    with pytest.raises(
+        KafkaError, match="t-0 is not assigned to this consumer: assign it, or subscribe and poll first"
+    ):
+        consumer.seek(TP, 5)
+    consumer.assign([TopicPartition("u", number) for number in range(5)])
+    with pytest.raises(KafkaError, match="t-0 is not assigned to this consumer, which has u-0, u-1, u-2 and others"):
+        consumer.seek(TP, 5)
+
+
+def test_login_that_the_protocol_does_not_use_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    settings._warn_of_unused_login.cache_clear()
+    for _ in range(2):
+        Consumer(NOWHERE, sasl_username="shop", sasl_password="hush").close()
+    (text,) = caplog.messages
+    assert "because security.protocol is PLAINTEXT: set it to SASL_SSL" in text and "hush" not in text

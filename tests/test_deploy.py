@@ -119,6 +119,7 @@ def test_pods_that_listen_for_other_machines_ask_for_certificates_or_logins() ->
     args = {name: container["args"] for name, _, container in containers()}
     for name in ("scaler.yaml", "exporter.yaml"):
         assert {"--tls", "--client-ca"} <= set(args[name])
+    assert {"--tls", "--users", "--host"} <= set(args["dashboard.yaml"])
     assert [name for name, words in args.items() if "--insecure" in words] == []
 
 

@@ -1,17 +1,17 @@
 """Writes docs/errors.md from the docstrings of the public errors and from the codes: `python -m tools.error_docs`.
 
-The first sentence of a docstring is the cause, and its paragraph that begins with "Remedy:" what to do.
+The first paragraph of a docstring is the cause, and the one that begins with "Remedy:" what to do. `kohort explain`
+prints the same texts.
 """
 
 from __future__ import annotations
 
-import inspect
+import re
 from pathlib import Path
 
 import kohort
 import kohort.region
-from kohort.client.consumer.core import WakeupError
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.cli.explain import CODE_REMEDIES, cause_and_remedy, public_errors
 from kohort.errors import ErrorCode, KafkaError, error_for
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
@@ -21,38 +21,23 @@ HEAD = """<!-- Written by tools/error_docs.py from the docstrings of the errors:
 
 Every error that the package raises for its callers is a `KafkaError`. The class says what a caller can do. `error.code`
 is Kafka's code, and `error.message` says what happened. A text ends with the code's name in brackets where that says
-more.
+more, as `[GROUP_ID_NOT_FOUND]`. `error.name_on_page` is that name, or the class's.
 
-Each class and each code has an anchor, as `errors.md#timedouterror`.
+Each class and each code has an anchor, as `errors.md#timedouterror`. Without this page, `kohort explain` says the same:
+
+```sh
+kohort explain GROUP_ID_NOT_FOUND
+```
 """
 CODES = """
 ## Codes
 
 Kafka's codes in 4.4. A code stands for the class beside it. "Retry" is Kafka's word on whether a repetition may help.
+Where "what to do" is empty, the remedy of the class counts.
 
-| code | number | retry | class | meaning |
-|---|---|---|---|---|
+| code | number | retry | class | meaning | what to do |
+|---|---|---|---|---|---|
 """
-
-
-def public_errors() -> list[type[KafkaError]]:
-    """Return the errors that callers see, the base first, then by name."""
-    exported = [getattr(module, name) for module in (kohort, kohort.region) for name in module.__all__]
-    found = {kind for kind in exported if inspect.isclass(kind) and issubclass(kind, KafkaError)}
-    return sorted({*found, WakeupError, ClientClosed}, key=lambda kind: (kind is not KafkaError, kind.__name__))
-
-
-def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
-    """Return the first paragraph of a docstring, and its remedy.
-
-    Raises:
-        ValueError: it has none.
-    """
-    paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
-    remedies = [part.removeprefix("Remedy: ") for part in paragraphs if part.startswith("Remedy: ")]
-    if len(remedies) != 1:
-        raise ValueError(f"the docstring of {kind.__name__} has no paragraph that begins with `Remedy: `")
-    return paragraphs[0], remedies[0][0].upper() + remedies[0][1:]
 
 
 def _home(kind: type[KafkaError]) -> str:
@@ -74,6 +59,11 @@ def _section(kind: type[KafkaError], codes: list[ErrorCode]) -> str:
     return "\n".join([*lines, f"| remedy | {remedy} |", ""])
 
 
+def _code_remedy(code: ErrorCode) -> str:
+    text = CODE_REMEDIES.get(code, "")
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
+
+
 def page() -> str:
     """Return the page."""
     kinds = {code: type(error_for(code)) for code in ErrorCode if code is not ErrorCode.NONE}
@@ -83,7 +73,7 @@ def page() -> str:
     ]
     rows = [
         f'| <a id="{code.name.lower()}"></a>`{code.name}` | {int(code)} | {"yes" if code.retriable else "no"} | '
-        f"[{kind.__name__}](#{kind.__name__.lower()}) | {code.text} |"
+        f"[{kind.__name__}](#{kind.__name__.lower()}) | {code.text} | {_code_remedy(code)} |"
         for code, kind in sorted(kinds.items())
     ]
     return HEAD + "\n" + "\n".join(sections) + CODES + "\n".join(rows) + "\n"

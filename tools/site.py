@@ -2,11 +2,13 @@
 
 Links of a checkout lead outside of docs/, so pages are copied to build/site-pages first. There a link to a page leads
 to its place in the site, and one to a source file becomes its text. Then MkDocs builds with `--strict`. At the end each
-link and each address that a reader's browser would load is checked. Only the first run needs the network, for MkDocs.
+link and each address that a reader's browser would load is checked. Drawings are made in the reader's browser by a copy
+of Mermaid in the site. Only the first run needs the network, for MkDocs and, through npm, for Mermaid.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import posixpath
@@ -14,6 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,6 +29,9 @@ import kohort.region
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "site-pages"
 SITE = ROOT / "build" / "site"
+FETCHED = ROOT / "build" / "site-scripts"
+"""Kept between runs, which then need no network."""
+SCRIPTS = "javascripts"
 UV = Path(sys.executable).parent / "uv"
 IN_ITS_ENVIRONMENT = [
     *(str(UV), "run", "--quiet", "--isolated", "--no-project"),
@@ -42,6 +49,17 @@ PLACES = {
     "examples/README.md": "examples.md",
 }
 """Where pages outside of docs/ stand in the site, and the one in it whose name MkDocs takes for the first page."""
+MERMAID = "mermaid@11.17.2"
+"""The theme's scripts are made for version 11."""
+MERMAID_FILES = {
+    "mermaid.min.js": (
+        "package/dist/mermaid.min.js",
+        "581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8",
+    ),
+    "mermaid-license.txt": ("package/LICENSE", "ec9fb67dcb25eccc416ed56e1aab819222c805a2a4bfe4cb19e7556bf2ffde80"),
+}
+"""File in the site -> its place in Mermaid's package, and its SHA-256."""
+DRAWN = "\n```mermaid\n"
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 """The tags whose addresses a browser loads by itself, each with its attribute."""
@@ -92,10 +110,51 @@ def write_pages() -> None:
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.endswith(".md"):
-            target.write_text(moved_links((ROOT / path).read_text(encoding="utf-8"), path), encoding="utf-8")
+            text = moved_links((ROOT / path).read_text(encoding="utf-8"), path)
+            target.write_text(text + _script_of_drawings(text, place), encoding="utf-8")
         else:
             shutil.copyfile(ROOT / path, target)
     (PAGES / "reference.md").write_text(api_page(), encoding="utf-8")
+
+
+def _script_of_drawings(text: str, place: str) -> str:
+    """Return the element that loads the site's Mermaid; empty for a page without drawings.
+
+    The theme would load it from another host where the page has none.
+    """
+    if DRAWN not in text:
+        return ""
+    source = posixpath.relpath(f"{SCRIPTS}/mermaid.min.js", posixpath.dirname(place) or ".")
+    return f'\n<script src="{source}"></script>\n'
+
+
+def fetch_mermaid(folder: Path) -> None:
+    """Write Mermaid's files into a folder, if they are not there: by npm, and compared with their SHA-256.
+
+    Raises:
+        SystemExit: there is no npm, or the files are not those that are expected.
+    """
+    for name, (inside, expected) in MERMAID_FILES.items():
+        path = folder / name
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_out_of_package(inside))
+        if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+            path.unlink()
+            raise SystemExit(f"site: {inside} of {MERMAID} is not the file that tools/site.py expects")
+
+
+def _out_of_package(inside: str) -> bytes:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SystemExit("site: drawings take Mermaid, which npm fetches: install npm")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([npm, "pack", "--silent", MERMAID], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (package,) = Path(folder).glob("*.tgz")
+        with tarfile.open(package) as archive:
+            found = archive.extractfile(inside)
+            assert found is not None
+            return found.read()
 
 
 def api_page() -> str:
@@ -119,10 +178,12 @@ class _Addresses(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors: set[str] = set()
+        self.classes: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {name: value or "" for name, value in attrs}
         self.anchors.add(found.get("id", ""))
+        self.classes.update(found.get("class", "").split())
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
         if tag in _LOADED and _LOADED[tag] in found and found.get("rel") not in ("canonical", "next", "prev"):
@@ -141,6 +202,10 @@ def faults(site: Path) -> Iterator[str]:
     for page, found in pages.items():
         name = page.relative_to(site)
         yield from (f"{name} loads {address}" for address in found.loaded if urlsplit(address).netloc)
+        if "language-mermaid" in found.classes:
+            yield f"{name} shows a drawing as text"
+        if "mermaid" in found.classes and not any(address.endswith("mermaid.min.js") for address in found.loaded):
+            yield f"{name} has a drawing, for which the theme would load a script of another host"
         if name.name == "404.html":  # its links are absolute, for whichever address was not found
             continue
         for link in [*found.links, *found.loaded]:
@@ -162,7 +227,9 @@ def faults(site: Path) -> Iterator[str]:
 
 def main() -> int:
     """Build the site; return the exit code."""
+    fetch_mermaid(FETCHED)
     write_pages()
+    shutil.copytree(FETCHED, PAGES / SCRIPTS)
     shutil.rmtree(SITE, ignore_errors=True)
     command = [*IN_ITS_ENVIRONMENT, "mkdocs", "build", "--quiet", "--strict", "--config-file", "mkdocs.yml"]
     built = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False)

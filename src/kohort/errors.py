@@ -211,6 +211,16 @@ class KafkaError(Exception):
         self.message = message or self.code.text
         super().__init__(self.message)
 
+    @property
+    def name_on_page(self) -> str:
+        """The name under which docs/errors.md and `kohort explain` have this error: its code's, else its class's.
+
+        In lower case it is the anchor on that page.
+        """
+        if self.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+            return self.code.name
+        return next((kind.__name__ for kind in type(self).__mro__ if "Remedy: " in (kind.__doc__ or "")), "KafkaError")
+
     def __str__(self) -> str:
         """Return the message, with the code's name where it says more than the class and the message do."""
         name = f"[{self.code.name}]"

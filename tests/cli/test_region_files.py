@@ -46,7 +46,9 @@ def test_a_folder_that_is_not_there_is_no_empty_one(
     assert run(["region", command, f"parquet:{tmp_path}/nowhere"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f"kohort: there is no folder {tmp_path}/nowhere [RESOURCE_NOT_FOUND]\n"
+    error, more = captured.err.splitlines()
+    assert error == f"kohort: there is no folder {tmp_path}/nowhere [RESOURCE_NOT_FOUND]"
+    assert more == "More: kohort explain RESOURCE_NOT_FOUND"
 
 
 def test_compaction_is_shown_before_it_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,14 @@ def test_a_checkpoint_is_shown_with_its_starting_offsets(kohort: Kohort, checkpo
     assert [row["end"] for row in batch["partitions"]] == [5, 4]
 
 
+def test_missing_folder_is_called_so(kohort: Kohort, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    said = kohort("show", missing)
+    assert (said.code, said.out) == (2, "")
+    assert f"there is no folder {missing}" in said.err
+    assert "has no batches" in kohort("show", tmp_path).err
+
+
 def test_a_conversion_is_previewed_and_then_made(kohort: Kohort, checkpoint: Path) -> None:
     path = checkpoint / "offsets" / "0"
     before = path.read_text()

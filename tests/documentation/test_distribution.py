@@ -137,6 +137,36 @@ def test_an_empty_environment_has_all_that_it_needs(built: Built, python: Path, 
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@pytest.mark.slow
+@LAST_RESORT
+def test_pip_takes_the_best_wheel_and_its_requirements_from_an_index(built: Built, tmp_path: Path) -> None:
+    """The environment sees the dependencies as installed, so that the index needs no others, and pip no network."""
+    index = tmp_path / "index" / "kohort"
+    index.mkdir(parents=True)
+    files = [path for path in built if path is not None]
+    for path in files:
+        shutil.copy(path, index)
+    (index / "index.html").write_text("".join(f'<a href="{path.name}">{path.name}</a>\n' for path in files))
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    dependencies = tmp_path / "dependencies"
+    dependencies.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "kohort" not in path.name:
+            (dependencies / path.name).symlink_to(path)
+    (packages / "dependencies.pth").write_text(f"{dependencies}\n")
+    python = tmp_path / "venv" / "bin" / "python"
+    address = (tmp_path / "index").as_uri()
+    options = ("--no-cache-dir", "--disable-pip-version-check", "--report", "report.json")
+    done = run(tmp_path, python, "-m", "pip", "install", "--index-url", address, *options, "kohort[registry]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads((tmp_path / "report.json").read_text())["install"]
+    best = built.plain if built.compiled is None else built.compiled
+    assert found["download_info"]["url"].rpartition("/")[2] == best.name
+    used = run(tmp_path, python, TRIAL, "plain" if built.compiled is None else "compiled")
+    assert used.returncode == 0, used.stderr
+
+
 def test_source_distribution_has_the_package_and_what_builds_it_and_nothing_else(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}

@@ -1,11 +1,18 @@
-"""The site's builder: links between pages, and the faults that it reports. `make site` builds the site itself."""
+"""The site: links between pages, the faults that its builder reports, and the built pages in a browser."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tools import site
+from tools.dashboard_picture import CHROMIUM_OPTIONS, chromium_path
+
+from tests.support.waiting import LAST_RESORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +53,59 @@ def test_broken_links_and_other_hosts_are_reported(tmp_path: Path) -> None:
 def test_reference_names_the_public_classes() -> None:
     page = site.api_page()
     assert "::: kohort.client.consumer.consumer.Consumer\n" in page and "::: kohort.region.region.Region\n" in page
+
+
+def test_pages_with_drawings_load_the_copy_of_mermaid() -> None:
+    drawing = "# x\n\n```mermaid\nflowchart LR\n```\n"
+    assert site._script_of_drawings(drawing, "states.md") == '\n<script src="javascripts/mermaid.min.js"></script>\n'
+    assert '"../javascripts/mermaid.min.js"' in site._script_of_drawings(drawing, "design/log.md")
+    assert site._script_of_drawings("# x\n\n```sh\n```\n", "states.md") == ""
+
+
+def test_drawing_that_the_site_can_not_draw_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "mermaid.min.js").write_text("")
+    (tmp_path / "good.html").write_text('<pre class="mermaid">x</pre><script src="mermaid.min.js"></script>')
+    assert list(site.faults(tmp_path)) == []
+    (tmp_path / "bad.html").write_text('<pre class="mermaid">x</pre>')
+    (tmp_path / "text.html").write_text('<div class="language-mermaid highlight">x</div>')
+    first, second = site.faults(tmp_path)
+    assert "bad.html has a drawing, for which" in first and "text.html shows a drawing as text" in second
+
+
+def test_other_files_of_mermaid_are_refused(tmp_path: Path) -> None:
+    for name in site.MERMAID_FILES:
+        (tmp_path / name).write_text("changed")
+    with pytest.raises(SystemExit, match="is not the file that"):
+        site.fetch_mermaid(tmp_path)
+    assert not (tmp_path / "mermaid.min.js").exists(), "the next run fetches it again"
+
+
+@pytest.mark.slow
+@LAST_RESORT
+def test_built_site_is_read_without_another_host_and_shows_its_drawings() -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if chromium_path() is None or shutil.which("npm") is None:
+        pytest.skip("Debian's packages chromium and npm are not installed")
+    tried = subprocess.run([*site.IN_ITS_ENVIRONMENT, "mkdocs", "--version"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip("MkDocs can't be had here")
+    assert site.main() == 0
+    pages = [page for page in sorted(site.SITE.rglob("*.html")) if page.name != "404.html"]
+    drawn = [page for page in pages if 'class="mermaid"' in page.read_text(encoding="utf-8")]
+    assert len(pages) > 50 and len(drawn) == sum(site.DRAWN in path.read_text() for path in site.PAGES.rglob("*.md"))
+    outside: list[str] = []
+    said: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(CHROMIUM_OPTIONS))
+        window: Any = browser.new_page()
+        window.on("request", lambda request: outside.append(request.url) if request.url.startswith("http") else None)
+        window.on("pageerror", lambda error: said.append(str(error)))
+        for page in pages:
+            window.goto(page.as_uri())
+            if page in drawn:  # the theme replaces the text of each drawing by the drawing
+                window.wait_for_function("!document.querySelector('pre.mermaid')")
+                heights = window.eval_on_selector_all("div.mermaid", "all => all.map(one => one.clientHeight)")
+                assert heights and min(heights) > 50, page.name
+        browser.close()
+    assert outside == []
+    assert said == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, announce, serve_until_ended
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError
 from kohort.io.log_throttle import log_to_stderr
 from kohort.log import LogStore, StoreLimits
 from kohort.log.filesystem import restrict_umask
@@ -57,6 +56,8 @@ class BrokerServer:
         properties: Mapping[str, Any],
         beside: Beside | None = None,
     ) -> None:
+        if data_dir.is_file():
+            raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
         live = LiveSettings(data_dir, broker_configs(properties))
         config, descriptors = live.broker, shares(open_file_limit())
         limits = StoreLimits(
@@ -183,6 +184,9 @@ def run_broker(
     """Run the command `kohort broker`, and return its exit code.
 
     Once clients can connect, `on_listening` is called with the address; then the address is printed.
+
+    Raises:
+        KafkaError: it can't start, or can't go on.
     """
     log_to_stderr()
 
@@ -193,9 +197,5 @@ def run_broker(
 
     if text := ignored_text(properties):
         log.warning(text)
-    try:
-        serve(data_dir, listen, properties, report_ready, beside)
-    except KafkaError as error:
-        sys.stderr.write(f"kohort broker: {error.message}\n")
-        return 1
+    serve(data_dir, listen, properties, report_ready, beside)
     return 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DONE, FAILED, WRONG_USE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """130 and 141 are a shell's exit codes for programs that SIGINT and SIGPIPE end."""
 
-ABOUT = "Kafka consumer groups, whole: a broker, records in and out, topics, groups and their offsets."
+ABOUT = "Kafka consumer groups: a broker, records in and out, topics, groups, their offsets and their lag."
 COMMANDS = {
     "demo": ("kohort.cli.demo:demo", "The main job, start to finish: flights through a group of Spark queries."),
     "broker": ("kohort.cli.broker:broker", "Serve as a Kafka broker with real consumer groups."),
@@ -41,6 +41,7 @@ COMMANDS = {
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "completion": ("kohort.cli.completion:completion", "Print a script that completes commands in a shell."),
+    "explain": ("kohort.cli.explain:explain", "Say what an error means and what to do."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
 """Command -> its target and its purpose. A target named `app` has commands of its own."""
@@ -69,7 +70,7 @@ def tree() -> App:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Run a command; report any failure as one line on standard error and as the exit code.
+    """Run a command; report any failure on standard error, in a line and one that names more, and as the exit code.
 
     Args:
         tokens: the arguments after the program's name.
@@ -89,7 +90,8 @@ def run(tokens: Sequence[str]) -> int:
         _drop_output()
         return PIPE_CLOSED
     except KafkaError as error:
-        return _complain(str(error), FAILED, hint=_hint_of(error))
+        hint = None if tokens[:1] == ["broker"] else _hint_of(error)  # a broker's properties are those of its listeners
+        return _complain(str(error), FAILED, hint=hint, more=more_about([error]))
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _drop_output()
@@ -114,10 +116,24 @@ def _hint_of(error: KafkaError) -> str | None:
     """Return where to set the property that an error is about; None: it is about none."""
     if error.code is ErrorCode.SECURITY_DISABLED:
         return "access rules count when the brokers set authorizer.class.name"
-    # The client's messages name the property that helps. Where it is set differs for programs and commands.
-    if any(family in error.message for family in _SECURITY):  # by text: no code says which property helps
+    return where_properties_are(error.message) or None
+
+
+def where_properties_are(message: str) -> str:
+    """Return where to set the property of a connection that a message is about; empty: it is about none.
+
+    The client's messages name the property that helps. Where it is set differs for programs and commands.
+    """
+    if any(family in message for family in _SECURITY):  # by text: no code says which property helps
         return "client properties are read from the file of --command-config"
-    return None
+    return ""
+
+
+def more_about(errors: Iterable[KafkaError]) -> str:
+    """Return the line that says where errors are explained; empty: their messages are all that there is."""
+    names = dict.fromkeys(error.name_on_page for error in errors)
+    names.pop(KafkaError.__name__, None)
+    return f"More: kohort explain {' '.join(names)}" if names else ""
 
 
 def _run(tokens: list[str]) -> int:
@@ -128,12 +144,13 @@ def _run(tokens: list[str]) -> int:
     if _is_family(tokens) or any(word in options for word in HELP):
         print(help_page(tokens), end="")
         return DONE
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnknownCommandError
 
     try:
         result = tree()(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        return _complain(_usage_text(error), WRONG_USE, hint=f"see kohort {_command_of(tokens)}--help")
+        known = tokens[:1] if isinstance(error, UnknownCommandError) else tokens
+        return _complain(_usage_text(error), WRONG_USE, hint=f"see kohort {_command_of(known)}--help")
     return result if isinstance(result, int) else DONE
 
 
@@ -169,12 +186,13 @@ def _is_lost(stream: TextIO) -> bool:
     return False
 
 
-def _complain(text: str, code: int, hint: str | None = None) -> int:
+def _complain(text: str, code: int, hint: str | None = None, more: str = "") -> int:
     from kohort.cli.output import printable
 
     line = printable(" ".join(text.split()))
+    end = f"\n{more}" if more else ""
     try:
-        print(f"kohort: {line}" + (f" ({hint})" if hint else ""), file=sys.stderr, flush=True)
+        print(f"kohort: {line}" + (f" ({hint})" if hint else "") + end, file=sys.stderr, flush=True)
     except BrokenPipeError:
         _drop_output()
     return code

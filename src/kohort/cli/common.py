@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import DONE, FAILED, UsageError, more_about, where_properties_are
 from kohort.cli.output import print_note
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.io.platforms import SIGNAL_CHECK_S
@@ -195,6 +195,20 @@ def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, A
         raise UsageError(error.message) from error
 
 
+_CLIENT_LOGS = ("kohort.client", "kohort.lag")
+"""Loggers whose lines are about connections as a client: those about listeners name properties of a broker."""
+
+
+def log_to_stderr() -> None:
+    """Log a command that serves to standard error. Lines about a property of the client say where it is set."""
+    from kohort.io import log_throttle
+
+    def advice(logger: str, message: str) -> str:
+        return where_properties_are(message) if logger.startswith(_CLIENT_LOGS) else ""
+
+    log_throttle.log_to_stderr(advice=advice)
+
+
 class EndingSignals:
     """SIGTERM and SIGINT, from its creation on.
 
@@ -263,9 +277,11 @@ def check_names(kind: str, *names: str) -> None:
 
 
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:
-    """Print each error as a line on standard error, each text once, and return the exit code."""
+    """Print each error as a line on standard error, each text once and what explains them, and return the exit code."""
     for text in dict.fromkeys(str(error) for error in errors.values()):
         print_note(f"kohort: {text}")
+    if more := more_about(errors.values()):
+        print_note(more)
     return FAILED if errors else DONE
 
 

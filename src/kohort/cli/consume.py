@@ -19,7 +19,7 @@ from kohort.cli.common import Common, check_names, check_registry_option
 from kohort.cli.output import counted, print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
-from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def _begin(
     for topic in topics:
         numbers = consumer.partitions_for_topic(topic)
         if not numbers:
-            raise NotFoundError(f"there is no topic {topic!r}")
+            raise NotFoundError(f"there is no topic {topic!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partitions += [TopicPartition(topic, number) for number in sorted(numbers)]
     ends = consumer.end_offsets(partitions) if until_end else {}
     if group is not None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError, family
-from kohort.cli.common import REACH_MS, Common, MetricsOptions, SecurityOptions, ZooKeeperOptions, assignments
+from kohort.cli.common import (
+    REACH_MS,
+    Common,
+    MetricsOptions,
+    SecurityOptions,
+    ZooKeeperOptions,
+    assignments,
+    log_to_stderr,
+)
 from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
 
@@ -104,6 +112,7 @@ def coordinator(
         planned_listeners(listen, options.configured.security)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
+    log_to_stderr()
     return run_coordinator(options)
 
 

@@ -19,6 +19,7 @@ from kohort.cli.common import (
     check_registry_option,
     duration_option,
     listen_address,
+    log_to_stderr,
     make_client,
     spark_checkpoints,
 )
@@ -162,7 +163,6 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
         raise UsageError(f"the dashboard takes the package {error.name}: pip install 'kohort[dashboard]'") from None
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
     from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
-    from kohort.io.log_throttle import log_to_stderr
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 

@@ -19,6 +19,7 @@ from kohort.cli.common import (
     ServerOptions,
     check_names,
     listen_address,
+    log_to_stderr,
     make_client,
     spark_checkpoints,
 )
@@ -161,7 +162,6 @@ def exporter(  # noqa: PLR0913 - each is an option
     security.check(host, port, "exporter", "read every group's lag")
     share.check()
     url = otlp.prepared_url()
-    from kohort.io.log_throttle import log_to_stderr
     from kohort.io.metrics_http import MetricsServer
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter

@@ -124,6 +124,13 @@ NAMES = {
     "last_offset": "the last one",
     "reason": "what is wrong",
     "set_aside": "the file that the damaged bytes were put in",
+    "name": "of `explain`: a code of Kafka's, or the class of an error",
+    "code": "its number in Kafka's protocol; null for a class",
+    "class": "the class of errors in Python that has it, or its remedy",
+    "retry": "whether a repetition may help without a change",
+    "meaning": "what has happened",
+    "remedy": "what to do",
+    "page": "where the pages of a checkout have it",
 }
 """The fields of rows and their meanings: the key in JSON, which is also the heading."""
 

@@ -16,6 +16,7 @@ from kohort.cli.common import (
     check_names,
     duration_option,
     listen_address,
+    log_to_stderr,
     make_client,
     print_errors,
 )
@@ -168,7 +169,6 @@ def scaler(
             raise
         raise UsageError("the scaler takes the package grpcio: pip install 'kohort[scaler]'") from None
     from kohort.client.settings import ConnectionConfig
-    from kohort.io.log_throttle import log_to_stderr
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 

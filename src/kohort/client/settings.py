@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from kohort.settings.config import settings as config_settings
 from kohort.settings.validation import ValidationError, hides_value, validator_for, value_text
 
 C = TypeVar("C", bound="ConnectionConfig")
+log = logging.getLogger("kohort.client")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 
@@ -444,7 +447,20 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
         raise InvalidInputError(error.text("bootstrap_servers")) from None
     if bootstrap_servers is not None:
         given["bootstrap_servers"] = bootstrap_servers
-    return from_properties(cls, given, field_names=True)
+    config = from_properties(cls, given, field_names=True)
+    if not config.uses_sasl and any((config.sasl_username, config.sasl_password, config.sasl_jaas_config)):
+        _warn_of_unused_login(config.security_protocol)
+    return config
+
+
+@functools.cache
+def _warn_of_unused_login(protocol: str) -> None:
+    """Warn once for each protocol: a process may have many clients of the same file."""
+    log.warning(
+        "a login is set (sasl.username, sasl.password or sasl.jaas.config) and not used, because security.protocol is "
+        "%s: set it to SASL_SSL, or to SASL_PLAINTEXT in a network that you trust",
+        protocol,
+    )
 
 
 def _by_name(cls: type, given: Mapping[str, Any]) -> str:

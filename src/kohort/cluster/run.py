@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import tempfile
 import uuid
 from collections.abc import Coroutine, Iterator, Mapping
@@ -414,7 +413,11 @@ class CoordinatorUsers(Users):
 
 
 def run_coordinator(options: Options) -> int:
-    """Run the command `kohort coordinator` until it is stopped; return the exit code."""
+    """Run the command `kohort coordinator` until it is stopped; return the exit code.
+
+    Raises:
+        KafkaError: it can't start, or can't go on.
+    """
     log_to_stderr()
     kafka = replace(options.kafka, client_id="kohort-coordinator")
     chosen = replace(options, kafka=kafka)
@@ -424,9 +427,5 @@ def run_coordinator(options: Options) -> int:
         made.append(RunningCoordinator(loop, chosen))
         return made[0]
 
-    try:
-        serve_until_ended(start_coordinator, RunningCoordinator.begin)
-    except KafkaError as error:
-        sys.stderr.write(f"kohort coordinator: {error.message}\n")
-        return 1
+    serve_until_ended(start_coordinator, RunningCoordinator.begin)
     return 1 if made[0].failed else 0

@@ -192,19 +192,37 @@ class LogThrottle(logging.Filter):
 
 
 class PrintableFormatter(logging.Formatter):
-    """A format of lines that no name of a client breaks, or lets control a terminal."""
+    """A format of lines that no name of a client breaks, or lets control a terminal.
+
+    Args:
+        text: the form of a line.
+        advice: returns what a line's reader can do in this program, by logger and message; "": nothing more.
+    """
+
+    def __init__(self, text: str, advice: Callable[[str, str], str] = lambda logger, message: "") -> None:
+        super().__init__(text)
+        self._advice = advice
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         """Return the line without what follows it, such as a traceback."""
         if len(record.message) > LINE_CHARS_MAX or not record.message.isprintable():
             record.message = _tidy(record.message)
+        if advice := self._advice(record.name, record.message):
+            record.message += f" ({advice})"
         return super().formatMessage(record)
 
 
-def log_to_stderr(level: int | str = logging.INFO) -> None:
-    """Configure logging of a server command to standard error."""
+def log_to_stderr(
+    level: int | str = logging.INFO, advice: Callable[[str, str], str] = lambda logger, message: ""
+) -> None:
+    """Configure logging of a server command to standard error; a later call changes nothing.
+
+    Args:
+        level: the lowest level that is written.
+        advice: as for `PrintableFormatter`.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", advice))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -25,6 +25,7 @@ from typing import Generic, TypeAlias, TypeVar, Unpack
 from kohort.client.admin.groups import SendRequest, describe_groups_at
 from kohort.client.admin.values import GroupDescription, GroupListing
 from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
+from kohort.client.net.health import reach
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import EARLIEST, HIGHEST_BY_NAME, LATEST, OffsetAndMetadata, offset_fetch
 from kohort.client.setting_types import ConnectionSettings
@@ -631,6 +632,14 @@ class LagReader(ClosedOnExit):
         self.listing = snapshot.listing
         self.report = evaluate(snapshot, self.report, self.window_ms)
         return self.report
+
+    def reach(self, timeout_ms: float) -> None:
+        """Connect to a broker of the cluster, retrying until the time is over.
+
+        Raises:
+            KafkaError: No broker could be connected, or it refused the login; names addresses and causes.
+        """
+        self._client.call(reach(self._client.cluster, timeout_ms))
 
     @property
     def cluster_id(self) -> str | None:

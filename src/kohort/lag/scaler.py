@@ -33,6 +33,8 @@ log = logging.getLogger("kohort.lag")
 SERVICE = "externalscaler.ExternalScaler"
 READ_TIMEOUT_MS = 10_000
 """The limit of a read of the cluster."""
+START_CHECK_MS = 2_000
+"""How long a new process tries to connect before it logs that it can't. Shorter than the wait of the first request."""
 FIRST_DECISION_S = 5.0
 """How long the first request for a group waits for its first read."""
 STALE_INTERVALS, STALE_MIN_S = 3, 60.0
@@ -177,6 +179,7 @@ class GroupScaling(ClosedOnExit):
             self._listeners.discard(listener)
 
     def _run(self) -> None:
+        self._log_unreachable_cluster()
         while not self._ended:
             started = time.monotonic()
             with self._lock:
@@ -187,6 +190,15 @@ class GroupScaling(ClosedOnExit):
             if names and not self._ended:
                 self._read_groups(names)
             self._news.wait(None if not names else max(0.0, started + self._interval_s - time.monotonic()))
+
+    def _log_unreachable_cluster(self) -> None:
+        """Log a wrong address when the process starts: without calls nothing is read, and calls may come much later."""
+        try:
+            self._reader.reach(READ_TIMEOUT_MS)
+        except Exception as error:  # the reads that calls ask for may succeed
+            if not self._ended:
+                text = "[scaler] the cluster can't be read: %s; calls get this error until it can"
+                log.warning(text, _text_of(error), exc_info=_unexpected(error))
 
     def _read_groups(self, names: list[str]) -> None:
         report, failure = None, ""

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kohort.errors import InvalidInputError
-from kohort.settings.validation import hides_value
+from kohort.settings.validation import duration_ms, hides_value
 
 T = TypeVar("T")
 
@@ -155,9 +155,13 @@ def _meaning(near: str | None) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def _nearest(word: str, names: Mapping[str, str]) -> str | None:
-    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+def _nearest(word: str, names: Mapping[str, str], likeness: float = 0.5) -> str | None:
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=likeness)
     return names[near[0]] if near else None
+
+
+_KEY_LIKENESS = 0.55
+"""How much of a key must agree: `timeout` means `request.timeout.ms`, and `api.version` not `bootstrap.servers`."""
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
@@ -173,7 +177,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
         for name in list(names.values()):
             for other in known[name].declaration.elsewhere:
                 names.setdefault(_bare_key(other), name)
-    return _nearest(_bare_key(key), names)
+    return _nearest(_bare_key(key), names, _KEY_LIKENESS)
 
 
 def _bare_key(key: str) -> str:
@@ -196,7 +200,7 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
     except (TypeError, ValueError):
         given = type(raw).__name__ if hides_value(fact.name) else repr(raw)
         kind = f"one of {', '.join(fact.choices)}" if fact.choices else _kind(setting.type)
-        raise InvalidInputError(f"{name} must be {kind}, not {given}{_as_text(setting, raw, name)}") from None
+        raise InvalidInputError(f"{name} must be {kind}, not {given}{_how_to_write(setting, raw, name)}") from None
     if value is None:
         return value
     if (fact.low is not None and value < fact.low) or (fact.high is not None and value > fact.high):
@@ -323,8 +327,13 @@ def _convert(kind: Any, raw: Any) -> Any:
     return raw
 
 
-def _as_text(setting: Setting, raw: Any, name: str) -> str:
-    """Return the text form of a value that should have been a string."""
+def _how_to_write(setting: Setting, raw: Any, name: str) -> str:
+    """Return how to write a value: a string for what should have been one, milliseconds for a duration with a unit."""
+    if isinstance(raw, str) and re.split(r"[._]", setting.declaration.name)[-1] == "ms" and raw[-1:].isalpha():
+        try:
+            return f"; write {duration_ms(name, raw)}, in milliseconds"
+        except InvalidInputError:
+            return ""
     if _kind(setting.type) != _kind(str) or setting.declaration.choices or isinstance(raw, bool) or hides_value(name):
         return ""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""

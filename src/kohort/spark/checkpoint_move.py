@@ -113,6 +113,8 @@ class CheckpointLog:
             InvalidInputError: the folder is not the checkpoint of a query.
         """
         self.folder, self.topics = folder, tuple(topics)
+        if not folder.is_dir():
+            raise InvalidInputError(f"there is no folder {folder}: name the checkpointLocation of a query")
         self.batches = _numbers(folder / "offsets")
         if not self.batches:
             raise InvalidInputError(f"{folder} has no batches: name the checkpointLocation of a query that has run")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from kohort.client.admin.routing import Attempts, at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
@@ -83,7 +84,10 @@ async def alter_consumer_group_offsets(
     *,
     timeout_ms: float | None = None,
 ) -> PartitionResults[None]:
-    """Commit offsets for a group that has no members."""
+    """Commit offsets for a group that has no members.
+
+    The error of a partition is CommitFailedError if the group has members: Kafka takes commits from them alone.
+    """
 
     def partition_entry(
         partition: TopicPartition,
@@ -120,7 +124,7 @@ async def alter_consumer_group_offsets(
     topics = (
         await at_coordinators(cluster, [group], send_alter_consumer_group_offsets, what, timeout_ms, attempts=attempts)
     ).result(group)
-    return _outcomes(topics, group, attempts)
+    return _outcomes(topics, group, attempts, {ErrorCode.UNKNOWN_MEMBER_ID: _HAS_MEMBERS})
 
 
 async def delete_consumer_group_offsets(
@@ -216,7 +220,14 @@ def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
     return None
 
 
-def _outcomes(topics: Sequence[_Topic], group: str, attempts: Attempts[str]) -> PartitionResults[None]:
+_HAS_MEMBERS: Final = "the group has members, and takes commits from them alone: stop them first"
+_OWN_TEXTS: Final[Mapping[ErrorCode, str]] = MappingProxyType({})
+
+
+def _outcomes(
+    topics: Sequence[_Topic], group: str, attempts: Attempts[str], texts: Mapping[ErrorCode, str] = _OWN_TEXTS
+) -> PartitionResults[None]:
+    """Return the results. `texts`: what a code means for this call, where that is more than its own text."""
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:
@@ -224,7 +235,9 @@ def _outcomes(topics: Sequence[_Topic], group: str, attempts: Attempts[str]) -> 
             key = TopicPartition(topic.name, part.partition_index)
             if part.error_code:
                 code = ErrorCode.of(part.error_code)
-                errors[key] = attempts.refusal(group, error_for(code, f"{key} of group {group!r}: {code.text}"))
+                errors[key] = attempts.refusal(
+                    group, error_for(code, f"{key} of group {group!r}: {texts.get(code, code.text)}")
+                )
             else:
                 values[key] = None
     return PartitionResults(values, errors)

@@ -117,7 +117,12 @@ class Partitions:
         """
         state = self._states.get(partition)
         if state is None:
-            raise NotFoundError(f"{partition} is not assigned to this consumer")
+            has = ", ".join(map(str, sorted(self._states)[:3])) + (" and others" if len(self._states) > 3 else "")
+            raise NotFoundError(
+                f"{partition} is not assigned to this consumer, which has {has}"
+                if has
+                else f"{partition} is not assigned to this consumer: assign it, or subscribe and poll first"
+            )
         return state
 
     def set(self, wanted: Iterable[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:

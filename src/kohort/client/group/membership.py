@@ -55,7 +55,10 @@ class Subscription:
 
     def __post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
-            raise InvalidInputError("subscribe to topics or to a pattern, one of both")
+            given = (
+                "topics and a pattern: give one of them" if self.topics else "no topic: name some, or give a pattern"
+            )
+            raise InvalidInputError(f"subscribe got {given}")
         check_topic_names(self.topics)
         if self.pattern is not None:
             try:

@@ -46,7 +46,7 @@ from kohort.client.net.buffers import FrameReader
 from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime
-from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
+from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
 from kohort.io.backoff import exponential_backoff
@@ -585,8 +585,7 @@ class BrokerConnections:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)
         answer = await self.request(link, hello, 1, timeout_ms)
         if answer.error_code:
-            offered = ", ".join(answer.mechanisms) or "none"
-            raise SaslError(f"{link.address} does not take {mechanism.name}; it offers {offered}")
+            raise refused_mechanism(link.address, mechanism.name, answer.mechanisms, self.config.uses_tls)
         version = min(
             SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
         )

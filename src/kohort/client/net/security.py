@@ -30,6 +30,14 @@ class SaslError(NotAuthorizedError):
         super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
 
 
+def refused_mechanism(address: object, name: str, offered: Sequence[str], uses_tls: bool) -> SaslError:
+    """Return the error for a mechanism that a listener does not offer; it offers none if it takes no logins at all."""
+    if offered:
+        return SaslError(f"{address} does not take {name}: set sasl.mechanism to one of {', '.join(offered)}")
+    without = "SSL" if uses_tls else "PLAINTEXT"
+    return SaslError(f"{address} takes no logins: set security.protocol to {without}, or use another port")
+
+
 class TlsError(NotAuthorizedError):
     """The two sides can't agree on TLS, or the broker's certificate is not valid. Not retried.
 

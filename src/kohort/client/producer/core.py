@@ -19,6 +19,7 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Task
 from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.topic_existence import check_topic_names
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator, WouldBlock, content_bytes, monotonic_ms
 from kohort.client.producer.appender import OVERHEAD
@@ -403,6 +404,7 @@ class ProducerCore:
             if code is ErrorCode.NONE and info is not None and not info.partitions:
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             if code is not ErrorCode.NONE:
+                check_topic_names([topic])
                 raise error_for(code, f"topic {topic}: {code.text}")
 
         try:
