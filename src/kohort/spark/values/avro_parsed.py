@@ -61,8 +61,8 @@ def _write_names_out(schema: Any, named: Mapping[str, Any]) -> Any:
 
 # -- Defaults of fields, which a reader's schema has and a writer's lacks
 #
-# fastavro gives a default as it stands in the schema: bytes as text of JSON, and a record without the fields that have
-# defaults of their own. It refuses a schema with a default that is no value of its field. Registries have such schemas,
+# fastavro gives a default as it stands in the schema: bytes as text of JSON, a record without fields that have defaults
+# of their own. It refuses a schema with a default that is no value of its field. Registries have such schemas,
 # and only a value without the field needs the default. Source: Avro's specification, "Complex Types".
 
 _ASIDE = "kohort-default"
