@@ -76,6 +76,27 @@ def _parsed(text: str) -> PartitionBy:
     )
 
 
+def named_for_readers(fields: Iterable[PartitionBy], columns: Sequence[str]) -> tuple[PartitionBy, ...]:
+    """Return partition fields under names for a new table: no column's, and without letters beyond ASCII.
+
+    Manifests have these names as Avro does, and some readers refuse other letters there (iceberg-python #2123).
+
+    Args:
+        fields: the partition fields.
+        columns: the table's columns. A field that keeps its column's values may have its name.
+    """
+    found: list[PartitionBy] = []
+    for field in fields:
+        name = re.sub(r"[^\x00-\x7f]", lambda letter: f"_x{ord(letter[0]):X}", field.name)
+        taken = {column for column in columns if column != field.column} | {other.name for other in found}
+        if not isinstance(field.transform, IdentityTransform):
+            taken.add(field.column)
+        while name in taken:
+            name += "_"
+        found.append(field._replace(name=name))
+    return tuple(found)
+
+
 def fields_of(table: Table) -> tuple[PartitionBy, ...]:
     """Return the partition fields of a table."""
     schema = table.schema()

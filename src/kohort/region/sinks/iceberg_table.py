@@ -346,7 +346,8 @@ class IcebergTable(Bound):
         """Return the table with this region's claim; create what is missing."""
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
-            table = self._log.find() or self._log.create(schema, fields)
+            named = iceberg_partitions.named_for_readers(fields, schema.names)
+            table = self._log.find() or self._log.create(schema, named)
             there = iceberg_partitions.fields_of(table)
             iceberg_partitions.check_fields(self.place, table.schema(), there)
             if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
