@@ -229,8 +229,8 @@ FOREIGN = {
             id="two",
         ),
         pytest.param(
-            {"groupIdPrefix": "p"},
-            "groupIdPrefix (a query is in the group of group.id, or in none)",
+            {"groupIdPrefix": "p", "groupId": "g", "group_id": "h"},
+            "groupIdPrefix, groupId, group_id (a query is in the group of group.id, or in none)",
             id="prefix",
         ),
         pytest.param({"kohortish": "1"}, "kohortish (Spark's Kafka source ignores it too)", id="unknown"),
@@ -258,7 +258,6 @@ def test_options_that_spark_passes_over_are_one_warning_that_lists_them_all(capl
     [
         ("startingOffset", "startingOffsets"),
         ("startngOffset", "startingOffsets"),
-        ("groupId", "group.id"),
         ("failOnDataLos", "failOnDataLoss"),
         ("includeHeader", "includeHeaders"),
         ("subcsribePattern", "subscribePattern"),
