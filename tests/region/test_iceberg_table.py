@@ -392,11 +392,12 @@ def test_options_that_can_t_be(name: str, options: dict[str, Any], said: str) ->
         (["nothing"], "partition_by names nothing"),
         (["day(name)"], "which day can't divide"),
         (["share"], "of type double, which identity can't divide"),
+        (["bucket(4, clock)"], "of type time, which bucket"),
         (["day(at)", "hour(at)"], "partitioned twice by one column"),
     ],
 )
 def test_partitions_that_can_t_be(tmp_path: Path, by: list[str], said: str) -> None:
-    schema = SCHEMA.append(pa.field("share", pa.float64()))
+    schema = SCHEMA.append(pa.field("share", pa.float64())).append(pa.field("clock", pa.time64("us")))
     with pytest.raises(InvalidInputError, match=said):
         IcebergTable("air.flights", warehouse=tmp_path / "lake", partition_by=by).bind("flights", REGION).check(schema)
     assert not (tmp_path / "lake").exists()

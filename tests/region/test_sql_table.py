@@ -140,9 +140,9 @@ def test_types_that_it_does_not_keep(database: Database, kind: pa.DataType) -> N
 @pytest.mark.parametrize(
     ("kind", "good", "bad", "said"),
     [
-        (pa.timestamp("us", "UTC"), [0, -(2**50), 253_402_300_799_999_999], 2**60, "a time beyond the years"),
-        (pa.timestamp("s"), [0, -62_135_596_800], -62_135_596_801, "a time beyond the years"),
-        (pa.date32(), [0, -719_162, 2_932_896], 2_932_897, "a date beyond the years"),
+        (pa.timestamp("us", "UTC"), [0, -(2**50), 253_402_300_799_999_999], 2**60, "a date or time beyond the years"),
+        (pa.timestamp("s"), [0, -62_135_596_800], -62_135_596_801, "a date or time beyond the years"),
+        (pa.date32(), [0, -719_162, 2_932_896], 2_932_897, "a date or time beyond the years"),
         (pa.string(), ["", "x"], "a\0b", "a text with a zero byte"),
     ],
     ids=["timestamp", "seconds", "date", "zero byte"],
@@ -165,6 +165,17 @@ def test_values_that_the_database_does_not_take_are_refused_row_by_row(
         assert (refused.value.row, refused.value.column) == (len(good) + 1, "x")
     with pytest.raises(CorruptDataError, match="are gone"):
         sink.publish(2, [key(2)])
+
+
+def test_times_of_a_zone_that_python_does_not_have_are_written(database: Database) -> None:
+    """Spark has zones such as GMT+08:00."""
+    sink, schema = database.sink(), pa.schema([("x", pa.timestamp("us", "GMT+08:00"))])
+    sink.check(schema)
+    sink.stage(key(1), pa.Table.from_arrays([pa.array([0, None], schema.field(0).type)], schema=schema))
+    sink.publish(1, [key(1)])
+    found = database.run("SELECT x FROM flights ORDER BY x IS NULL")
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    assert found == [(moment if database.is_postgres else "1970-01-01 00:00:00.000000+00:00",), (None,)]
 
 
 def test_nan_in_sqlite(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from pyiceberg.types import (
     StringType,
     TimestampType,
     TimestamptzType,
+    TimeType,
 )
 
 from kohort.errors import InvalidInputError
@@ -119,8 +120,10 @@ def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> N
             raise InvalidInputError(f"{place} is partitioned by {field.column!r}, which is no column of its own")
         if not isinstance(field.transform, _KNOWN):
             raise InvalidInputError(f"{place} is partitioned by {field.transform} of {field.column!r}: not supported")
-        if not field.transform.can_transform(column.field_type) or not isinstance(
-            field.transform.result_type(column.field_type), _VALUES
+        if (
+            isinstance(column.field_type, TimeType)  # pyiceberg takes a bucket's number for a time of day
+            or not field.transform.can_transform(column.field_type)
+            or not isinstance(field.transform.result_type(column.field_type), _VALUES)
         ):
             raise InvalidInputError(
                 f"partition_by names {field.column!r} of type {column.field_type}, which {field.transform} can't divide"

@@ -117,10 +117,21 @@ def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) ->
     """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-        columns = [[dialect.value(value) for value in column.to_pylist()] for column in batch.columns]
+        columns = [[dialect.value(value) for value in _known_zone(column).to_pylist()] for column in batch.columns]
         for row in zip(*columns, strict=True):
             yield (*row, *(function(number) for function in more))
             number += 1
+
+
+def _known_zone(column: Any) -> Any:
+    """Return a column with its times in UTC if Python has no zone of their name, as GMT+08:00."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            pa.scalar(0, kind).as_py()
+        except (LookupError, ValueError):
+            return column.cast(pa.timestamp(kind.unit, "UTC"))
+    return column
 
 
 def quoted(*names: str) -> str:

@@ -42,6 +42,8 @@ from kohort.region.sinks.rows import (
     in_sink_schema,
     plain,
     refusal_of,
+    refuse_far_times,
+    refuse_invalid,
     rows_where,
 )
 from kohort.region.sinks.sql_dialects import (
@@ -291,6 +293,7 @@ class SqlTable(Bound):
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
         rows = in_sink_schema(table, kept, self.keys)
+        refuse_invalid(rows)
         _refuse_values(rows, is_sqlite=self._is_sqlite)
         return rows
 
@@ -481,36 +484,19 @@ def _translate_other_error(error: Exception) -> KafkaError | None:
     return None
 
 
-_YEARS_S: Final = (-62_135_596_800, 253_402_300_799)
-"""Seconds since 1970 of the years 1 to 9999: the drivers take Python's times, which have no others."""
-_PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
-_DAY_S: Final = 86_400
-
-
 def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
     """Check that the database can keep each value of these rows, as far as the column's own type does not tell.
 
     Raises:
         RowRefusedError: it can't keep the value of a row.
     """
+    refuse_far_times(rows, rows.column_names)
     for field in rows.schema:
         column: Any = rows.column(field.name)  # the stubs know types one by one
         bad, why = None, ""
-        if pa.types.is_date(field.type):
-            days = column.cast(pa.date32()).cast(pa.int32())
-            bad, why = _beyond(days, 1, _DAY_S), "a date beyond the years 1 to 9999"
-        elif pa.types.is_timestamp(field.type):
-            bad, why = _beyond(column.cast(pa.int64()), _PER_S[field.type.unit]), "a time beyond the years 1 to 9999"
-        elif pa.types.is_string(field.type) and not is_sqlite:
+        if pa.types.is_string(field.type) and not is_sqlite:
             bad, why = pc.match_substring(column, "\0"), "a text with a zero byte, which PostgreSQL has not"
         elif pa.types.is_floating(field.type) and is_sqlite and not field.nullable:
             bad, why = pc.is_nan(column), "NaN, and may not be null: SQLite keeps NaN as null"
         if bad is not None and (found := rows_where(bad)):
             raise refusal_of(dict.fromkeys(found, f"{field.name!r} can't be written: it is {why}"), rows, field.name)
-
-
-def _beyond(numbers: Any, per_s: int, unit_s: int = 1) -> Any:
-    """Return which numbers are outside of `_YEARS_S`."""
-    low, high = _YEARS_S
-    first, last = low * per_s // unit_s, ((high + 1) * per_s - 1) // unit_s
-    return pc.or_(pc.less(numbers, first), pc.greater(numbers, last))
