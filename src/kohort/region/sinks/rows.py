@@ -317,7 +317,8 @@ def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
     low, high = _YEARS_S
     first = max(-(2**63), low * per_s // unit_s)
     last = min(2**63 - 1, ((high + 1) * per_s - 1) // unit_s)
-    return pc.or_(pc.less(numbers, first), pc.greater(numbers, last)).fill_null(False)
+    bad: Any = pc.or_(pc.less(numbers, pa.scalar(first)), pc.greater(numbers, pa.scalar(last)))
+    return bad.fill_null(False)
 
 
 def rows_where(mask: Any) -> list[int]:

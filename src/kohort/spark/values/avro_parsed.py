@@ -187,7 +187,8 @@ def reader_for(reader: Schema, writer: Schema) -> Schema:
         reader: the schema of the declared type, as `avro_of` makes it: each type is defined where it is used.
         writer: the writer's schema, checked by `node_of`.
     """
-    return _Adaptation(writer).part(reader, writer, "")
+    made: Schema = _Adaptation(writer).part(reader, writer, "")
+    return made
 
 
 class _Adaptation:

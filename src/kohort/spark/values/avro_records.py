@@ -317,12 +317,12 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
     if isinstance(node, Skipped):
         raise AssertionError("a reader's schema has a part that can't be read")
     if isinstance(node, Items):
-        inner = _repair(node.item, written.item if isinstance(written, Items) else None)
-        return None if inner is None else lambda found: None if found is None else [inner(item) for item in found]
-    inner = _repair(node.value, written.value if isinstance(written, Entries) else None)
-    if inner is None:
+        of_item = _repair(node.item, written.item if isinstance(written, Items) else None)
+        return None if of_item is None else lambda found: None if found is None else [of_item(item) for item in found]
+    of_value = _repair(node.value, written.value if isinstance(written, Entries) else None)
+    if of_value is None:
         return None
-    return lambda found: None if found is None else [(key, inner(item)) for key, item in found.items()]
+    return lambda found: None if found is None else [(key, of_value(item)) for key, item in found.items()]
 
 
 def _repaired_record(found: Any, repairs: list[tuple[str, Callable[[Any], Any]]]) -> Any:
