@@ -302,6 +302,26 @@ def test_settings_that_may_not_be_passed_over_are_refused_by_the_name_they_were_
     assert f"the option kafka.{name} " in str(caught.value)
 
 
+@pytest.mark.parametrize("shaded", ["", "kafkashaded."])
+@pytest.mark.parametrize("package", ["", "secured."])
+def test_javas_own_class_that_gets_tokens_is_what_the_client_does_by_itself(shaded: str, package: str) -> None:
+    """Jobs on Event Hubs and other platforms name it, as their vendors' pages say."""
+    handler = f"{shaded}org.apache.kafka.common.security.oauthbearer.{package}OAuthBearerLoginCallbackHandler"
+    more = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": f"{shaded}org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule "
+        "required clientId='me' clientSecret='x' scope='all';",
+        "kafka.sasl.login.callback.handler.class": handler,
+    }
+    url = {"kafka.sasl.oauthbearer.token.endpoint.url": "https://login/token"}
+    found = parse_options({**LEAST, **more, **url, "strictOptions": "true"})
+    assert found.ignored == [] and "sasl.login.callback.handler.class" not in found.kafka
+    for wrong in (more, {**more, **url, "kafka.sasl.login.callback.handler.class": "x.Y"}):
+        with pytest.raises(InvalidInputError, match="it names a class of Java's"):
+            parse_options({**LEAST, **wrong})
+
+
 def test_assignors_are_named_as_javas_classes_too() -> None:
     java = "org.apache.kafka.clients.consumer."
     more = {"kafka.partition.assignment.strategy": f"{java}CooperativeStickyAssignor, {java}RangeAssignor"}

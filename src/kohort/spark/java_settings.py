@@ -124,6 +124,11 @@ ASSIGNORS = {
     )
 }
 """The classes of Java's assignors, and their names here."""
+_LOGIN_HANDLER = "sasl.login.callback.handler.class"
+_OAUTH_HANDLERS = tuple(
+    f"org.apache.kafka.common.security.oauthbearer.{name}OAuthBearerLoginCallbackHandler" for name in ("", "secured.")
+)
+"""Java's class that gets tokens of `sasl.oauthbearer.token.endpoint.url`, which the client here does by itself."""
 _IN_UPPER_CASE = ("security.protocol", "ssl.keystore.type", "ssl.truststore.type")
 _IDENTIFICATION = "ssl.endpoint.identification.algorithm"
 """Settings whose words Java's clients take in any case."""
@@ -171,6 +176,8 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
     found = ClientSettings()
     by_reason: dict[str, list[str]] = {}
     for name, value in kafka.items():
+        if name == _LOGIN_HANDLER and _SHADED.sub("", value.strip()) in _OAUTH_HANDLERS and _TOKEN_URL in kafka:
+            continue
         reason = refused.get(name)
         if reason is not None:
             raise InvalidInputError(f"the option {KAFKA_PREFIX}{name} can't be set for a {side}: {reason}")
