@@ -155,6 +155,18 @@ def test_a_reason_that_quotes_a_zero_byte_is_one_that_every_place_keeps() -> Non
     assert letters_of_records(record, "q").column("reason").to_pylist() == [r"\0"]
 
 
+def test_a_record_of_a_far_year_is_a_letter_that_every_place_keeps() -> None:
+    """Producers that stamp in microseconds give records of the year 55,000."""
+    far = pa.array([2**60, 0], pa.timestamp("us", "UTC"))
+    given = records(7, 8)
+    given = given.set_column(given.column_names.index("timestamp"), "timestamp", far)
+    assert letters_of(given, {0: "a", 1: "b"}, "m1").column("timestamp").is_null().to_pylist() == [True, False]
+    fields = [LETTERS.field(name) for name in (*LETTERS.names[:6], "reason")]
+    columns = [far if field.name == "timestamp" else pa.nulls(2, field.type) for field in fields]
+    record = pa.chunked_array([pa.StructArray.from_arrays(columns, fields=fields)])
+    assert letters_of_records(record, "q").column("timestamp").is_null().to_pylist() == [True, False]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another word": ({"on_bad_record": "skip"}, "'fail' or 'dead-letter'"),
     "no place": ({"on_bad_record": "dead-letter"}, r"dead_letters=.*ParquetFolder\(path\)"),

@@ -392,11 +392,12 @@ def test_options_that_can_t_be(name: str, options: dict[str, Any], said: str) ->
         (["nothing"], "partition_by names nothing"),
         (["day(name)"], "which day can't divide"),
         (["share"], "of type double, which identity can't divide"),
+        (["bucket(4, clock)"], "of type time, which bucket"),
         (["day(at)", "hour(at)"], "partitioned twice by one column"),
     ],
 )
 def test_partitions_that_can_t_be(tmp_path: Path, by: list[str], said: str) -> None:
-    schema = SCHEMA.append(pa.field("share", pa.float64()))
+    schema = SCHEMA.append(pa.field("share", pa.float64())).append(pa.field("clock", pa.time64("us")))
     with pytest.raises(InvalidInputError, match=said):
         IcebergTable("air.flights", warehouse=tmp_path / "lake", partition_by=by).bind("flights", REGION).check(schema)
     assert not (tmp_path / "lake").exists()
@@ -554,3 +555,45 @@ def test_duckdb_sees_the_same_rows(tmp_path: Path) -> None:
         ]  # fmt: skip
         where = "\"at\" >= TIMESTAMPTZ '2026-11-03 00:00:00+00' AND id < 5"
         assert connection.execute(f"SELECT id FROM {scan} WHERE {where}").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("column", "by", "name"),
+    [("größe", "größe", "gr_xF6_xDFe"), ("国", "bucket(2, 国)", "_x56FD_bucket"), ("my col", "my col", "my col")],
+    ids=["umlaut", "han", "blank"],
+)
+def test_readers_take_partitions_by_columns_of_any_name(tmp_path: Path, column: str, by: str, name: str) -> None:
+    """DuckDB refuses manifests in which a partition's name has letters beyond ASCII (iceberg-python #2123)."""
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the table")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with iceberg and avro")
+    sink = IcebergTable("air.flights", warehouse=tmp_path, partition_by=[by]).bind("flights", REGION)
+    rows = pa.table({column: ["ä", "b/c", None], "id": [1, 2, 3]})
+    sink.check(rows.schema)
+    sink.stage(key(1), rows)
+    sink.publish(1, [key(1)])
+    assert [field.name for field in opened(tmp_path).spec().fields] == [name]
+    with duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")}) as connection:
+        for extension in ("avro", "iceberg"):
+            extensions.import_extension(extension, con=connection)
+            connection.execute(f"LOAD {extension}")
+        scan = f"iceberg_scan('{opened(tmp_path).metadata_location}')"
+        found = connection.execute(f'SELECT "{column}", id FROM {scan} ORDER BY id').fetchall()
+    assert found == [("ä", 1), ("b/c", 2), (None, 3)]
+
+
+def test_partition_has_a_name_that_no_column_has(tmp_path: Path) -> None:
+    by = ["day(at)", "bucket(2, id)"]
+    sink = IcebergTable("air.flights", warehouse=tmp_path, partition_by=by).bind("flights", REGION)
+    rows = pa.table({"at": pa.array([1], pa.timestamp("us", "UTC")), "at_day": ["x"], "id": [1], "id_bucket": [2]})
+    sink.check(rows.schema)
+    sink.stage(key(1), rows)
+    sink.publish(1, [key(1)])
+    assert [field.name for field in opened(tmp_path).spec().fields] == ["at_day_", "id_bucket_"]
+    assert opened(tmp_path).scan().to_arrow().to_pylist() == rows.to_pylist()
+    sink.check(rows.schema)
+
+
+def test_column_named_like_a_field_of_another_is_refused(tmp_path: Path) -> None:
+    sink = IcebergTable("air.flights", warehouse=tmp_path / "lake").bind("flights", REGION)
+    with pytest.raises(InvalidInputError, match=r"multiple fields for name a\.b.*rename a column"):
+        sink.check(pa.schema([("a.b", pa.string()), ("a", pa.struct([("b", pa.string())]))]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from kohort.region import (
     SqlTable,
 )
 from kohort.region.sinks import check_rows
+from kohort.region.staged import StagedKey
 from tests.region.conftest import fill, make_topic
 
 ID = UUID(int=3)
@@ -70,6 +72,74 @@ def test_an_empty_partition_text_is_refused_with_its_row(tmp_path: Path) -> None
     bound.check(schema)
     with pytest.raises(RowRefusedError, match="An empty text in 'day'.*: row 2 of 2"):
         check_rows(bound, pa.table({"day": ["monday", ""], "id": [1, 2]}, schema=schema))
+
+
+def test_a_text_that_is_not_utf8_is_refused_by_row(sink: Sink) -> None:
+    """Spark's strings may be any bytes, and one of them would keep readers from all rows of a file."""
+    texts = [b"good", b"\xff\xfe", None, b"\xc3\xa4", b"a\x80"]
+    bad = pa.Array.from_buffers(pa.string(), 5, pa.array(texts, pa.binary()).buffers())
+    rows = pa.table({"id": [1, 2, 3, 4, 5], "name": bad, "parts": pa.array([["x"]] * 5, pa.list_(pa.string()))})
+    if isinstance(sink, SqlTable):
+        rows = rows.drop_columns(["parts"])
+    bound = sink.bind("r", ID)
+    bound.check(rows.schema)
+    with pytest.raises(RowRefusedError, match=r"'name' can't be written.*not UTF-8: row 2 of 5") as told:
+        check_rows(bound, rows)
+    assert sorted(told.value.reasons) == [1, 4]
+    key = StagedKey(ID, 1, "m", 1)
+    with pytest.raises(RowRefusedError):
+        bound.stage(key, rows)
+    bound.stage(key, rows.take(pa.array([0, 2, 3])))
+    bound.publish(1, [key])
+    assert bound.published() == 1
+
+
+FAR_DAY, FAR_TIME = 2_932_897, 2**60
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.date32(), 2_932_896, FAR_DAY),
+        (pa.timestamp("us", "UTC"), -62_135_596_800_000_000, -FAR_TIME),
+        (pa.struct([("at", pa.timestamp("us"))]), {"at": 0}, {"at": FAR_TIME}),
+        (pa.list_(pa.struct([("day", pa.date32())])), [{"day": 0}, None], [{"day": 0}, {"day": FAR_DAY}]),
+        (pa.map_(pa.string(), pa.date32()), [("a", None)], [("a", 0), ("b", FAR_DAY)]),
+    ],
+    ids=["date", "time", "in a struct", "in a list", "in a map"],
+)
+def test_a_time_of_a_far_year_is_refused_by_row_where_its_library_has_none(
+    tmp_path: Path, kind: pa.DataType, good: Any, bad: Any
+) -> None:
+    """Databases write such years for "never", and pyiceberg makes Python's dates of a file's least and greatest."""
+    rows = pa.table({"x": pa.array([good, bad, None, good, bad], kind), "id": [1, 2, 3, 4, 5]})
+    bound = IcebergTable("air.flights", warehouse=tmp_path / "lake").bind("r", ID)
+    bound.check(rows.schema)
+    with pytest.raises(RowRefusedError, match=r"'x' can't be written.*the years 1 to 9999: row 2 of 5") as told:
+        check_rows(bound, rows.slice(0))
+    assert sorted(told.value.reasons) == [1, 4]
+    rest = rows.take(pa.array([0, 2, 3]))
+    key = StagedKey(ID, 1, "m", 1)
+    bound.stage(key, rest)
+    bound.publish(1, [key])
+    assert bound.published() == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_day_of_a_far_year_is_refused_as_a_partition_alone(tmp_path: Path, kind: str) -> None:
+    rows = pa.table({"day": pa.array([0, FAR_DAY, None], pa.date32()), "id": [1, 2, 3]})
+    for by in (["day"], []):
+        path = tmp_path / f"by{len(by)}"
+        sink = ParquetFolder(path, partition_by=by) if kind == "parquet" else DeltaTable(path, partition_by=by)
+        bound = sink.bind("r", ID)
+        bound.check(rows.schema)
+        if by:
+            with pytest.raises(RowRefusedError, match=r"the years 1 to 9999: row 2 of 3"):
+                check_rows(bound, rows)
+        else:
+            key = StagedKey(ID, 1, "m", 1)
+            bound.stage(key, rows)
+            bound.publish(1, [key])
 
 
 def test_a_value_that_a_column_can_not_keep_is_found(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, sql_table
+from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.sinks.sql_dialects import Postgres
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -136,25 +137,53 @@ def test_types_that_it_does_not_keep(database: Database, kind: pa.DataType) -> N
         database.sink().check(pa.schema([("x", kind)]))
 
 
-def test_values_that_the_database_does_not_take_are_refused_when_they_are_staged(database: Database) -> None:
-    sink = database.sink()
-    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string())])
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "said"),
+    [
+        (pa.timestamp("us", "UTC"), [0, -(2**50), 253_402_300_799_999_999], 2**60, "a date or time beyond the years"),
+        (pa.timestamp("s"), [0, -62_135_596_800], -62_135_596_801, "a date or time beyond the years"),
+        (pa.date32(), [0, -719_162, 2_932_896], 2_932_897, "a date or time beyond the years"),
+        (pa.string(), ["", "x"], "a\0b", "a text with a zero byte"),
+    ],
+    ids=["timestamp", "seconds", "date", "zero byte"],
+)
+def test_values_that_the_database_does_not_take_are_refused_row_by_row(
+    database: Database, kind: Any, good: list[Any], bad: Any, said: str
+) -> None:
+    """Before they are staged, so that they can become dead letters."""
+    sink, schema = database.sink(), pa.schema([("x", kind)])
     sink.check(schema)
-    with pytest.raises(InvalidInputError, match="can't be written"):
-        sink.stage(key(1), pa.table({"at": [2**60], "name": ["x"]}, schema=schema))
-    if database.is_postgres:
-        with pytest.raises(InvalidInputError, match="refuses it"):
-            sink.stage(key(1), pa.table({"at": [0], "name": ["\0"]}, schema=schema))
+    given = pa.Table.from_arrays([pa.array([*good, None, bad], kind)], schema=schema)
+    sink.stage(key(1), given.slice(0, len(good) + 1))
+    sink.publish(1, [key(1)])
+    if kind == pa.string() and not database.is_postgres:
+        sink.stage(key(2), given)
+        return
+    for call in (sink.check_rows, lambda rows: sink.stage(key(2), rows)):
+        with pytest.raises(RowRefusedError, match=f"'x' can't be written: it is {said}") as refused:
+            call(given)
+        assert (refused.value.row, refused.value.column) == (len(good) + 1, "x")
     with pytest.raises(CorruptDataError, match="are gone"):
-        sink.publish(1, [key(1)])
+        sink.publish(2, [key(2)])
+
+
+def test_times_of_a_zone_that_python_does_not_have_are_written(database: Database) -> None:
+    """Spark has zones such as GMT+08:00."""
+    sink, schema = database.sink(), pa.schema([("x", pa.timestamp("us", "GMT+08:00"))])
+    sink.check(schema)
+    sink.stage(key(1), pa.Table.from_arrays([pa.array([0, None], schema.field(0).type)], schema=schema))
+    sink.publish(1, [key(1)])
+    found = database.run("SELECT x FROM flights ORDER BY x IS NULL")
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    assert found == [(moment if database.is_postgres else "1970-01-01 00:00:00.000000+00:00",), (None,)]
 
 
 def test_nan_in_sqlite(tmp_path: Path) -> None:
     sink = Database(f"sqlite:///{tmp_path}/out.db").sink()
     schema = pa.schema([pa.field("x", pa.float64(), nullable=False)])
     sink.check(schema)
-    with pytest.raises(InvalidInputError, match="keeps NaN as null"):
-        sink.stage(key(1), pa.table({"x": [float("nan")]}, schema=schema))
+    with pytest.raises(RowRefusedError, match="keeps NaN as null: row 2 of 2"):
+        sink.check_rows(pa.table({"x": [1.0, float("nan")]}, schema=schema))
 
 
 def test_a_table_that_was_there_before(database: Database) -> None:
@@ -164,6 +193,10 @@ def test_a_table_that_was_there_before(database: Database) -> None:
     sink.stage(key(1), table(1))
     sink.publish(1, [key(1)])
     assert database.run("SELECT name, id FROM flights") == [("1", 1)]
+
+
+PARTED = "CREATE TABLE flights (id bigint, name text) PARTITION BY RANGE (id)"
+HASHED = "CREATE TABLE flights (id bigint, name text) PARTITION BY HASH (id)"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +250,22 @@ def test_the_same_in_sqlite_alone(tmp_path: Path, made: str, said: str) -> None:
         ("CREATE TABLE flights (id bigint, name text); ALTER TABLE flights ENABLE ROW LEVEL SECURITY", "row security"),
         ("CREATE TABLE flights (id bigint, name text); CREATE RULE r AS ON INSERT TO flights DO INSTEAD NOTHING",
          "rule 'r'"),
+        ("CREATE UNLOGGED TABLE flights (id bigint, name text)", "unlogged"),
+        ("CREATE TABLE flights (id bigint PRIMARY KEY, name text); CREATE TABLE o (id bigint REFERENCES flights)",
+         "referred to by the constraint 'o_id_fkey'"),
+        (f"{PARTED}; CREATE TABLE flights_1 PARTITION OF flights FOR VALUES FROM (0) TO (10)", "no default partition"),
+        (f"{PARTED}; CREATE TABLE flights_1 PARTITION OF flights DEFAULT PARTITION BY LIST (name)",
+         "no default partition in 'flights_1'"),
+        (f"{PARTED}; CREATE TABLE flights_1 PARTITION OF flights (CHECK (id < 10)) DEFAULT",
+         "partition 'flights_1', which has the constraint"),
+        (f"{PARTED}; CREATE TABLE flights_1 PARTITION OF flights DEFAULT; CREATE UNIQUE INDEX ON flights_1 (name)",
+         "partition 'flights_1', which takes each name once only"),
+        (f"{PARTED}; CREATE TABLE flights_1 PARTITION OF flights (name NOT NULL) DEFAULT", "takes no null in 'name'"),
+        (f"{PARTED}; CREATE UNLOGGED TABLE flights_1 PARTITION OF flights DEFAULT", "'flights_1', which is unlogged"),
+        (f"{HASHED}; CREATE TABLE flights_1 PARTITION OF flights FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+         "lacks partitions"),
+        (f"{PARTED.replace('flights', 'o')}; CREATE TABLE flights PARTITION OF o FOR VALUES FROM (0) TO (10)",
+         "is a partition"),
     ],
 )  # fmt: skip
 def test_the_same_in_postgres_alone(postgres: Server, made: str, said: str) -> None:
@@ -225,6 +274,37 @@ def test_the_same_in_postgres_alone(postgres: Server, made: str, said: str) -> N
         database.run(statement)
     with pytest.raises(InvalidInputError, match=said):
         database.sink().check(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [PARTED, "PARTITION OF flights FOR VALUES FROM (0) TO (10)", "PARTITION OF flights DEFAULT"],
+        [
+            HASHED,
+            "PARTITION OF flights FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+            "PARTITION OF flights FOR VALUES WITH (MODULUS 4, REMAINDER 0)",
+            "PARTITION OF flights FOR VALUES WITH (MODULUS 4, REMAINDER 2)",
+        ],
+    ],
+    ids=["range", "hash"],
+)
+@pytest.mark.parametrize("keys", [[], ["id"]], ids=["append", "update"])
+def test_partitions_that_take_every_row_are_written(postgres: Server, made: list[str], keys: list[str]) -> None:
+    database = Database(postgres.fresh())
+    database.run(made[0])
+    for number, partition in enumerate(made[1:]):
+        database.run(f"CREATE TABLE flights_{number} {partition}")
+    if keys:
+        database.run("ALTER TABLE flights ADD PRIMARY KEY (id)")
+    sink = database.sink(mode="update", keys=keys) if keys else database.sink()
+    sink.check(SCHEMA)
+    for number in (1, 2):
+        sink.stage(key(number), table(*range(20)))
+        sink.publish(number, [key(number)])
+    assert database.run("SELECT count(*), count(DISTINCT id) FROM flights") == [(20 if keys else 40, 20)]
+    sink.empty(3, 2)
+    assert database.run("SELECT count(*) FROM flights") == [(0,)]
 
 
 def test_a_stricter_column_refuses_rows_when_they_are_staged(postgres: Server) -> None:

@@ -331,6 +331,14 @@ def test_invalid_decimal_is_bytes(embedded: EmbeddedSchemaRegistry, kind: dict[s
     assert registry.deserialize(data) == {"id": 1, "sum": b"\5"}
 
 
+def test_value_is_read_by_a_schema_with_a_default_that_is_no_value_of_its_field() -> None:
+    """Confluent's registry has such schemas. A value of theirs has the field, and needs no default."""
+    fields = [{"name": "a", "type": "string", "default": None}, {"name": "b", "type": "int", "default": "0"}]
+    schema = {"type": "record", "name": "R", "fields": fields}
+    with raw_registry(http_answer({"schema": json.dumps(schema)})) as server:
+        assert SchemaRegistry(server.url).deserialize(b"\0\0\0\0\1\x02x\x04") == {"a": "x", "b": 2}
+
+
 def test_json_is_read_after_its_prefix_and_not_compared() -> None:
     with raw_registry(http_answer({"schema": '{"type": "object"}', "schemaType": "JSON"})) as server:
         registry = SchemaRegistry(server.url)

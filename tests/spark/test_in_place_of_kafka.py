@@ -78,8 +78,9 @@ def test_in_a_notebook_one_session_is_covered_and_another_is_not(spark: Any) -> 
         session = spark.newSession()
         register(session, in_place_of_kafka=True)
         try:
-            read = session.read.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap_servers)
-            assert [row.value for row in read.option("subscribe", "t").load().collect()] == [b"1"]
+            for name in ("kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider"):
+                read = session.read.format(name).option("kafka.bootstrap.servers", broker.bootstrap_servers)
+                assert [row.value for row in read.option("subscribe", "t").load().collect()] == [b"1"]
             with pytest.raises(Exception, match=r"(?i)kafka"):
                 spark.read.format("kafka").option("kafka.bootstrap.servers", "x").option("subscribe", "t").load()
         finally:

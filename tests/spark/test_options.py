@@ -229,8 +229,8 @@ FOREIGN = {
             id="two",
         ),
         pytest.param(
-            {"groupIdPrefix": "p"},
-            "groupIdPrefix (a query is in the group of group.id, or in none)",
+            {"groupIdPrefix": "p", "groupId": "g", "group_id": "h"},
+            "groupIdPrefix, groupId, group_id (a query is in the group of group.id, or in none)",
             id="prefix",
         ),
         pytest.param({"kohortish": "1"}, "kohortish (Spark's Kafka source ignores it too)", id="unknown"),
@@ -258,7 +258,6 @@ def test_options_that_spark_passes_over_are_one_warning_that_lists_them_all(capl
     [
         ("startingOffset", "startingOffsets"),
         ("startngOffset", "startingOffsets"),
-        ("groupId", "group.id"),
         ("failOnDataLos", "failOnDataLoss"),
         ("includeHeader", "includeHeaders"),
         ("subcsribePattern", "subscribePattern"),
@@ -301,6 +300,26 @@ def test_settings_that_may_not_be_passed_over_are_refused_by_the_name_they_were_
     with pytest.raises(InvalidInputError, match=words) as caught:
         parse_options({**LEAST, f"kafka.{name}": value})
     assert f"the option kafka.{name} " in str(caught.value)
+
+
+@pytest.mark.parametrize("shaded", ["", "kafkashaded."])
+@pytest.mark.parametrize("package", ["", "secured."])
+def test_javas_own_class_that_gets_tokens_is_what_the_client_does_by_itself(shaded: str, package: str) -> None:
+    """Jobs on Event Hubs and other platforms name it, as their vendors' pages say."""
+    handler = f"{shaded}org.apache.kafka.common.security.oauthbearer.{package}OAuthBearerLoginCallbackHandler"
+    more = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": f"{shaded}org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule "
+        "required clientId='me' clientSecret='x' scope='all';",
+        "kafka.sasl.login.callback.handler.class": handler,
+    }
+    url = {"kafka.sasl.oauthbearer.token.endpoint.url": "https://login/token"}
+    found = parse_options({**LEAST, **more, **url, "strictOptions": "true"})
+    assert found.ignored == [] and "sasl.login.callback.handler.class" not in found.kafka
+    for wrong in (more, {**more, **url, "kafka.sasl.login.callback.handler.class": "x.Y"}):
+        with pytest.raises(InvalidInputError, match="it names a class of Java's"):
+            parse_options({**LEAST, **wrong})
 
 
 def test_assignors_are_named_as_javas_classes_too() -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 )
 
 from kohort.errors import InvalidInputError
+from kohort.spark.options import parse_options
 from kohort.spark.sink_options import SinkOptions, parse_sink_options
 from kohort.spark.tasks.write import Writing
 
@@ -73,7 +74,6 @@ def test_what_can_not_be_is_refused_with_what_to_do(more: dict[str, str], words:
         (columns(value=LongType(), topic=StringType()), "`value` is of type bigint.*to_json"),
         (columns(value=StringType(), topic=BinaryType()), "`topic` is of type binary; it must be string"),
         (columns(value=StringType(), topic=StringType(), partition=LongType()), "`partition`.*must be int"),
-        (columns(value=StringType(), topic=StringType(), timestamp=TimestampNTZType()), "`timestamp`.*timestamp, or"),
         (columns(value=StringType(), topic=StringType(), headers=ArrayType(StringType())), "`headers`.*headers are"),
     ],
 )
@@ -103,6 +103,29 @@ def test_columns_that_are_not_a_records_are_passed_over() -> None:
     )
     found = Writing.of(options(topic="flights"), schema)
     assert found.columns == {"key", "value", "partition", "timestamp", "headers"}
+
+
+@pytest.mark.parametrize("kind", [StringType(), TimestampNTZType(), StructType([])], ids=["text", "local", "struct"])
+def test_column_timestamp_that_is_no_time_is_passed_over_with_a_warning(kind: DataType) -> None:
+    """Spark's sink has no such column, and events in JSON have many fields of this name."""
+    schema, given = columns(value=StringType(), timestamp=kind), options(topic="flights")
+    assert Writing.of(given, schema).columns == {"value"}
+    [text] = given.ignored
+    assert f"the column timestamp of type {kind.simpleString()}" in text and "time of the write" in text
+    with pytest.raises(InvalidInputError, match="strictOptions=true.*the column timestamp"):
+        Writing.of(options(topic="flights", strictOptions="true"), schema)
+
+
+@pytest.mark.parametrize("kind", [LongType(), ArrayType(StringType())], ids=["number", "list"])
+def test_column_topic_may_be_anything_where_the_option_names_the_topic(kind: DataType) -> None:
+    assert Writing.of(options(topic="flights"), columns(value=StringType(), topic=kind)).columns == {"value"}
+
+
+def test_setting_of_a_registry_is_passed_over_as_by_javas_clients() -> None:
+    text = "kafka.schema.registry.url (a registry is named by the option schemaRegistryUrl, with valueFormat)"
+    url = {"kafka.schema.registry.url": "http://registry:8081"}
+    assert options(topic="t", **url).ignored == [text]
+    assert parse_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t", **url}).ignored == [text]
 
 
 def test_what_spark_passes_over_is_one_warning_and_what_spark_puts_there_none() -> None:

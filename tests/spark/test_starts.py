@@ -91,6 +91,25 @@ def test_bounds_of_a_batch_read_that_can_not_be(filled: Place, given: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"startingOffsets": (8, 10), "endingOffsets": (12, 500)}, [16, 18]),
+        ({"startingOffsets": (9, 500)}, [18]),
+        ({"startingOffsets": (11, 11), "endingOffsets": (20, 30)}, []),
+    ],
+    ids=["end", "start", "both"],
+)
+def test_batch_read_beyond_the_end_reads_what_is_there_where_lost_records_are_no_error(
+    filled: Place, given: dict[str, Any], values: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jobs that page through a topic ask for the next thousand offsets."""
+    said = {name: offsets(filled, *value) for name, value in given.items()}
+    reader = batch_reader(filled.options(**({"group.id": None, "failOnDataLoss": "false"} | said)))
+    assert values_of(reader, reader.partitions()) == values
+    assert "by failOnDataLoss=false, the query reads what is there" in caplog.text
+
+
+@pytest.mark.parametrize(
     ("bounds", "words"),
     [
         ({"startingTimestamp": 8_000, "endingTimestamp": 3_000}, r"startingTimestamp .* endingTimestamp for 2"),

@@ -48,6 +48,17 @@ def test_records_survive(records: list[BatchRecord], codec: str, base_offset: in
     assert [record.offset for record in read] == list(range(base_offset, base_offset + len(records)))
 
 
+def test_header_whose_name_is_no_utf8_damages_no_batch() -> None:
+    """Brokers and some producers take any bytes there; lag in time and a group's clone read such batches."""
+    batch = bytearray(
+        build_batch([BatchRecord(0, 1_000, b"k", b"v", [("name", b"x")]), BatchRecord(1, 2_000, b"l", None)])
+    )
+    at = batch.index(b"name")
+    batch[at : at + 4] = b"n\xff\xfee"
+    first, second = read_records(bytes(batch))
+    assert (first.headers, second.key) == ([("n??e", b"x")], b"l")
+
+
 @settings(max_examples=examples(80), deadline=None)
 @given(st.sampled_from(list(CODECS)), st.data())
 def test_damage_ends_in_corrupt_data(codec: str, data: st.DataObject) -> None:

@@ -27,6 +27,7 @@ from kohort.columns.shapes import (
 )
 from kohort.wire.checksum import crc32c
 from kohort.wire.compression import CodecError, TooLargeError, decompress
+from kohort.wire.records import header_name
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and maximum timestamp, producer id
@@ -211,14 +212,6 @@ def _scaled(ms: int, unit: str) -> int:
 def _wrapped(value: int) -> int:
     """Return a number as 64-bit arithmetic leaves it."""
     return (value + 2**63) % 2**64 - 2**63
-
-
-def header_key(raw: bytes) -> str:
-    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return bytes(byte if byte < 0x80 else 0x3F for byte in raw).decode()
 
 
 class DecodeLimits:
@@ -448,7 +441,7 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
     headers = []
     for _ in range(count):
         name = reader.take(reader.varint())
-        headers.append((header_key(bytes(name)), reader.nullable()))
+        headers.append((header_name(bytes(name)), reader.nullable()))
     return tuple(headers)
 
 

@@ -74,7 +74,7 @@ def measured_schema(text: str, name: str) -> tuple[Any, int]:
         if not level:
             found = _without_invalid_decimals(found)
             measure = _Measure(name)
-            measure.measure(parsed_schema(found, name), "")
+            measure.measure(parsed_schema(without_defaults(found), name), "")
             return found, measure.density
     raise UnusableSchemaError(f"{name} is nested deeper than {DEPTH_MAX} levels of JSON")
 
@@ -105,6 +105,27 @@ def _without_invalid_decimals(schema: Any) -> Any:
     if made.get("logicalType") == "decimal" and decimal_digits(made) is None:
         del made["logicalType"]
     return made
+
+
+def without_defaults(schema: Any) -> Any:
+    """Return a writer's schema without its fields' defaults, which no value of it needs.
+
+    fastavro refuses a schema with a default that is no value of its field, and Confluent's registry takes it.
+    """
+    if isinstance(schema, list):
+        return [without_defaults(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: without_defaults(schema[key]) for key in ("type", "items", "values") if key in schema}
+    if isinstance(schema.get("fields"), list):
+        made["fields"] = [_field_without_default(field) for field in schema["fields"]]
+    return schema | made
+
+
+def _field_without_default(field: Any) -> Any:
+    if not isinstance(field, dict) or "type" not in field:
+        return field
+    return {key: part for key, part in field.items() if key != "default"} | {"type": without_defaults(field["type"])}
 
 
 def is_marked(value: Any) -> bool:

@@ -210,11 +210,12 @@ class KohortDataSource(DataSource):
         from kohort.spark.tasks.write import Writing
 
         options = parse_sink_options(self._raw)
+        writing = Writing.of(options, schema)
         if (
             self._made_by == os.getpid()
         ):  # Spark makes two writers for each batch of a stream, one of them in this process
             self._warn(options.ignored)
-        return Writing.of(options, schema)
+        return writing
 
     def _options(self, *, streaming: bool | None = None) -> SourceOptions:
         return parse_options(self._raw, streaming=streaming)

@@ -7,7 +7,7 @@ end.
 
 | in the job | what runs |
 |---|---|
-| `format("kafka")` of a reader or writer | `format("kohort")`, registered with the first use |
+| `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
 | `spark.jars.packages` with Spark's Kafka source | without it: no jar is needed |
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kohort.spark")
 
-KAFKA: Final = "kafka"
+KAFKA: Final = ("kafka", "org.apache.spark.sql.kafka010.kafkasourceprovider")
+"""Names of Spark's Kafka source, in lower case: some jobs name its class."""
 _CLASSES: Final = (
     ("pyspark.sql.readwriter", "DataFrameReader", "reader"),
     ("pyspark.sql.streaming.readwriter", "DataStreamReader", "reader"),
@@ -192,7 +193,7 @@ def _options_set_on(end: Any) -> _GivenOptions:
 def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     session = _session(end)
     given_options = _options_set_on(end)
-    given_options.is_kafka = isinstance(source, str) and source.lower() == KAFKA and CHANGES.covers(session)
+    given_options.is_kafka = isinstance(source, str) and source.lower() in KAFKA and CHANGES.covers(session)
     if not given_options.is_kafka:
         return original(end, source)
     _register(session)

@@ -67,6 +67,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "sasl.login.refresh.window.jitter": _OAUTH,
     "sasl.login.retry.backoff.max.ms": _OAUTH,
     "sasl.login.retry.backoff.ms": _OAUTH,
+    "schema.registry.url": "a registry is named by the option schemaRegistryUrl, with valueFormat",
     "share.acknowledgement.mode": _SHARE,
     "share.acquire.mode": _SHARE,
     "socket.connection.setup.timeout.max.ms": "kafka.socket.connection.setup.timeout.ms bounds every attempt",
@@ -99,7 +100,6 @@ REFUSED_OF_SOURCE: Mapping[str, str] = {
     "enable.auto.commit": "a query commits to its group when a batch is done: name the group by group.id to have that",
     "interceptor.classes": _INTERCEPTORS,
     "key.deserializer": _BYTES,
-    "schema.registry.url": "write it as the source's own option: schemaRegistryUrl",
     "value.deserializer": _BYTES,
 }
 """Settings that a source refuses, as Spark's own does, each with what to do instead."""
@@ -111,7 +111,6 @@ REFUSED_OF_SINK: Mapping[str, str] = {
     "partitioner.class": "name each record's partition in a column `partition` instead",
     "partitioner.ignore.keys": "leave the column `key` out, or name each record's partition in a column `partition`",
     "transactional.id": "delivery=exactly-once will choose it, and is not there yet",
-    "schema.registry.url": "write it as the sink's own option: schemaRegistryUrl",
     "value.serializer": _SENT,
 }
 """Settings that a sink refuses, each with what to do instead."""
@@ -125,6 +124,11 @@ ASSIGNORS = {
     )
 }
 """The classes of Java's assignors, and their names here."""
+_LOGIN_HANDLER = "sasl.login.callback.handler.class"
+_OAUTH_HANDLERS = tuple(
+    f"org.apache.kafka.common.security.oauthbearer.{name}OAuthBearerLoginCallbackHandler" for name in ("", "secured.")
+)
+"""Java's class that gets tokens of `sasl.oauthbearer.token.endpoint.url`, which the client here does by itself."""
 _IN_UPPER_CASE = ("security.protocol", "ssl.keystore.type", "ssl.truststore.type")
 _IDENTIFICATION = "ssl.endpoint.identification.algorithm"
 """Settings whose words Java's clients take in any case."""
@@ -172,6 +176,8 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
     found = ClientSettings()
     by_reason: dict[str, list[str]] = {}
     for name, value in kafka.items():
+        if name == _LOGIN_HANDLER and _SHADED.sub("", value.strip()) in _OAUTH_HANDLERS and _TOKEN_URL in kafka:
+            continue
         reason = refused.get(name)
         if reason is not None:
             raise InvalidInputError(f"the option {KAFKA_PREFIX}{name} can't be set for a {side}: {reason}")

@@ -45,8 +45,12 @@ OF_SPARKS_OWN = {
 They are accepted and have no effect, so that a query can be moved here unchanged. Source: Spark's guide to its Kafka
 integration.
 """
-GROUP_ID_PREFIX = "groupidprefix"
-"""An option of Spark's own Kafka source, in lower case, which has no effect here."""
+NOT_OF_A_GROUP = {name.lower(): name for name in ("groupIdPrefix", "groupId", "group_id")}
+"""Options that name no group, by their names in lower case.
+
+The first is one of Spark's own Kafka source. The others are frequent in jobs, and that source ignores them. A job that
+moves here must not become a member of a group by them.
+"""
 _SIZE = re.compile(r"\s*(\d+)([bkmgtp])b?\s*", re.ASCII | re.IGNORECASE)
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
@@ -263,7 +267,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             "a source can't join a region by the option region: queries of a region are started by SparkRegion, which "
             "also restarts them; leave the option out"
         )
-    given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, GROUP_ID_PREFIX})
+    given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, *NOT_OF_A_GROUP})
     own = given.own
     own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
     if "maxBytesPerTrigger" in own:
@@ -276,10 +280,10 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
     lower = {name.lower() for name in raw}
     tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
-    prefix = ["groupIdPrefix"] if GROUP_ID_PREFIX in lower else []
+    of_groups = [name for known, name in NOT_OF_A_GROUP.items() if known in lower]
     ignored_options = [
         ignored_options_note(tuning, f"{'it tunes' if len(tuning) == 1 else 'they tune'} {SPARKS_SOURCE}"),
-        ignored_options_note(prefix, "a query is in the group of group.id, or in none"),
+        ignored_options_note(of_groups, "a query is in the group of group.id, or in none"),
         *client.ignored,
         ignored_options_note(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
     ]

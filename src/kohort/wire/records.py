@@ -130,7 +130,7 @@ def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRec
         for key, value, offset, timestamp_at, headers_at, stop in _walk(body, header):  # looked at below
             timestamp = header.max_timestamp if stamped else base + _signed(_number(body, timestamp_at)[0])
             records.append(BatchRecord(offset, timestamp, key, value, _headers(body, headers_at, stop)))
-    except (IndexError, UnicodeDecodeError) as error:
+    except IndexError as error:
         raise CorruptBatchError(f"a record is cut or damaged: {error}") from error
     if stop != len(body):
         raise CorruptBatchError(f"{len(body) - stop} bytes after the last record")
@@ -205,6 +205,14 @@ def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, byte
         raise CorruptBatchError(f"the batch at offset {base} has fewer records than it says") from error
 
 
+def header_name(raw: bytes) -> str:
+    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return bytes(byte if byte < 0x80 else 0x3F for byte in raw).decode()
+
+
 def _headers(body: bytes, at: int, stop: int) -> list[tuple[str, bytes | None]]:
     raw, at = _number(body, at)
     count = _signed(raw)
@@ -216,7 +224,7 @@ def _headers(body: bytes, at: int, stop: int) -> list[tuple[str, bytes | None]]:
         if name is None:
             raise CorruptBatchError("a header without a name")
         content, at = _blob(body, at, stop)
-        headers.append((name.decode(), content))
+        headers.append((header_name(name), content))
     if at != stop:
         raise CorruptBatchError("a record's length does not match its contents")
     return headers

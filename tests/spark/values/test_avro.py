@@ -20,8 +20,10 @@ from tests.schema_registry.raw_registry import http_answer, raw_registry
 from tests.support.long_runs import examples
 
 from kohort.errors import InvalidInputError
+from kohort.schema_registry.avro_limits import without_defaults
 from kohort.spark.options import parse_options
-from kohort.spark.values.avro_records import AvroDecoder, parse_for_fastavro
+from kohort.spark.values.avro_parsed import parse_for_fastavro
+from kohort.spark.values.avro_records import AvroDecoder
 from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of, without_logical
 from kohort.spark.values.declared import avro_of, declare
 from kohort.spark.values.isolate import VALUE_BYTES
@@ -339,6 +341,19 @@ NULLS = {
     "name": "R",
     "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}, {"name": "n", "type": "int"}],
 }
+ODD_DEFAULT = {
+    "type": "record",
+    "name": "R",
+    "fields": [{"name": "n", "type": "long"}, {"name": "f1", "type": "string", "default": None}],
+}
+TWICE = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "first", "type": {"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "int"}]}},
+        {"name": "second", "type": "Inner"},
+    ],
+}
 ASKED: list[int] = []
 
 
@@ -347,7 +362,7 @@ def schemas(number: int) -> str | None:
     ASKED.append(number)
     if number == 500:
         raise ConnectionError("the registry is down")
-    known = {1: OLD, 2: NEW, 3: {"type": "no"}, 4: NULLS, 5: OTHER_TIME}
+    known = {1: OLD, 2: NEW, 3: {"type": "no"}, 4: NULLS, 5: OTHER_TIME, 6: ODD_DEFAULT, 7: TWICE}
     return json.dumps(known[number]) if number in known else None
 
 
@@ -388,6 +403,79 @@ def test_a_time_that_was_written_in_another_unit_is_not_read_as_it_is(function: 
     decoder = AvroDecoder(pa.struct([("at", pa.timestamp("us", tz="UTC"))]), schema, function)
     parts = decoder.decode(pa.array([framed(5, "long", 0)], pa.binary()))
     assert "was written as timestamp-micros and is read as timestamp-millis" in parts.reasons[0]
+
+
+INNER = {
+    "type": "record",
+    "name": "Inner",
+    "fields": [{"name": "raw", "type": "bytes", "default": "\u00fe"}, {"name": "sum", "type": "Sum"}],
+}
+SUM = {"type": "fixed", "name": "Sum", "size": 2, "logicalType": "decimal", "precision": 4, "scale": 2}
+LATER = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "n", "type": "long"},
+        {"name": "raw", "type": "bytes", "default": "\u00ff\u0001"},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2},
+            "default": "\u0001\u0000",
+        },
+        {"name": "sum", "type": SUM, "default": "\u0000\u0005"},
+        {"name": "either", "type": ["null", "bytes"], "default": "\u00ff"},
+        {"name": "inner", "type": INNER, "default": {"sum": "\u0000\u0007"}},
+        {"name": "every", "type": {"type": "array", "items": "Inner"}, "default": [{"sum": "\u0000\u0001"}]},
+        {"name": "by", "type": {"type": "map", "values": "bytes"}, "default": {"k": "\u00e9"}},
+    ],
+}
+
+
+def test_fields_that_were_not_written_have_the_defaults_of_their_schema(function: str) -> None:
+    """Bytes and decimals stand in a schema as text of JSON, and one default stands for many values."""
+    inner = pa.struct([("raw", pa.binary()), ("sum", pa.decimal128(4, 2))])
+    kind = pa.struct([
+        ("n", pa.int64()), ("raw", pa.binary()), ("price", pa.decimal128(5, 2)), ("sum", pa.decimal128(4, 2)),
+        ("either", pa.binary()), ("inner", inner), ("every", pa.list_(pa.field("element", inner))),
+        ("by", pa.map_(pa.string(), pa.binary())),
+    ])  # fmt: skip
+    values = [framed(1, OLD, {"gone": None, "n": number}) for number in (1, 2)]
+    parts = AvroDecoder(kind, json.dumps(LATER), function).decode(pa.array(values, pa.binary()))
+    assert parts.reasons == {}
+    rows = parts.joined().to_pylist()
+    assert [row.pop("n") for row in rows] == [1, 2]
+    assert rows == 2 * [
+        {
+            "raw": b"\xff\x01",
+            "price": Decimal("2.56"),
+            "sum": Decimal("0.05"),
+            "either": b"\xff",
+            "inner": {"raw": b"\xfe", "sum": Decimal("0.07")},
+            "every": [{"raw": b"\xfe", "sum": Decimal("0.01")}],
+            "by": [("k", b"\xe9")],
+        }
+    ]
+
+
+def test_type_that_one_schema_names_and_the_other_defines_in_a_union_is_read(function: str) -> None:
+    """The reader has left a field out, and may have null in the other (fastavro #601)."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "int"}]}
+    reader = record("R", ["null", inner])
+    reader["fields"][0]["name"] = "second"
+    kind = pa.struct([("second", pa.struct([("x", pa.int32())]))])
+    decoder = AvroDecoder(kind, json.dumps(reader), function)
+    parts = decoder.decode(pa.array([framed(7, TWICE, {"first": {"x": 1}, "second": {"x": 2}})], pa.binary()))
+    assert parts.reasons == {} and parts.joined().to_pylist() == [{"second": {"x": 2}}]
+
+
+def test_default_that_is_no_value_of_its_field_matters_to_values_without_the_field_alone(function: str) -> None:
+    """Registries have such schemas, of writers that no later library would let register them."""
+    kind = pa.struct([("n", pa.int64()), ("f1", pa.string())])
+    decoder = AvroDecoder(kind, json.dumps(ODD_DEFAULT), function)
+    values = [framed(6, without_defaults(ODD_DEFAULT), {"n": 1, "f1": "x"}), framed(1, OLD, {"gone": None, "n": 2})]
+    parts = decoder.decode(pa.array(values, pa.binary()))
+    assert parts.joined().to_pylist() == [{"n": 1, "f1": "x"}, None]
+    assert "No default value for field f1" in parts.reasons[1] and sorted(parts.reasons) == [1]
 
 
 def test_a_function_that_fails_ends_the_query(function: str) -> None:

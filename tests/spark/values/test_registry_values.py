@@ -127,7 +127,6 @@ def test_many_values_are_read_after_their_prefixes(skipped: int) -> None:
         ({"valueFormat": "json"}, "needs valueSchema"),
         ({"valueFormat": "avro", "valueSchema": "a INT", "valueWriterSchemas": "a:b"}, "give one of them"),
         ({"valueFormat": "avro", "valueSchema": "a INT", "schemaRegistryUrl": "registry"}, "schema registry's URL"),
-        ({"kafka.schema.registry.url": "http://registry"}, "write it as the source's own option"),
     ],
 )
 def test_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:

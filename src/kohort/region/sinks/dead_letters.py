@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from kohort.errors import InvalidInputError
 from kohort.io.log_throttle import IntervalThrottle
 from kohort.region.sinks import Sink, check_rows
-from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, value_text
+from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, is_far_time, value_text
 
 log = logging.getLogger("kohort.region")
 
@@ -135,7 +135,9 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
     Structs of the record's columns and the reason, or null.
     """
     found = letters.drop_null()
-    columns = [pc.struct_field(found, name).cast(LETTERS.field(name).type) for name in (*RECORD, "reason")]
+    columns = [
+        _without_far_times(pc.struct_field(found, name).cast(LETTERS.field(name).type)) for name in (*RECORD, "reason")
+    ]
     rows, names = pa.nulls(len(found), pa.string()), pa.array([member] * len(found), pa.string())
     return pa.Table.from_arrays([*columns[:-1], rows, _without_zeros(columns[-1]), names], schema=LETTERS)
 
@@ -143,6 +145,13 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
 def _without_zeros(texts: Any) -> Any:
     """Escape zero bytes in error texts, which may quote a value: PostgreSQL would refuse such a letter for ever."""
     return pc.replace_substring(texts, "\0", "\\0")
+
+
+def _without_far_times(column: Any) -> Any:
+    """Return a column of letters whose times of far years are null: some sinks would refuse such a letter for ever."""
+    if not pa.types.is_timestamp(column.type):
+        return column
+    return pc.if_else(is_far_time(column), pa.scalar(None, column.type), column)
 
 
 def _is_record(rows: pa.Table) -> bool:
@@ -167,7 +176,7 @@ def _as_record(rows: pa.Table) -> dict[str, Any]:
         kind = LETTERS.field(name).type
         column = rows.column(name) if rows.column_names.count(name) == 1 else None
         if column is not None and _is_alike(column.type, kind):
-            found[name] = column.cast(kind, safe=False)
+            found[name] = _without_far_times(column.cast(kind, safe=False))
         else:
             found[name] = pa.nulls(rows.num_rows, kind)
     return found

@@ -74,7 +74,9 @@ from kohort.region.sinks.rows import (
     new_columns,
     refusal_of,
     refuse_changed,
+    refuse_far_times,
     refuse_foreign,
+    refuse_invalid,
     rows_where,
     with_added_columns,
 )
@@ -431,6 +433,8 @@ class DeltaTable(InFolder):
         table = with_added_columns(table, kept, claim.added)
         check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
         rows = in_sink_schema(table, kept, self.keys)
+        refuse_invalid(rows)
+        refuse_far_times(rows, claim.partition_by)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable
             is_text = pa.types.is_string(kept.field(name).type)

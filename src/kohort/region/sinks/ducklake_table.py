@@ -46,7 +46,7 @@ from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema
+from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
 from kohort.region.sinks.sql_dialects import quoted
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey, check_sequence, gone_text
@@ -366,10 +366,7 @@ class DuckLakeTable(InFolder):
         if not table.schema.equals(kept):
             check_fits(self.place, kept, given_schema(self.place, filled_schema(table.schema, kept)))
         rows = in_sink_schema(table, kept, ())
-        try:
-            rows.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise InvalidInputError(f"A table for {self.place} holds a value that no reader takes: {error}") from error
+        refuse_invalid(rows)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:

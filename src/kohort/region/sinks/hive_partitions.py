@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.rows import check_names, refusal_of, rows_where
+from kohort.region.sinks.rows import check_names, refusal_of, refuse_far_times, rows_where
 
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
@@ -83,9 +83,10 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
     """Check that each row's values can be the names of folders.
 
     Raises:
-        RowRefusedError: the table has too many partitions; a value is too long; or a text without a name of its own is
-            in a column that is never null.
+        RowRefusedError: the table has too many partitions; a value is too long, or a date beyond the years 1 to 9999;
+            or a text without a name of its own is in a column that is never null.
     """
+    refuse_far_times(table, partition_by)
     if partition_by and table.num_rows > PARTITIONS_MAX:
         partitions = list(_rows_of(table, partition_by).values())
         if beyond := sorted(row for rows in partitions[PARTITIONS_MAX:] for row in rows):

@@ -387,6 +387,13 @@ def kept_schema(schema: pa.Schema) -> pa.Schema:
         kept.append(pa.field(field.name, back.type, field.nullable))
     if refused:
         raise InvalidInputError(f"Iceberg does not take {'; '.join(refused)}: cast these columns")
+    try:
+        iceberg_schema_of(pa.schema(kept))
+    except ValueError as error:
+        raise InvalidInputError(
+            f"Iceberg does not take these columns together: {_line(error)}. There 'a.b' is the field b of a struct a, "
+            "too: rename a column"
+        ) from error
     return pa.schema(kept)
 
 

@@ -27,6 +27,7 @@ from pyiceberg.types import (
     StringType,
     TimestampType,
     TimestamptzType,
+    TimeType,
 )
 
 from kohort.errors import InvalidInputError
@@ -76,6 +77,27 @@ def _parsed(text: str) -> PartitionBy:
     )
 
 
+def named_for_readers(fields: Iterable[PartitionBy], columns: Sequence[str]) -> tuple[PartitionBy, ...]:
+    """Return partition fields under names for a new table: no column's, and without letters beyond ASCII.
+
+    Manifests have these names as Avro does, and some readers refuse other letters there (iceberg-python #2123).
+
+    Args:
+        fields: the partition fields.
+        columns: the table's columns. A field that keeps its column's values may have its name.
+    """
+    found: list[PartitionBy] = []
+    for field in fields:
+        name = re.sub(r"[^\x00-\x7f]", lambda letter: f"_x{ord(letter[0]):X}", field.name)
+        taken = {column for column in columns if column != field.column} | {other.name for other in found}
+        if not isinstance(field.transform, IdentityTransform):
+            taken.add(field.column)
+        while name in taken:
+            name += "_"
+        found.append(field._replace(name=name))
+    return tuple(found)
+
+
 def fields_of(table: Table) -> tuple[PartitionBy, ...]:
     """Return the partition fields of a table."""
     schema = table.schema()
@@ -98,8 +120,10 @@ def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> N
             raise InvalidInputError(f"{place} is partitioned by {field.column!r}, which is no column of its own")
         if not isinstance(field.transform, _KNOWN):
             raise InvalidInputError(f"{place} is partitioned by {field.transform} of {field.column!r}: not supported")
-        if not field.transform.can_transform(column.field_type) or not isinstance(
-            field.transform.result_type(column.field_type), _VALUES
+        if (
+            isinstance(column.field_type, TimeType)  # pyiceberg takes a bucket's number for a time of day
+            or not field.transform.can_transform(column.field_type)
+            or not isinstance(field.transform.result_type(column.field_type), _VALUES)
         ):
             raise InvalidInputError(
                 f"partition_by names {field.column!r} of type {column.field_type}, which {field.transform} can't divide"

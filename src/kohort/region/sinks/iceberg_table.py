@@ -52,7 +52,9 @@ from kohort.region.sinks.rows import (
     last_of_each,
     new_columns,
     refuse_changed,
+    refuse_far_times,
     refuse_foreign,
+    refuse_invalid,
     with_added_columns,
 )
 from kohort.region.sinks.staged_files import Codec
@@ -346,7 +348,8 @@ class IcebergTable(Bound):
         """Return the table with this region's claim; create what is missing."""
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
-            table = self._log.find() or self._log.create(schema, fields)
+            named = iceberg_partitions.named_for_readers(fields, schema.names)
+            table = self._log.find() or self._log.create(schema, named)
             there = iceberg_partitions.fields_of(table)
             iceberg_partitions.check_fields(self.place, table.schema(), there)
             if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
@@ -413,7 +416,10 @@ class IcebergTable(Bound):
         table = with_added_columns(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
             check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
-        return in_sink_schema(table, kept, claim.keys)
+        rows = in_sink_schema(table, kept, claim.keys)
+        refuse_invalid(rows)
+        refuse_far_times(rows, kept.names)
+        return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""

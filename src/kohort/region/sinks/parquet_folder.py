@@ -68,7 +68,7 @@ from kohort.region.sinks.compaction import (
 from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, misfits, with_sink_schema
-from kohort.region.sinks.rows import refuse_nulls
+from kohort.region.sinks.rows import refuse_invalid, refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import duration_ms
@@ -323,6 +323,7 @@ class ParquetFolder(InFolder):
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
         rows = with_sink_schema(table, kept)
+        refuse_invalid(rows)
         hive_partitions.refuse_values(rows, self._layout().partition_by, kept)
         return rows
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -265,6 +266,61 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
         raise refusal_of(dict.fromkeys(rows_where(pc.is_null(table.column(bare[0]))), why), table, bare[0])
 
 
+_YEARS_S: Final = (-62_135_596_800, 253_402_300_799)
+"""Seconds since 1970 of the years 1 to 9999, the first second and the last."""
+_PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_DAY_S: Final = 86_400
+
+
+def refuse_far_times(table: pa.Table, names: Iterable[str]) -> None:
+    """Check that dates and times of these columns, also within others, are of the years 1 to 9999.
+
+    Libraries of sinks make Python's dates of them, which have no other years.
+
+    Raises:
+        RowRefusedError: the error of the first row that has another year.
+    """
+    for name in names:
+        column: Any = table.column(name)  # the stubs know types one by one
+        if _has_times(column.type):
+            whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            if found := rows_where(is_far_time(whole)):
+                why = f"{name!r} can't be written: it is a date or time beyond the years 1 to 9999"
+                raise refusal_of(dict.fromkeys(found, why), table, name)
+
+
+def _has_times(kind: Any) -> bool:
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return True
+    return any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def is_far_time(values: Any) -> Any:
+    """Return for each value whether it is, or has in it, a time beyond the years 1 to 9999; false for null."""
+    kind = values.type
+    if pa.types.is_date(kind):
+        return _beyond(values.cast(pa.date32(), safe=False).cast(pa.int32()), 1, _DAY_S)
+    if pa.types.is_timestamp(kind):
+        return _beyond(values.cast(pa.int64()), _PER_S[kind.unit], 1)
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([values.keys, values.items], names=["key", "value"])
+        values = pa.ListArray.from_arrays(values.offsets, entries)
+    if isinstance(values.type, pa.StructType):
+        parts = [is_far_time(part) for part in values.flatten() if _has_times(part.type)]
+        return functools.reduce(pc.or_, parts)
+    bad = pc.filter(pc.list_parent_indices(values), is_far_time(pc.list_flatten(values)))
+    return pc.is_in(pa.array(range(len(values)), bad.type), bad)
+
+
+def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
+    """Return which numbers are outside of `_YEARS_S`."""
+    low, high = _YEARS_S
+    first = max(-(2**63), low * per_s // unit_s)
+    last = min(2**63 - 1, ((high + 1) * per_s - 1) // unit_s)
+    bad: Any = pc.or_(pc.less(numbers, pa.scalar(first)), pc.greater(numbers, pa.scalar(last)))
+    return bad.fill_null(False)
+
+
 def rows_where(mask: Any) -> list[int]:
     """Return the indices of the rows for which a column of booleans is true."""
     return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
@@ -273,20 +329,55 @@ def rows_where(mask: Any) -> list[int]:
 def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
     """Return the error for the rows with values that do not fit the type of a column: of the first such column."""
     for field in kept:
-        column, found = table.column(field.name), dict[int, str]()
-        parts = [(0, len(column))]  # of which at least one value may be bad
-        while parts:
-            first, end = parts.pop()
-            if _casts(column.slice(first, end - first), field.type):
-                continue
-            if end - first > 1:
-                middle = (first + end) // 2
-                parts += [(middle, end), (first, middle)]
-            else:
-                found[first] = f"{field.name!r} can't keep {value_text(column[first])[:VALUE_CHARS]} as {field.type}"
+        column = table.column(field.name)
+        rows = _rows_that_fail(column, functools.partial(_casts, kind=field.type))
+        found = {
+            row: f"{field.name!r} can't keep {value_text(column[row])[:VALUE_CHARS]} as {field.type}" for row in rows
+        }
         if found:
             return refusal_of(found, table, field.name)
     return None
+
+
+def refuse_invalid(table: pa.Table) -> None:
+    """Check that each value is one of its type.
+
+    Spark's strings may have any bytes, as those of a record that is cast to STRING. Readers of a file fail for all of
+    its rows if one text is not UTF-8.
+
+    Raises:
+        RowRefusedError: the error of the rows with such a value, of the first such column.
+    """
+    if not _is_invalid(table):
+        return
+    for name in table.column_names:
+        column = table.column(name)
+        if rows := _rows_that_fail(column, lambda part: not _is_invalid(part)):
+            kind = "text that is not UTF-8" if pa.types.is_string(column.type) else "value that is none of its type"
+            raise refusal_of(dict.fromkeys(rows, f"{name!r} can't be written: it has a {kind}"), table, name)
+
+
+def _is_invalid(values: Any) -> bool:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
+    """Return the rows of a column whose value fails a check that all values of a part pass together."""
+    found, parts = list[int](), [(0, len(column))]
+    while parts:
+        first, end = parts.pop()
+        if first == end or is_good(column.slice(first, end - first)):
+            continue
+        if end - first > 1:
+            middle = (first + end) // 2
+            parts += [(middle, end), (first, middle)]
+        else:
+            found.append(first)
+    return found
 
 
 def value_text(value: Any) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -116,10 +117,21 @@ def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) ->
     """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-        columns = [[dialect.value(value) for value in column.to_pylist()] for column in batch.columns]
+        columns = [[dialect.value(value) for value in _known_zone(column).to_pylist()] for column in batch.columns]
         for row in zip(*columns, strict=True):
             yield (*row, *(function(number) for function in more))
             number += 1
+
+
+def _known_zone(column: Any) -> Any:
+    """Return a column with its times in UTC if Python has no zone of their name, as GMT+08:00."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            pa.scalar(0, kind).as_py()
+        except (LookupError, ValueError):
+            return column.cast(pa.timestamp(kind.unit, "UTC"))
+    return column
 
 
 def quoted(*names: str) -> str:
@@ -319,26 +331,35 @@ class Postgres:
     def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
         """Return the description of the table, if it exists."""
         cursor.execute(
-            "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "
-            "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') AND "
-            "has_table_privilege(oid, 'DELETE') FROM pg_class WHERE oid = to_regclass(%s)",
+            "SELECT oid, relkind::text, relrowsecurity, relispartition, relpersistence = 'u', "
+            "has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND "
+            "has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE') "
+            "FROM pg_class WHERE oid = to_regclass(%s)",
             (quoted(*table),),
         )
         row = cursor.fetchone()
         if row is None:
             return None
-        oid, kind, secured, allowed = row
+        oid, kind, secured, is_partition, unlogged, allowed = row
         if not allowed:
             raise NotAuthorizedError(f"No right to read, insert, update and delete in {'.'.join(table)}: grant them")
         against = [] if kind in ("r", "p") else ["is no table"]
         against += ["has row security"] if secured else []
-        for said, question in _POSTGRES_RULES.items():
-            cursor.execute(question, (oid,))
-            against += [f"{said} {rule[0]!r}" for rule in cursor.fetchall()]
-        cursor.execute(_POSTGRES_UNIQUE, (oid,))
-        unique = tuple(frozenset(constraint[0]) for constraint in cursor.fetchall())
-        cursor.execute(_POSTGRES_COLUMNS, (oid,))
-        return Found(dict(cursor.fetchall()), unique, tuple(against), {})
+        against += ["is a partition, which takes some rows only"] if is_partition else []
+        against += ["is unlogged, so that a crash of the server empties it"] if unlogged else []
+        columns, unique, found = _constraints(cursor, oid)
+        against += found
+        if kind == "p":
+            against += _partition_gaps(cursor, oid)
+            cursor.execute(_POSTGRES_PARTITIONS, (oid, oid))
+            for part, name, is_table, is_unlogged in cursor.fetchall():
+                others, indexes, found = _constraints(cursor, part)
+                columns = {column: required or others.get(column, False) for column, required in columns.items()}
+                found += [f"takes each {', '.join(sorted(keys))} once only" for keys in indexes if keys not in unique]
+                found += [] if is_table else ["is no table of this database"]
+                found += ["is unlogged"] if is_unlogged else []
+                against += [f"has the partition {name!r}, which {why}" for why in found]
+        return Found(columns, tuple(unique), tuple(against), {})
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
@@ -370,8 +391,48 @@ class Postgres:
         return InvalidInputError(f"The database refuses it: {error}")
 
 
+def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset[str]], list[str]]:
+    """Return what a table or partition asks of its rows: `Found.columns`, `Found.unique` and `Found.against`."""
+    against = []
+    for said, question in _POSTGRES_RULES.items():
+        cursor.execute(question, (oid,))
+        against += [f"{said} {rule[0]!r}" for rule in cursor.fetchall()]
+    cursor.execute(_POSTGRES_UNIQUE, (oid,))
+    unique = [frozenset(constraint[0]) for constraint in cursor.fetchall()]
+    cursor.execute(_POSTGRES_COLUMNS, (oid,))
+    return dict(cursor.fetchall()), unique, against
+
+
+def _partition_gaps(cursor: Any, oid: int) -> list[str]:
+    """Return why a row may have no partition; empty: each row has one."""
+    cursor.execute(_POSTGRES_PARTITIONED, (oid,))
+    found = []
+    for name, strategy, has_default, bounds in cursor.fetchall():
+        if strategy == "h":
+            moduli = [_HASH_BOUND.search(bound) for bound in bounds]
+            if sum(Fraction(1, int(modulus[1])) for modulus in moduli if modulus) < 1:
+                found.append(f"lacks partitions for some rows of {name!r}")
+        elif not has_default:
+            found.append(f"has no default partition in {name!r} for rows of no other one")
+    return found
+
+
+_HASH_BOUND: Final = re.compile(r"modulus (\d+)")
+_POSTGRES_PARTITIONS: Final = (
+    "SELECT oid, oid::regclass::text, relkind IN ('r', 'p'), relpersistence = 'u' "
+    "FROM pg_partition_tree(%s::oid) JOIN pg_class ON oid = relid WHERE oid <> %s ORDER BY 2"
+)
+_POSTGRES_PARTITIONED: Final = (
+    "SELECT partrelid::regclass::text, partstrat::text, partdefid <> 0, "
+    "ARRAY(SELECT pg_get_expr(relpartbound, oid) FROM pg_inherits JOIN pg_class ON oid = inhrelid "
+    "WHERE inhparent = partrelid) FROM pg_partition_tree(%s::oid) JOIN pg_partitioned_table ON partrelid = relid "
+    "ORDER BY 1"
+)
 _POSTGRES_RULES: Final = {
     "has the constraint": "SELECT conname FROM pg_constraint WHERE conrelid = %s AND contype IN ('c', 'f', 'x', 't')",
+    "is referred to by the constraint": (
+        "SELECT conname FROM pg_constraint WHERE confrelid = %s AND contype = 'f' AND conparentid = 0"
+    ),
     "has the trigger": "SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal",
     "has the rule": "SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN'",
     "makes by itself the column": (

@@ -41,6 +41,10 @@ from kohort.region.sinks.rows import (
     in_order,
     in_sink_schema,
     plain,
+    refusal_of,
+    refuse_far_times,
+    refuse_invalid,
+    rows_where,
 )
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
@@ -83,6 +87,7 @@ class SqlTable(Bound):
     """
 
     _kept: pa.Schema | None
+    _is_sqlite: bool = False
 
     def __init__(self, connect: str | Connect, table: str, *, mode: Mode = "append", keys: Sequence[str] = ()) -> None:
         """Initialise the sink; no connection is opened.
@@ -278,7 +283,7 @@ class SqlTable(Bound):
                 self._mine(at)
                 owned = self._owner(at)
                 assert owned is not None
-                self._kept = owned[1]
+                self._kept, self._is_sqlite = owned[1], at.dialect is SQLITE
         return self._kept
 
     # -- staging
@@ -287,7 +292,10 @@ class SqlTable(Bound):
         """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
-        return in_sink_schema(table, kept, self.keys)
+        rows = in_sink_schema(table, kept, self.keys)
+        refuse_invalid(rows)
+        _refuse_values(rows, is_sqlite=self._is_sqlite)
+        return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Write rows durably to the staging table, which readers of the target do not see.
@@ -298,8 +306,6 @@ class SqlTable(Bound):
         table = self.check_rows(table)
         name = key.text()
         with self._transaction() as at:
-            if at.dialect is SQLITE:
-                _check_numbers(table)
             at.run(
                 "INSERT INTO {keys} (target, staged_key, epoch, row_count) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (target, staged_key) DO UPDATE SET row_count = excluded.row_count",
@@ -478,9 +484,19 @@ def _translate_other_error(error: Exception) -> KafkaError | None:
     return None
 
 
-def _check_numbers(table: pa.Table) -> None:
-    """Check that NaN occurs only in columns that may be null: SQLite stores it as null."""
-    for field in table.schema:
-        odd = pa.types.is_floating(field.type) and pc.any(pc.is_nan(table.column(field.name))).as_py()
-        if odd and not field.nullable:
-            raise InvalidInputError(f"{field.name!r} may not be null, and SQLite keeps NaN as null")
+def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
+    """Check that the database can keep each value of these rows, as far as the column's own type does not tell.
+
+    Raises:
+        RowRefusedError: it can't keep the value of a row.
+    """
+    refuse_far_times(rows, rows.column_names)
+    for field in rows.schema:
+        column: Any = rows.column(field.name)  # the stubs know types one by one
+        bad, why = None, ""
+        if pa.types.is_string(field.type) and not is_sqlite:
+            bad, why = pc.match_substring(column, "\0"), "a text with a zero byte, which PostgreSQL has not"
+        elif pa.types.is_floating(field.type) and is_sqlite and not field.nullable:
+            bad, why = pc.is_nan(column), "NaN, and may not be null: SQLite keeps NaN as null"
+        if bad is not None and (found := rows_where(bad)):
+            raise refusal_of(dict.fromkeys(found, f"{field.name!r} can't be written: it is {why}"), rows, field.name)

@@ -380,7 +380,8 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         strict: whether lost records are an error.
 
     Raises:
-        InvalidInputError: requested offsets lie beyond the end, or end before they start.
+        InvalidInputError: requested offsets end before they start; or they lie beyond the end, and lost records are an
+            error.
         OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
@@ -400,13 +401,18 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         for name, bound, at in (("startingOffsets", starting, start), ("endingOffsets", ending, end)):
             if at > last[tp] and bound.kind == "committed":
                 raise OffsetError(f"{name}: the group's offset {at} lies beyond the end of {held}")
+            if at > last[tp] and strict:
+                raise InvalidInputError(
+                    f"{name} asks for offset {at} of {held}; failOnDataLoss=false reads what is there"
+                )
             if at > last[tp]:
-                raise InvalidInputError(f"{name} asks for offset {at} of {held}")
+                lose(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
         if starting.is_chosen(tp) and ending.is_chosen(tp) and start > end:
             raise InvalidInputError(
                 f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
                 f"{tp}, {ending.option('ending')} for {end}, which is less"
             )
+        start, end = min(start, last[tp]), min(end, last[tp])
         if start < min(first[tp], end):
             lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
         spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))

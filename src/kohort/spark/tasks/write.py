@@ -28,6 +28,7 @@ from kohort.client.producer.batches import TableDelivery
 from kohort.client.producer.producer import Producer
 from kohort.columns.encode import ColumnNames
 from kohort.errors import InvalidInputError
+from kohort.spark.option_names import refuse_ignored
 from kohort.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -73,11 +74,23 @@ class Writing:
     def of(cls, options: SinkOptions, schema: StructType) -> Writing:
         """Make the settings from the sink's options and the schema of its rows.
 
+        A column `timestamp` that is no time is not the record's, as for Spark's sink, which has no such column.
+        `options.ignored` names it then.
+
         Raises:
             InvalidInputError: there is no value, or no topic, or a column has a type that can't be sent.
             RetriableError: the schema registry can't be reached.
         """
         found = {column.name: column.dataType for column in schema.fields if column.name in (*_KINDS, "headers")}
+        times, words = _KINDS["timestamp"]
+        if "timestamp" in found and not isinstance(found["timestamp"], times):
+            kind = found.pop("timestamp").simpleString()
+            options.ignored.append(
+                f"the column timestamp of type {kind} (a record's time is a {words}; it has the time of the write)"
+            )
+            refuse_ignored(options.ignored, options.strict_options)
+        if options.topic is not None:
+            found.pop("topic", None)
         for name, kind in found.items():
             if name != "value" or options.value_format is None:
                 _check_type(name, kind)

@@ -18,22 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
-from kohort.schema_registry.avro_limits import measured_schema
+from kohort.schema_registry.avro_limits import measured_schema, without_defaults
 from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.prefix import PREFIX_BYTES, UnusableSchemaError, has_prefix, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
+from kohort.spark.values.avro_parsed import parse_for_fastavro, reader_for
 from kohort.spark.values.avro_schema import (
     Entries,
     Items,
     Leaf,
     Node,
     RecordNode,
-    Schema,
     Skipped,
     differences,
+    is_in_milliseconds,
     node_of,
     schema_of,
-    without_logical,
 )
 from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size
 from kohort.spark.values.types import Column, Kind
@@ -63,11 +63,21 @@ _NUMBERED = {
 
 @dataclass(frozen=True, slots=True)
 class _WriterSchema:
-    """A writer's schema, parsed; or the reason why it can't be used; and the size of its largest value that is read."""
+    """The schemas and the conversion for values of one writer.
+
+    Attributes:
+        schema: the writer's schema, parsed.
+        refused: the reason why it can't be used; "" if it can.
+        most: the size of the largest value that is read.
+        reader: the reader's schema, parsed.
+        repair: converts a value for Arrow; None if none is needed.
+    """
 
     schema: Any = None
     refused: str = ""
     most: int = 0
+    reader: Any = None
+    repair: Callable[[Any], Any] | None = None
 
 
 class AvroDecoder:
@@ -77,7 +87,15 @@ class AvroDecoder:
         type: the Arrow type of decoded values.
     """
 
-    def __init__(self, kind: Kind, schema: str, writer_schemas: str | None, registry: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        schema: str,
+        writer_schemas: str | None,
+        registry: str | None = None,
+        *,
+        of_ddl: bool = False,
+    ) -> None:
         """Prepare the decoder.
 
         Args:
@@ -85,8 +103,10 @@ class AvroDecoder:
             schema: the reader's schema, as JSON.
             writer_schemas: module:function, for values with a prefix.
             registry: the URL of a schema registry, for the same.
+            of_ddl: whether the type was declared in DDL, so that the schema has names of no meaning.
         """
         text = schema_of(schema)
+        self._text, self._of_ddl = text, of_ddl
         self._schema = parse_for_fastavro(text)
         from fastavro import schemaless_reader
 
@@ -124,9 +144,10 @@ class AvroDecoder:
         except ValueError as error:
             raise _BadValue(str(error)) from None
         stream = io.BytesIO(value)
-        schema, reader = self._schema, None
+        schema, reader, repair = self._schema, None, self._repair
         if self._schema_of is not None:
-            schema, reader = self._writer(value), self._schema
+            writer = self._writer(value)
+            schema, reader, repair = writer.schema, writer.reader, writer.repair
             stream.seek(PREFIX_BYTES)
         try:
             found = self._read(stream, schema, reader)
@@ -136,14 +157,14 @@ class AvroDecoder:
             raise _BadValue(f"{type(error).__name__}: {str(error)[:200]}") from None
         if stream.tell() != len(value):
             raise _BadValue(f"{len(value) - stream.tell()} bytes follow the datum")
-        if self._repair is None:
+        if repair is None:
             return found
         try:
-            return self._repair(found)
+            return repair(found)
         except ValueError as error:
             raise _BadValue(str(error)) from None
 
-    def _writer(self, value: bytes) -> Any:
+    def _writer(self, value: bytes) -> _WriterSchema:
         try:
             number = schema_id(value)
         except CorruptDataError as error:
@@ -158,7 +179,7 @@ class AvroDecoder:
             raise _BadValue(found.refused)
         if len(value) > found.most:
             raise _BadValue(f"{len(value)} bytes are more than the {found.most} that are read of such a schema")
-        return found.schema
+        return found
 
     def _look_up(self, number: int) -> _WriterSchema:
         """Return the writer's Avro schema with this id, parsed.
@@ -188,9 +209,14 @@ class AvroDecoder:
             _, density = measured_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
-            wrong = next(differences(written, self._node), "")
-            reason = f"the schema {number}: {wrong}" if wrong else ""
-            return _WriterSchema(parse_for_fastavro(schema), reason, VALUE_BYTES // density)
+            wrong = next(differences(written, self._node, of_ddl=self._of_ddl), "")
+            if wrong:
+                return _WriterSchema(refused=f"the schema {number}: {wrong}")
+            most, parsed = VALUE_BYTES // density, parse_for_fastavro(without_defaults(schema))
+            if not self._of_ddl:
+                return _WriterSchema(parsed, "", most, self._schema, self._repair)
+            reader = parse_for_fastavro(reader_for(self._text, schema))
+            return _WriterSchema(parsed, "", most, reader, _repair(self._node, written))
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
 
@@ -270,31 +296,38 @@ def _plain_type(node: Node) -> Kind:
     return _NUMBERED.get(node.logical, _PLAIN[node.avro])
 
 
-def _repair(node: Node) -> Callable[[Any], Any] | None:
-    """Return a function that converts a value for Arrow, such as bytes into decimals; None if none is needed."""
+def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | None:
+    """Return a function that converts a value for Arrow, such as bytes into decimals; None if none is needed.
+
+    Args:
+        node: the reader's type.
+        written: the writer's type, whose milliseconds become the microseconds of the reader's; None: it has none.
+    """
     if isinstance(node, Leaf):
+        if written is not None and is_in_milliseconds(written, node):
+            return lambda found: None if found is None else found * 1000
         if node.logical != "decimal":
             return None
         scale, limit = node.scale, 10**node.precision
         return lambda found: None if found is None else _decimal(found, scale, limit)
     if isinstance(node, RecordNode):
-        repairs = [(name, made) for name, part in node.fields if (made := _repair(part)) is not None]
+        parts = dict(written.fields) if isinstance(written, RecordNode) else {}
+        repairs = [(name, made) for name, part in node.fields if (made := _repair(part, parts.get(name))) is not None]
         return (lambda found: _repaired_record(found, repairs)) if repairs else None
     if isinstance(node, Skipped):
         raise AssertionError("a reader's schema has a part that can't be read")
-    inner = _repair(node.item if isinstance(node, Items) else node.value)
     if isinstance(node, Items):
-        return None if inner is None else lambda found: None if found is None else [inner(item) for item in found]
-    if inner is None:
+        of_item = _repair(node.item, written.item if isinstance(written, Items) else None)
+        return None if of_item is None else lambda found: None if found is None else [of_item(item) for item in found]
+    of_value = _repair(node.value, written.value if isinstance(written, Entries) else None)
+    if of_value is None:
         return None
-    return lambda found: None if found is None else [(key, inner(item)) for key, item in found.items()]
+    return lambda found: None if found is None else [(key, of_value(item)) for key, item in found.items()]
 
 
 def _repaired_record(found: Any, repairs: list[tuple[str, Callable[[Any], Any]]]) -> Any:
-    if found is not None:
-        for name, repair in repairs:
-            found[name] = repair(found[name])
-    return found
+    """Return a copy: a record may be the default of a schema, which other values share."""
+    return None if found is None else found | {name: repair(found[name]) for name, repair in repairs}
 
 
 def _decimal(found: bytes, scale: int, limit: int) -> Decimal:
@@ -320,21 +353,3 @@ def _finished(found: Column, kind: Kind) -> Column:
         made: Any = pa.MapArray.from_arrays  # the stubs lack the combination of type and mask
         return made(found.offsets, found.keys, items, type=kind, mask=missing)
     return pc.cast(found, kind)
-
-
-def parse_for_fastavro(schema: Schema) -> Any:
-    """Return the schema in fastavro's parsed form.
-
-    Raises:
-        InvalidInputError: fastavro refuses the schema, or is not installed.
-    """
-    try:
-        from fastavro.schema import SchemaParseException, UnknownType, parse_schema
-    except ModuleNotFoundError:
-        raise InvalidInputError(
-            "valueFormat=avro needs fastavro, here and in Spark's workers: pip install 'kohort[spark]'"
-        ) from None
-    try:
-        return parse_schema(without_logical(schema))
-    except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError(f"fastavro refuses the schema: {type(error).__name__}: {error}") from None

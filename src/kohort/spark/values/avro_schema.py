@@ -176,21 +176,36 @@ def without_logical(schema: Schema) -> Schema:
     return left
 
 
-def differences(writer: Node, reader: Node, path: str = "value") -> Iterator[str]:
-    """Yield where the writer's numbers mean something else to the reader, which fastavro does not notice."""
+def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool = False) -> Iterator[str]:
+    """Yield where the writer's numbers mean something else to the reader, which fastavro does not notice.
+
+    Args:
+        writer: the writer's type.
+        reader: the reader's type.
+        path: names the place in the value.
+        of_ddl: whether the reader's type was declared in DDL, which has one kind of time for both units.
+    """
     if isinstance(writer, RecordNode) and isinstance(reader, RecordNode):
         written = dict(writer.fields)
         for name, node in reader.fields:
             if name in written:
-                yield from differences(written[name], node, f"{path}.{name}")
+                yield from differences(written[name], node, f"{path}.{name}", of_ddl=of_ddl)
     elif isinstance(writer, Items) and isinstance(reader, Items):
-        yield from differences(writer.item, reader.item, f"{path}[]")
+        yield from differences(writer.item, reader.item, f"{path}[]", of_ddl=of_ddl)
     elif isinstance(writer, Entries) and isinstance(reader, Entries):
-        yield from differences(writer.value, reader.value, f"{path}{{}}")
+        yield from differences(writer.value, reader.value, f"{path}{{}}", of_ddl=of_ddl)
     elif isinstance(writer, Leaf) and isinstance(reader, Leaf) and writer.logical and reader.logical:
         written_as, read_as = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
-        if written_as != read_as:
+        if written_as != read_as and not (of_ddl and is_in_milliseconds(writer, reader)):
             yield f"{path} was written as {_logical_name(writer)} and is read as {_logical_name(reader)}"
+
+
+def is_in_milliseconds(writer: Node, reader: Node) -> bool:
+    """Return whether the writer's numbers are milliseconds of a time that the reader has in microseconds."""
+    if not isinstance(writer, Leaf) or not isinstance(reader, Leaf):
+        return False
+    kind, _, unit = writer.logical.rpartition("-")
+    return unit == "millis" and reader.logical == f"{kind}-micros"
 
 
 def _logical_name(leaf: Leaf) -> str:

@@ -17,7 +17,8 @@ from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
-from kohort.spark.values.avro_records import function_named, parse_for_fastavro
+from kohort.spark.values.avro_parsed import parse_for_fastavro
+from kohort.spark.values.avro_records import function_named
 from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import zone_named
@@ -75,7 +76,15 @@ class DeclaredValues:
             node_of(schema)
             avro = json.dumps(schema)
         return Values(
-            self.format, made, self.on_bad, self.zone, avro, self.writer_schemas, self.registry, self.protobuf
+            self.format,
+            made,
+            self.on_bad,
+            self.zone,
+            avro,
+            self.writer_schemas,
+            self.registry,
+            self.protobuf,
+            of_ddl=self.avro is None,
         )
 
 

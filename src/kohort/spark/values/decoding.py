@@ -93,6 +93,7 @@ class Values:
         writer_schemas: module:function, which returns the schema that a value was written with.
         registry: the URL of a schema registry; a value begins with its schema's id.
         protobuf: the schema that values are read with, as a descriptor set in Base64, and the message's full name.
+        of_ddl: whether `avro` was made of DDL.
     """
 
     format: str
@@ -103,6 +104,7 @@ class Values:
     writer_schemas: str | None = None
     registry: str | None = field(default=None, repr=False)
     protobuf: tuple[str, str] | None = field(default=None, repr=False)
+    of_ddl: bool = False
 
     def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
         """Return values as the declared type, the bytes of bad ones, and the reasons; a bad value is null.
@@ -145,7 +147,7 @@ def _decoder(values: Values, _process: int) -> Decoder:
     if values.avro is not None:
         from kohort.spark.values.avro_records import AvroDecoder  # imports only needed for Avro
 
-        return AvroDecoder(values.kind, values.avro, values.writer_schemas, values.registry)
+        return AvroDecoder(values.kind, values.avro, values.writer_schemas, values.registry, of_ddl=values.of_ddl)
     if values.protobuf is not None:
         from kohort.spark.values.protobuf_records import ProtobufDecoder
 

@@ -1,0 +1,284 @@
+"""Avro schemas in fastavro's parsed form, with what a reader's schema lacks there; readers' schemas of DDL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from kohort.errors import InvalidInputError
+from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES
+from kohort.spark.values.avro_schema import Schema, without_logical
+
+
+def parse_for_fastavro(schema: Schema) -> Any:
+    """Return the schema in fastavro's parsed form.
+
+    Raises:
+        InvalidInputError: fastavro refuses the schema, or is not installed.
+    """
+    try:
+        from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+    except ModuleNotFoundError:
+        raise InvalidInputError(
+            "valueFormat=avro needs fastavro, here and in Spark's workers: pip install 'kohort[spark]'"
+        ) from None
+    try:
+        parsed = parse_schema(_with_defaults_aside(without_logical(schema)))
+    except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"fastavro refuses the schema: {type(error).__name__}: {error}") from None
+    _make_defaults(parsed)
+    named = _named(parsed)
+    for part in (parsed, *named.values()):
+        _write_names_out(part, named)
+    return parsed
+
+
+def _named(parsed: Any) -> dict[str, Any]:
+    """Return the types that a parsed schema defines, by their full names."""
+    return parsed.get("__named_schemas", {}) if isinstance(parsed, dict) else {}
+
+
+def _write_names_out(schema: Any, named: Mapping[str, Any]) -> Any:
+    """Replace names by the definitions that they stand for, and return the part of a schema.
+
+    fastavro fails where one of two schemas has a type by its name, and the other in a union with null (#601). A schema
+    is not recursive; a definition stays one object, wherever it is used.
+    """
+    if isinstance(schema, str):
+        return named.get(schema, schema)
+    if isinstance(schema, list):
+        schema[:] = [_write_names_out(branch, named) for branch in schema]
+    elif isinstance(schema, dict):
+        for key in ("items", "values"):
+            if key in schema:
+                schema[key] = _write_names_out(schema[key], named)
+        for field in schema.get("fields", ()):
+            field["type"] = _write_names_out(field["type"], named)
+    return schema
+
+
+# -- Defaults of fields, which a reader's schema has and a writer's lacks
+#
+# fastavro gives a default as it stands in the schema: bytes as text of JSON, a record without fields that have defaults
+# of their own. It refuses a schema with a default that is no value of its field. Registries have such schemas,
+# and only a value without the field needs the default. Source: Avro's specification, "Complex Types".
+
+_ASIDE = "kohort-default"
+"""The key under which fastavro passes a default through unchecked."""
+
+
+def _with_defaults_aside(schema: Any) -> Any:
+    """Return a schema whose fields have their defaults under a key that fastavro does not know."""
+    if isinstance(schema, list):
+        return [_with_defaults_aside(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _with_defaults_aside(part) for key, part in schema.items() if key in ("type", "items", "values")}
+    if isinstance(schema.get("fields"), list):
+        made["fields"] = [_field_with_default_aside(field) for field in schema["fields"]]
+    return schema | made
+
+
+def _field_with_default_aside(field: Any) -> Any:
+    if not isinstance(field, dict) or "type" not in field:
+        return field
+    made = {_ASIDE if key == "default" else key: part for key, part in field.items()}
+    return made | {"type": _with_defaults_aside(field["type"])}
+
+
+def _make_defaults(parsed: Any) -> None:
+    """Give the fields of a parsed schema their defaults, as fastavro reads such values; without those that are none."""
+    named = _named(parsed)
+    for field in [field for part in (parsed, *named.values()) for field in _fields(part)]:
+        if _ASIDE in field:
+            with contextlib.suppress(_NoValue):
+                field["default"] = _default(field["type"], field[_ASIDE], named)
+
+
+def _fields(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the fields of the records that a parsed schema defines, with those in them."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _fields(branch)
+    elif isinstance(schema, dict):
+        for part in (schema.get("items"), schema.get("values"), schema["type"]):
+            yield from _fields(part)
+        for field in schema.get("fields", ()):
+            yield field
+            yield from _fields(field["type"])
+
+
+class _NoValue(Exception):
+    """A default that is no value of its field."""
+
+
+_JSON_KINDS: dict[str, type | tuple[type, ...]] = {
+    "null": type(None),
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": (int, float),
+    "double": (int, float),
+    "bytes": str,
+    "string": str,
+    "enum": str,
+    "fixed": str,
+    "array": list,
+    "map": dict,
+    "record": dict,
+    "error": dict,
+}
+"""The type that the default of each Avro type has in JSON."""
+
+
+def _default(schema: Any, found: Any, named: Mapping[str, Any]) -> Any:
+    """Return a default as fastavro reads such a value.
+
+    Args:
+        schema: the type, parsed.
+        found: the default in JSON; of a union it belongs to the first type that has such values.
+        named: parsed schemas by their full names.
+
+    Raises:
+        _NoValue: the default is no value of the type.
+    """
+    for branch in schema if isinstance(schema, list) else [schema]:
+        kind = named.get(branch, branch) if isinstance(branch, str) else branch
+        name = kind["type"] if isinstance(kind, dict) else kind
+        expected = _JSON_KINDS.get(name if isinstance(name, str) else "", ())
+        if isinstance(found, expected) and (name == "boolean") == isinstance(found, bool):
+            return _default_of(name, kind, found, named)
+    raise _NoValue
+
+
+def _default_of(name: str, kind: Any, found: Any, named: Mapping[str, Any]) -> Any:
+    if name in ("bytes", "fixed"):
+        try:
+            return found.encode("latin-1")
+        except UnicodeEncodeError:
+            raise _NoValue from None
+    if name == "array":
+        return [_default(kind["items"], item, named) for item in found]
+    if name == "map":
+        return {key: _default(kind["values"], item, named) for key, item in found.items()}
+    if name not in ("record", "error"):
+        return found
+    fields = {field["name"]: field for field in kind["fields"]}
+    given = {field: part[_ASIDE] for field, part in fields.items() if _ASIDE in part} | found
+    if fields.keys() - given.keys():
+        raise _NoValue
+    return {field: _default(part["type"], given[field], named) for field, part in fields.items()}
+
+
+# -- The reader's schema of a type that was declared in DDL, for one writer's schema
+#
+# DDL names columns, and nothing that only Avro has: names of records, bytes or fixed beneath a decimal, the unit of a
+# time, enums. So these are the writer's. Fields go by their names. One that the writer lacks is null, if it may be.
+
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+def reader_for(reader: Schema, writer: Schema) -> Schema:
+    """Return the schema by which fastavro reads values of a writer.
+
+    Args:
+        reader: the schema of the declared type, as `avro_of` makes it: each type is defined where it is used.
+        writer: the writer's schema, checked by `node_of`.
+    """
+    made: Schema = _Adaptation(writer).part(reader, writer, "")
+    return made
+
+
+class _Adaptation:
+    """One traversal of both schemas."""
+
+    def __init__(self, writer: Schema) -> None:
+        self._numbers = count()
+        self._named = dict(_definitions(writer, ""))
+
+    def part(self, reader: Any, writer: Any, space: str) -> Any:
+        """Return a part of the reader's schema.
+
+        Args:
+            reader: the part.
+            writer: the writer's type there; None: there is none.
+            space: the namespace of names in the writer's type.
+        """
+        if isinstance(reader, list):
+            return [branch if branch == "null" else self.part(branch, writer, space) for branch in reader]
+        writer, space = self._definition(writer, space)
+        kind, written = _kind_of(reader), _kind_of(writer)
+        if kind == "record":
+            return self._record(reader, writer if written in ("record", "error") else None, space)
+        for container, items in (("array", "items"), ("map", "values")):
+            if kind == container:
+                part = writer[items] if written == container else None
+                return {"type": container, items: self.part(reader[items], part, space)}
+        if written == "fixed" and kind in ("fixed", "bytes"):
+            return {"type": "fixed", "name": self._name_like(writer["name"]), "size": writer["size"]}
+        if written == "enum" and kind == "string":
+            return {"type": "enum", "name": self._name_like(writer["name"]), "symbols": writer["symbols"]}
+        if written == "bytes" and kind == "fixed":
+            return "bytes"
+        return {**reader, "name": self._name_like(reader["name"])} if kind in _NAMED else reader
+
+    def _record(self, reader: Any, writer: Any, space: str) -> Any:
+        written = {} if writer is None else {field["name"]: field["type"] for field in writer["fields"]}
+        fields = []
+        for field in reader["fields"]:
+            made = {"name": field["name"], "type": self.part(field["type"], written.get(field["name"]), space)}
+            if isinstance(field["type"], list) and field["name"] not in written:
+                made["default"] = None
+            fields.append(made)
+        name = self._name_like((reader if writer is None else writer)["name"])
+        return {"type": "record", "name": name, "fields": fields}
+
+    def _definition(self, writer: Any, space: str) -> tuple[Any, str]:
+        """Return the type that a part of the writer's schema is, without null, and the namespace in it."""
+        while True:
+            if isinstance(writer, list):
+                others = [branch for branch in writer if branch not in ("null", {"type": "null"})]
+                if len(others) != 1:
+                    return None, space
+                writer = others[0]
+            elif isinstance(writer, str) and writer not in PRIMITIVE_SIZES:
+                full = writer if "." in writer or not space else f"{space}.{writer}"
+                return self._named[full]
+            elif isinstance(writer, dict) and writer["type"] in _NAMED:
+                return writer, _full_name(writer, space)[1]
+            elif isinstance(writer, dict) and writer["type"] not in ("array", "map"):
+                writer = writer["type"]
+            else:
+                return writer, space
+
+    def _name_like(self, name: str) -> str:
+        """Return a name of its own for a type, which matches the writer's: fastavro compares the last parts."""
+        return f"n{next(self._numbers)}.{name.rpartition('.')[2]}"
+
+
+def _kind_of(schema: Any) -> Any:
+    return schema["type"] if isinstance(schema, dict) else schema
+
+
+def _full_name(schema: dict[str, Any], space: str) -> tuple[str, str]:
+    """Return the full name of a definition, and the namespace of the names in it."""
+    name: str = schema["name"]
+    own: str = name.rpartition(".")[0] if "." in name else schema.get("namespace", space) or ""
+    return (name if "." in name or not own else f"{own}.{name}"), own
+
+
+def _definitions(schema: Any, space: str) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Yield the types that a schema defines by their full names, each with the namespace of the names in it."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _definitions(branch, space)
+    elif isinstance(schema, dict):
+        if schema["type"] in _NAMED:
+            full, space = _full_name(schema, space)
+            yield full, (schema, space)
+        for part in (schema["type"], schema.get("items"), schema.get("values")):
+            yield from _definitions(part, space)
+        for field in schema.get("fields", ()):
+            yield from _definitions(field["type"], space)
