@@ -16,8 +16,18 @@ from kohort.errors import ErrorCode
 from kohort.wire.data import DeleteRecordsRequest, FetchRequest
 from kohort.wire.discovery import DeleteTopicsRequest, MetadataRequest
 from kohort.wire.offsets import OffsetCommitRequest
-from kohort.wire.transactions import InitProducerIdRequest
-from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, fetch_request, produce, topic_id
+from kohort.wire.transactions import EndTxnRequest, InitProducerIdRequest
+from tests.broker.raw import (
+    RawClient,
+    batch_of,
+    create_topic,
+    end_offset,
+    fetch,
+    fetch_request,
+    produce,
+    produce_request,
+    topic_id,
+)
 from tests.support.waiting import until
 
 
@@ -72,6 +82,84 @@ def test_a_fetch_waits_for_min_bytes_and_not_for_ever(broker: Broker, client: Ra
         for _ in range(10):
             produce(client, topic, 0, batch_of(b"y" * 100))
         assert len(reader.receive().responses[0].partitions[0].records) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("min_bytes", "max_bytes", "partition_max"),
+    [
+        pytest.param(5_000, 50_000, 5_000, id="the partition's limit"),
+        pytest.param(5_000, 5_000, 50_000, id="the response's limit"),
+        pytest.param(9_000, 5_000, 50_000, id="less than the response may have"),
+        pytest.param(9_000, 50_000, 5_000, id="less than the only partition may have"),
+    ],
+)
+def test_fetch_does_not_wait_behind_its_own_limits(
+    client: RawClient, topic: str, min_bytes: int, max_bytes: int, partition_max: int
+) -> None:
+    """Whole batches fill a limit only nearly; there is more than asked for. The socket's time is that of the test."""
+    for _ in range(20):
+        produce(client, topic, 0, batch_of(bytes(700)))
+    request = fetch_request(topic, 0, 0, max_wait_ms=600_000, min_bytes=min_bytes, max_bytes=max_bytes)
+    request.topics[0].partitions[0].partition_max_bytes = partition_max
+    part = client.ask(request, 12).responses[0].partitions[0]
+    assert 4_000 < len(part.records) <= 5_000
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_fetch_of_committed_records_waits_for_the_end_of_the_transaction(
+    broker: Broker, client: RawClient, topic: str, commit: bool
+) -> None:
+    """Appends of the open transaction bring no empty responses."""
+    init = client.ask(InitProducerIdRequest(transactional_id=topic, transaction_timeout_ms=60_000), 4)
+    who = {"producer_id": init.producer_id, "producer_epoch": init.producer_epoch}
+
+    def send(sequence: int) -> None:
+        data = batch_of(b"x" * 100, base_sequence=sequence, transactional=True, **who)
+        request = produce_request(topic, 0, data, transactional_id=topic)
+        assert client.ask(request, 12).responses[0].partition_responses[0].error_code == 0
+
+    send(0)
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=600_000, isolation_level=1), 12)
+        for sequence in range(1, 6):
+            send(sequence)
+        end = EndTxnRequest(transactional_id=topic, committed=commit, **who)
+        assert client.ask(end, 5).error_code == 0
+        part = reader.receive().responses[0].partitions[0]
+    assert part.last_stable_offset == 7
+    assert bytes(part.records).count(b"x" * 100) == 6
+
+
+def test_fetch_of_committed_records_waits_for_min_bytes(broker: Broker, client: RawClient, topic: str) -> None:
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=600_000, min_bytes=1000, isolation_level=1), 12)
+        for _ in range(10):
+            produce(client, topic, 0, batch_of(b"y" * 100))
+        assert len(reader.receive().responses[0].partitions[0].records) >= 1000
+
+
+def test_fetch_does_not_wait_at_the_end_of_a_segment(client: RawClient, name: str) -> None:
+    create_topic(client, name, segment_bytes="2000")
+    for _ in range(10):
+        produce(client, name, 0, batch_of(bytes(700)))
+    part = client.ask(fetch_request(name, 0, 0, max_wait_ms=600_000, min_bytes=5_000), 12).responses[0].partitions[0]
+    assert 0 < len(part.records) <= 2_000
+
+
+def test_fetch_waits_for_partitions_that_may_still_bring_enough(broker: Broker, client: RawClient, name: str) -> None:
+    create_topic(client, name, 2)
+    for _ in range(20):
+        produce(client, name, 0, batch_of(bytes(700)))
+    request = fetch_request(name, 0, 0, max_wait_ms=600_000, min_bytes=7_000)
+    request.topics[0].partitions[0].partition_max_bytes = 5_000
+    quiet = FetchRequest.FetchPartition(partition=1, fetch_offset=0, partition_max_bytes=5_000)
+    request.topics[0].partitions.append(quiet)
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(request, 12)
+        for _ in range(3):
+            produce(client, name, 1, batch_of(bytes(700)))
+        both = reader.receive().responses[0].partitions
+    assert [part.partition_index for part in both if len(part.records)] == [0, 1]
 
 
 def test_a_deleted_topic_ends_the_wait(broker: Broker, client: RawClient, topic: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kohort import Broker
 from kohort.errors import ErrorCode
 from kohort.wire.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
-from kohort.wire.offsets import OffsetDeleteRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 from tests.broker.group_member import Member, committed
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce
 
@@ -51,6 +51,17 @@ def test_two_members_rebalance_commit_and_leave(broker: Broker, client: RawClien
     assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
     assert committed(client, topic, topic) == -1
     assert client.ask(DeleteGroupsRequest(groups_names=[topic])).results[0].error_code == 0
+
+
+def test_longest_retention_of_old_clients_is_taken(client: RawClient, topic: str) -> None:
+    """The record holds the time of expiration, which must not overflow."""
+    when_loaded(client, topic)
+    for version, retention_ms in ((2, 2**63 - 1), (4, 2**63 - 1), (4, 0), (4, -1), (4, -(2**63))):
+        part = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=version)
+        topics = [OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[part])]
+        request = OffsetCommitRequest(group_id=topic, topics=topics, retention_time_ms=retention_ms)
+        assert client.ask(request, version).topics[0].partitions[0].error_code == 0
+        assert committed(client, topic, topic) == version
 
 
 def when_loaded(client: RawClient, group: str) -> None:

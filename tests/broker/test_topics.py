@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from kohort import Broker
 from kohort.errors import ErrorCode
+from kohort.wire.batch import BatchRecord, build_batch
 from kohort.wire.data import DeleteRecordsRequest
 from kohort.wire.discovery import (
     ApiVersionsRequest,
@@ -169,3 +171,25 @@ def test_records_that_cannot_be_deleted_are_all_there(tmp_path: Path) -> None:
         (tmp_path / "log-start-offset-checkpoint.tmp").rmdir()
         found = client.ask(DeleteRecordsRequest(topics=[asked])).topics[0].partitions
         assert [(ErrorCode.of(result.error_code), result.low_watermark) for result in found] == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ("delete", ErrorCode.NONE),
+        ("compact,delete", ErrorCode.NONE),
+        ("", ErrorCode.NONE),
+        ("compact", ErrorCode.POLICY_VIOLATION),
+    ],
+)
+def test_records_of_a_topic_that_only_compacts_cannot_be_deleted(
+    client: RawClient, name: str, policy: str, code: ErrorCode
+) -> None:
+    """An empty policy keeps everything, except what an administrator deletes. Source: KIP-1161."""
+    create_topic(client, name, cleanup_policy=policy)
+    keyed = build_batch([BatchRecord(0, int(time.time() * 1000), b"k", b"v") for _ in range(3)])
+    assert produce(client, name, 0, keyed).error_code == 0
+    part = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=2)
+    topic = DeleteRecordsRequest.DeleteRecordsTopic(name=name, partitions=[part])
+    result = client.ask(DeleteRecordsRequest(topics=[topic], timeout_ms=10_000)).topics[0].partitions[0]
+    assert (result.error_code, result.low_watermark) == (code, 2 if code is ErrorCode.NONE else -1)

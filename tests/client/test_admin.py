@@ -156,6 +156,22 @@ def test_group_configs(admin: Admin) -> None:
     until(reported, "the group's configuration is changed")
 
 
+def test_groups_session_must_be_longer_than_its_heartbeat_interval() -> None:
+    limits = {"group.consumer.min.session.timeout.ms": 1_000, "group.consumer.min.heartbeat.interval.ms": 1_000}
+    group = ConfigResource(ResourceType.GROUP, "g")
+    with Broker(config=limits) as broker, Admin(broker.bootstrap_servers) as admin:
+        for wrong in ({"consumer.session.timeout.ms": "5000"}, {"consumer.session.timeout.ms": "4000"}):
+            with pytest.raises(InvalidInputError, match="must be greater than consumer.heartbeat.interval.ms"):
+                admin.incremental_alter_configs({group: wrong}).all()
+        both: dict[str, str | None] = {
+            "consumer.session.timeout.ms": "4000",
+            "consumer.heartbeat.interval.ms": "1000",
+        }
+        admin.incremental_alter_configs({group: both}).all()
+        with pytest.raises(InvalidInputError, match="must be greater"):
+            admin.incremental_alter_configs({group: {"consumer.heartbeat.interval.ms": None}}).all()
+
+
 def test_records(admin: Admin, servers: str, topic: str) -> None:
     fill(servers, topic)
     place = TopicPartition(topic, 0)

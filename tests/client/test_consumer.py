@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import subprocess
@@ -68,6 +69,11 @@ def read_all(consumer: Consumer, count: int, timeout_s: float = 30) -> list[tupl
     while len(seen) < count and time.monotonic() < deadline:
         seen += [(record.partition, record.offset, record.value) for record in consumer.poll(200)]
     return seen
+
+
+def committed_offset(admin: Admin, group: str, partition: TopicPartition) -> int | None:
+    value = admin.list_consumer_group_offsets(group).values.get(partition)
+    return None if value is None else value.offset
 
 
 class Log(RebalanceListener):
@@ -171,6 +177,40 @@ def test_a_group_whose_coordinator_assigns(servers: str, topic: str) -> None:
     assert kinds == [("assigned", 4), ("revoked", 2), ("assigned", 2), ("revoked", 4)]
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_changed_kind_of_subscription_replaces_the_earlier_one(servers: str, topic: str, protocol: str) -> None:
+    other = make_topic(servers, f"{topic}-other", 2)
+
+    def topics_of(consumer: Consumer) -> set[str]:
+        consumer.poll(50)
+        return {part.topic for part in consumer.assignment()}
+
+    with Consumer(servers, group_id=topic, group_protocol=protocol, **QUICK) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: topics_of(consumer) == {topic}, "the named topic is assigned")
+        consumer.subscribe(pattern=f"^{other}$")
+        until(lambda: topics_of(consumer) == {other}, "only the matching topic is assigned")
+        consumer.subscribe([topic])
+        until(lambda: topics_of(consumer) == {topic}, "only the named topic is assigned")
+
+
+def test_search_by_time_finds_only_committed_records_when_asked(servers: str) -> None:
+    partition = TopicPartition(make_topic(servers, f"t-{uuid.uuid4().hex[:12]}", 1), 0)
+    with Producer(servers, transactional_id=partition.topic) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(partition.topic, b"open", partition=0, timestamp_ms=5_000)
+        producer.flush()
+        with Consumer(servers, isolation_level="read_committed") as consumer:
+            assert consumer.offsets_for_times({partition: 0}) == {partition: None}
+            with Consumer(servers) as other:
+                found = other.offsets_for_times({partition: 0})[partition]
+                assert found is not None and found.offset == 0
+            producer.commit_transaction()
+            found = consumer.offsets_for_times({partition: 0})[partition]
+            assert found is not None and (found.offset, found.timestamp) == (0, 5_000)
+
+
 def test_only_committed_records_are_read_when_asked(servers: str) -> None:
     topic = make_topic(servers, f"t-{uuid.uuid4().hex[:12]}", 1)
     with Producer(servers, transactional_id=topic) as producer:
@@ -229,6 +269,51 @@ def test_auto_commit_covers_what_was_returned_and_no_more(servers: str, topic: s
         found = consumer.committed([TopicPartition(topic, number) for number in range(4)])
         assert sum(value.offset for value in found.values() if value is not None) == returned
         assert partition in found
+
+
+@pytest.mark.parametrize("way", ["poll", "loop"])
+@pytest.mark.parametrize("interval_ms", [1, 1_000])
+def test_auto_commit_continues_while_a_poll_waits(servers: str, topic: str, interval_ms: int, way: str) -> None:
+    """The last record is committed without another one (confluent-kafka-dotnet #31)."""
+    fill(servers, topic, 1, partitions=1)
+    partition, read = TopicPartition(topic, 0), threading.Event()
+    settings = {"group_id": topic, "auto_commit_interval_ms": interval_ms, **QUICK}
+
+    def read_one_and_wait(consumer: Consumer) -> None:
+        with contextlib.suppress(WakeupError):
+            while way == "poll":
+                if len(consumer.poll(600_000)):
+                    read.set()
+            for _ in consumer:
+                read.set()
+
+    with Consumer(servers, **settings) as consumer, Admin(servers) as admin, ThreadPoolExecutor() as pool:
+        consumer.subscribe([topic])
+        waiting = pool.submit(read_one_and_wait, consumer)
+        try:
+            assert read.wait(30)
+            until(lambda: committed_offset(admin, topic, partition) == 1, "the record is committed")
+        finally:
+            consumer.wakeup()
+        waiting.result(30)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_waiting_poll_keeps_its_member_longer_than_the_poll_interval(
+    servers: str, topic: str, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic without records for max.poll.interval.ms costs no membership (confluent-kafka-python #629)."""
+    settings = {"group_id": topic, "group_protocol": protocol, "max_poll_interval_ms": 1_500, **QUICK}
+    if protocol == "classic":
+        settings["session_timeout_ms"] = 6_000
+    log = Log()
+    with Consumer(servers, **settings) as consumer:
+        consumer.subscribe([topic], listener=log)
+        poll_until_share(consumer, 4)
+        assert len(consumer.poll(5_000)) == 0
+        assert len(consumer.assignment()) == 4
+        assert "max.poll.interval.ms" not in caplog.text
+        assert [kind for kind, _ in log.events] == ["assigned"]
 
 
 def test_iteration_commits_only_records_that_were_given_out(servers: str, topic: str) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from kohort.client.group.kip848 import ConsumerMembership
 from kohort.client.group.membership import Subscription
-from kohort.errors import ErrorCode
+from kohort.client.offsets import OffsetAndMetadata
+from kohort.errors import CommitFailedError, ErrorCode
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import MetadataResponse
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from kohort.wire.offsets import OffsetCommitResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 
 IDS = {"a": uuid.UUID(int=0xA), "b": uuid.UUID(int=0xB)}
@@ -212,8 +214,82 @@ def test_a_pattern_is_left_to_the_coordinator_and_unknown_topics_are_asked_for_b
     trial.news = parts(0, topic="b")
     member = trial.subscribe(pattern="^b$")
     assert trial.beats()[0].subscribed_topic_regex == "(?s).*(?:^b$).*"
-    assert trial.beats()[0].subscribed_topic_names is None
+    assert trial.beats()[0].subscribed_topic_names == []
     assert member.assignment.partitions == parts(0, topic="b")
+
+
+def said(beats: list[Any]) -> list[tuple[Any, Any]]:
+    """The names and patterns of the heartbeats that have any."""
+    spoken = [(beat.subscribed_topic_names, beat.subscribed_topic_regex) for beat in beats]
+    return [(names, pattern) for names, pattern in spoken if (names, pattern) != (None, None)]
+
+
+def test_pattern_takes_the_place_of_names_and_names_that_of_a_pattern() -> None:
+    """Names and pattern add up at the coordinator: what the subscription no longer has is sent empty (KIP-848)."""
+    trial = Coordinator()
+    trial.subscribe("a")
+    trial.subscribe(pattern="^a$")
+    trial.subscribe("a")
+    trial.subscribe("a", "b")
+    assert said(trial.beats()) == [(["a"], None), ([], "(?s).*(?:^a$).*"), (["a"], ""), (["a", "b"], None)]
+
+
+def test_full_heartbeat_takes_back_a_pattern_whose_end_may_not_have_arrived() -> None:
+    trial = Coordinator()
+    trial.subscribe(pattern="^a$")
+    answers, trial.world.handlers[HEARTBEAT] = trial.world.handlers[HEARTBEAT], lambda message, version: DROP
+    trial.member.subscribe(Subscription(("a",)))
+    trial.world.run(trial.world.runtime.now_ms + 100)
+    trial.world.handlers[HEARTBEAT] = answers
+    trial.world.run(trial.world.runtime.now_ms + 5_000)
+    assert said(trial.beats())[-1] == (["a"], "")
+    assert trial.member.holding
+
+
+def commit_at(trial: Coordinator, *epochs: int) -> tuple[Any, list[int]]:
+    """A commit that the coordinator takes with these epochs only, and the epochs that it is sent with."""
+    sent: list[int] = []
+
+    def take_commit(message: Any, version: int) -> Any:
+        epoch = message.generation_id_or_member_epoch
+        sent.append(epoch)
+        code = ErrorCode.NONE if epoch in epochs else ErrorCode.STALE_MEMBER_EPOCH
+        make = OffsetCommitResponse.OffsetCommitResponseTopic
+        part = make.OffsetCommitResponsePartition(partition_index=0, error_code=code)
+        return OffsetCommitResponse(topics=[make(topic_id=IDS["a"], partitions=[part])])
+
+    trial.world.handlers["OffsetCommit"] = take_commit
+    member = trial.subscribe("a")
+    commit = member.commit({parts(0)[0]: OffsetAndMetadata(7)}, 5_000)
+    return trial.world.cluster.runtime.spawn(commit, "commit"), sent
+
+
+def test_commit_is_sent_again_once_the_members_epoch_has_risen() -> None:
+    """The member keeps its partitions, and the commit had its epoch of before (as Kafka's consumer)."""
+    trial = Coordinator()
+    task, sent = commit_at(trial, 2)
+    trial.world.run(trial.world.runtime.now_ms + 500)
+    assert not task.done
+    trial.epoch = 2
+    trial.world.run(trial.world.runtime.now_ms + 2_000)
+    assert task.done and task.error is None
+    assert sent == [1, 2]
+
+
+@pytest.mark.parametrize("end", ["fenced", "no newer epoch", "partition revoked"])
+def test_commit_of_a_member_that_gets_no_newer_epoch_fails(end: str) -> None:
+    trial = Coordinator()
+    task, sent = commit_at(trial, 2)
+    if end == "fenced":
+        trial.error = ErrorCode.FENCED_MEMBER_EPOCH
+    elif end == "partition revoked":
+        trial.news = parts(1, 2, 3)
+        trial.world.run(trial.world.runtime.now_ms + 1_500)
+        trial.member.release()
+        trial.epoch = 2
+    trial.world.run(trial.world.runtime.now_ms + 6_000)
+    assert task.done and isinstance(task.error, CommitFailedError)
+    assert sent == [1]
 
 
 def test_log_says_why_a_member_was_fenced(caplog: pytest.LogCaptureFixture) -> None:

@@ -201,6 +201,47 @@ def test_offsets_of_a_member_that_lost_its_place_are_refused(
     assert committed_offset(servers, group, partition) == 5
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_offsets_of_a_consumer_that_was_too_slow_are_refused(
+    servers: str, version: int, topic: str, begun: Started, protocol: str
+) -> None:
+    """The consumer left while its application processed records, and another member may own them by now."""
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, 1)]).all()
+        partition, group, producer = TopicPartition(topic, 0), f"{topic}-group", begun(servers)
+        settings: dict[str, Any] = {"group_protocol": protocol, "max_poll_interval_ms": 1_000}
+        if protocol == "classic":
+            settings["session_timeout_ms"] = 6_000
+        with Consumer(servers, group_id=group, enable_auto_commit=False, **settings) as consumer:
+            consumer.subscribe([topic])
+
+            def joined() -> bool:
+                consumer.poll(50)
+                return bool(consumer.assignment())
+
+            until(joined, "the consumer has its partition", 30)
+
+            def left() -> bool:
+                return not admin.describe_consumer_groups([group]).all()[group].members
+
+            until(left, "the consumer has left", 30)
+            with pytest.raises(CommitFailedError):
+                producer.send_offsets_to_transaction({partition: 5}, consumer.group_metadata())
+            producer.abort_transaction()
+    assert committed_offset(servers, group, partition) is None
+
+
+def test_transaction_of_no_offsets_is_empty(servers: str, version: int, topic: str, begun: Started) -> None:
+    producer = begun(servers)
+    producer.send_offsets_to_transaction({}, topic)
+    producer.commit_transaction()
+    producer.begin_transaction()
+    assert producer.send_offsets_of_members([(GroupMetadata(topic, 1, "m"), {})]) == {}
+    producer.commit_transaction()
+    with Admin(servers) as admin:
+        assert topic not in {listing.group_id for listing in admin.list_groups()}
+
+
 def test_an_abortable_error_leaves_only_abort(broker: Broker, version: int, topic: str, begun: Started) -> None:
     servers = broker.bootstrap_servers
     producer = begun(servers)

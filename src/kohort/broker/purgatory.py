@@ -20,13 +20,33 @@ read from it, so that the broker does not notice that its client has gone."""
 class WaitingFetch:
     """One fetch request that waits in purgatory for data, or for its time limit."""
 
-    __slots__ = ("_done", "logs", "missing", "timer")
+    __slots__ = ("_done", "_may_read", "logs", "missing", "timer")
 
-    def __init__(self, logs: list[PartitionLog], missing: int, done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        logs: list[PartitionLog],
+        missing: int,
+        done: Callable[[], None],
+        may_read: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Create a wait.
+
+        Args:
+            logs: the partitions.
+            missing: the bytes that have to be appended.
+            done: called once, at the end.
+            may_read: returns whether the client may read some of what was appended.
+        """
         self.logs = logs
         self.missing = missing
         self.timer: asyncio.TimerHandle | None = None
         self._done = done
+        self._may_read = may_read
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether enough bytes were appended, of which the client may read some."""
+        return self.missing <= 0 and self._may_read()
 
     def finish(self) -> None:
         """Answer the fetch, which has just left the purgatory."""
@@ -59,7 +79,7 @@ class Purgatory:
         ended = []
         for wait in waits:
             wait.missing -= size
-            if wait.missing <= 0:
+            if wait.has_enough:
                 ended.append(wait)
         for wait in ended:
             self._end(wait)

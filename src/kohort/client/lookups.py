@@ -67,8 +67,12 @@ async def end_offsets(
 async def offsets_for_times(
     core: LookupContext, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Look up the first record at or after each time (ms since the epoch); None for a partition that has none."""
-    return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
+    """Look up the first record at or after each time (ms since the epoch); None for a partition that has none.
+
+    With read_committed, records from the last stable offset on do not count, because they can't be read yet.
+    """
+    committed = core.config.isolation_level == "read_committed"
+    return await offsets.offsets_for_times(core.cluster, times, timeout_ms, read_committed=committed)
 
 
 @checks_arguments

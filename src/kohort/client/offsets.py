@@ -537,10 +537,14 @@ async def end_offsets(
 
 
 async def offsets_for_times(
-    cluster: Cluster, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    cluster: Cluster,
+    times: Mapping[TopicPartition, int],
+    timeout_ms: float | None = None,
+    *,
+    read_committed: bool = False,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Look up the first records at or after a time; None for a partition that has none."""
-    offsets = await list_offsets(cluster, times, timeout_ms=timeout_ms)
+    """Look up the first records at or after a time; None for a partition that has none that can be read."""
+    offsets = await list_offsets(cluster, times, read_committed=read_committed, timeout_ms=timeout_ms)
     return {part: value if value.offset >= 0 else None for part, value in offsets.items()}
 
 

@@ -53,6 +53,8 @@ ACCEPTED_KEPT_MAX: Final = 256
 """The most positions of a commit whose reply is cached. The reply to a commit of a million positions takes 8 MB."""
 OFFSETS_MAX = 100_000
 """The limit of imported offsets for one group, because they are one append."""
+EXPIRE_MS_MAX: Final = 2**63 - 1
+"""The last time that a record can hold: old clients may ask for the longest retention that a request can hold."""
 OFFSETS_A_STEP = 5_000
 """The number of positions that one step examines, so that no heartbeat waits long behind an expiration."""
 
@@ -79,7 +81,7 @@ class CommittedOffsets:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
         group.membership.committed(context, event)
-        expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
+        expire_ms = -1 if event.retention_ms < 0 else min(context.now.wall_ms + event.retention_ms, EXPIRE_MS_MAX)
         limit = context.config.offset_metadata_bytes_max
         taken = offsets = OffsetColumns.of(event.offsets)
         refused = group.membership.refused_offsets(context, event)

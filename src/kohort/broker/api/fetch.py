@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
@@ -74,18 +74,26 @@ class Fetch:
     def start(self) -> FetchResponse | None:
         """Answer now if there is enough data, else wait in purgatory."""
         message = self._request.message
-        found, size, urgent, logs = self._read()
-        if urgent or size >= message.min_bytes or message.max_wait_ms <= 0 or not logs:
+        found, size, missing, logs = self._read()
+        if missing <= 0 or message.max_wait_ms <= 0 or not logs:
             return self._answer(found, size)
-        missing = message.min_bytes - size
-        if self._isolation is Isolation.READ_COMMITTED:
-            missing = 1  # the bytes that became readable can't be derived from the appended bytes
-        wait = WaitingFetch(logs, missing, self._resume)
+        wait = WaitingFetch(logs, missing, self._resume, self._growth_of(logs))
         self._wait = wait
         self._request.client.waits.add(wait)
         self._node.waits.add(wait, message.max_wait_ms / 1000)
         self._keep_little()
         return None
+
+    def _growth_of(self, logs: list[PartitionLog]) -> Callable[[], bool]:
+        """Return a function that tells whether the client may read more of some log than now.
+
+        What an open transaction appends is of no use to a reader of committed records. Each append would end its wait
+        with an empty response, which it answers with the next fetch.
+        """
+        if self._isolation is Isolation.READ_UNCOMMITTED:
+            return lambda: True
+        before = [part.last_stable_offset for part in logs]
+        return lambda: any(part.last_stable_offset > offset for part, offset in zip(logs, before, strict=True))
 
     def _keep_little(self) -> None:
         """Drop what only the start needs, and count the rest toward the connection's limit.
@@ -108,18 +116,22 @@ class Fetch:
         elif not request.connection.closed:
             request.reply(self._answer(*self._read()[:2]))
 
-    def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
+    def _read(self) -> tuple[list[Found], int, int, list[PartitionLog]]:
         """Read all partitions that the client may read, asked again after it has waited.
 
+        Whole batches fill a limit only nearly. So a partition that has more than its limit counts with the whole limit
+        towards the least size of a response. If all have more, waiting can bring nothing.
+
         Returns:
-            The responses, their total size, whether to answer at once, and the logs.
+            The responses, their total size, the bytes to wait for (0: answer at once), and the logs.
         """
         node, message = self._node, self._request.message
         left = min(message.max_bytes, node.config.fetch_bytes_max)
         if self._request.meter is not None:
             left = self._request.meter.fetch_bytes_max(left)
-        total = 0
-        urgent = full = False
+        least = min(message.min_bytes, max(1, left))
+        total = reached = 0
+        urgent = full = may_grow = False
         logs: list[PartitionLog] = []
         found: list[Found] = []
         incremental = self._session is not None and self._session.epoch > 1
@@ -145,15 +157,18 @@ class Fetch:
                 found.append((part, cut_off, 0))
                 continue
             if incremental and part.quiet(source.end_offset, source.log_start_offset):
+                may_grow = True
                 continue
             limit = max(0, min(part.max_bytes, left))
-            answer, size = self._read_one(source, part, limit, total == 0)
+            answer, size, has_more = self._read_one(source, part, limit, total == 0)
             urgent = urgent or answer.error_code != 0
             total += size
+            reached += max(size, limit) if has_more else size
+            may_grow = may_grow or not has_more
             left -= size
             full = total > 0 and not size and part.offset < answer.last_stable_offset and limit < part.max_bytes
             found.append((part, answer, size))
-        return found, total, urgent or full, logs
+        return found, total, max(0, least - reached) if may_grow and not (urgent or full) else 0, logs
 
     def _refusals(self) -> dict[str | uuid.UUID, ErrorCode]:
         """Return the errors of topics that the client may not read.
@@ -173,7 +188,8 @@ class Fetch:
                 refused[topic] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return refused
 
-    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[_Partition, int]:
+    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[_Partition, int, bool]:
+        """Return the response of one partition, the size of its records, and whether there are more behind them."""
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
@@ -182,16 +198,16 @@ class Fetch:
             refused = _failed(index, error.code)
             if self._request.client.is_own:
                 refused.damage = error.message
-            return refused, 0
+            return refused, 0, False
         except KafkaError as error:
-            return _failed(index, error.code), 0
+            return _failed(index, error.code), 0, False
         except OSError as error:
             log.error(
                 "[partition %s] could not be read, answering the fetch with KAFKA_STORAGE_ERROR: %s",
                 source.path.name,
                 error,
             )
-            return _failed(index, ErrorCode.KAFKA_STORAGE_ERROR), 0
+            return _failed(index, ErrorCode.KAFKA_STORAGE_ERROR), 0, False
         aborted = result.aborted
         answer = _Partition(
             partition_index=index,
@@ -208,7 +224,9 @@ class Fetch:
                 for transaction in aborted
             ],
         )
-        return answer, result.size
+        committed = self._isolation is Isolation.READ_COMMITTED
+        end = result.last_stable_offset if committed else result.high_watermark
+        return answer, result.size, result.size > 0 and result.next_offset < end
 
     def _answer(self, found: list[Found], size: int) -> FetchResponse:
         session, meter = self._session, self._request.meter

@@ -309,7 +309,7 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif node.topics.is_internal(topic.name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
-            elif not target.config.deletes:
+            elif target.config.compacts and not target.config.deletes:  # an empty policy allows it (KIP-1161)
                 result.error_code = ErrorCode.POLICY_VIOLATION
             else:
                 try:

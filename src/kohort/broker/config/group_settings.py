@@ -66,6 +66,11 @@ class GroupSettingsFile:
             values, _HEARTBEAT, limits.consumer_min_heartbeat_interval_ms, limits.consumer_max_heartbeat_interval_ms
         )
         self._within(values, _SESSION, limits.consumer_min_session_timeout_ms, limits.consumer_max_session_timeout_ms)
+        session_ms = values.get(_SESSION, limits.consumer_session_timeout_ms)
+        heartbeat_ms = values.get(_HEARTBEAT, limits.consumer_heartbeat_interval_ms)
+        if values and session_ms <= heartbeat_ms:  # members would be evicted between two heartbeats
+            text = f"{_SESSION} ({session_ms}) must be greater than {_HEARTBEAT} ({heartbeat_ms})"
+            raise InvalidInputError(text, ErrorCode.INVALID_CONFIG)
         return GroupSettings(values.get(_SESSION), values.get(_HEARTBEAT))
 
     @staticmethod

@@ -189,6 +189,13 @@ class Commits:
             return
         self._auto = self._commit_due(positions()) or self._auto
 
+    def next_auto_ms(self) -> float:
+        """Return when auto commit is due; while a commit of it is under way, an interval later."""
+        if self._config.group_id is None:
+            return float("inf")
+        under_way = self._auto is not None and not self._auto.done
+        return self._cluster.runtime.now_ms + self._config.auto_commit_interval_ms if under_way else self._auto_due_ms
+
     def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
         """Commit in the background what auto commit has not committed yet of partitions that are given up."""
         if self._config.enable_auto_commit and self._config.group_id is not None:
@@ -251,20 +258,23 @@ class Commits:
         if group is None:
             raise InvalidInputError("a commit needs group.id", ErrorCode.INVALID_GROUP_ID)
         left_ms = max(1.0, turn.ends_ms - runtime.now_ms)
-        await commit_offsets(self._cluster, group, offsets, self._identity(group), left_ms, ids)
+        member = self._joined_member(group)
+        if member is None:
+            await commit_offsets(self._cluster, group, offsets, GroupIdentity(), left_ms, ids)
+        else:
+            await member.commit(offsets, left_ms, ids)
         now_ms = runtime.now_ms
         self._committed.update({part: _LastCommit(offsets[part], versions[part], now_ms) for part in offsets})
         self.count += 1
 
-    def _identity(self, group: str) -> GroupIdentity:
+    def _joined_member(self, group: str) -> Membership | None:
+        """Return the membership that a commit needs; None where partitions were assigned by hand."""
         member = self._membership()
-        if member is None:
-            return GroupIdentity()
-        if not member.joined:
+        if member is not None and not member.joined:
             why = self._cluster.unreachable()
             text = f"group {group!r}: this consumer is not a member now, nothing was committed"
             raise CommitFailedError(f"{text}: {why}" if why else text)
-        return member.identity()
+        return member
 
 
 def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:

@@ -204,6 +204,8 @@ def _position_in(part: Slice, row: int) -> FetchPosition:
 
 # -- The core
 
+LEAST_WAIT_MS = 100.0
+"""The least time between two commits of a poll that waits, however short auto.commit.interval.ms is."""
 log = logging.getLogger("kohort.client")
 
 
@@ -357,8 +359,31 @@ class ConsumerCore:
             if taken:
                 self._return(taken)
                 return taken
-            if not (yield WaitUntil(self._newer_than(self.news), deadline_ms)):
-                return []
+            until_ms = min(deadline_ms, self._next_duty_ms())
+            if not (yield WaitUntil(self._newer_than(self.news), until_ms)):
+                if until_ms >= deadline_ms:
+                    return []
+                self._while_polling()
+
+    def _next_duty_ms(self) -> float:
+        """Return when a poll that waits has to do something by itself: keep the membership, or commit.
+
+        The application is in `poll`, and so has finished the records before, however long none arrive.
+        """
+        duties = [float("inf")]
+        soonest_ms = self.cluster.runtime.now_ms + LEAST_WAIT_MS
+        if self.membership is not None:
+            duties.append(self.membership.next_sign_of_poll_ms())
+        if self.config.enable_auto_commit:
+            duties.append(self.commits.next_auto_ms())
+        return max(soonest_ms, min(duties))
+
+    def _while_polling(self) -> None:
+        """Do what is due while a poll waits."""
+        if self.membership is not None:
+            self.membership.polled()
+        if self.config.enable_auto_commit:
+            self.commits.auto(self.partitions.positions)
 
     def wakeup(self) -> None:
         """Make the running poll, or the next one, raise WakeupError."""

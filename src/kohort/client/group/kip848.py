@@ -56,9 +56,16 @@ _HELD_MS = 5_500
 
 
 class HeartbeatFields(NamedTuple):
-    """The member's state for the coordinator; a field that a heartbeat omits is None, or -1."""
+    """The member's state for the coordinator; a field that a heartbeat omits is None, or -1.
+
+    Attributes:
+        topics: The subscribed names; none with a pattern.
+        matched: The names for a coordinator that knows no patterns: with a pattern, those that match now.
+        pattern: The regular expression; "" takes back an earlier one.
+    """
 
     topics: Collection[str] | None
+    matched: Collection[str] | None
     pattern: str | None
     assignor: str | None
     rebalance_timeout_ms: int
@@ -69,6 +76,7 @@ class HeartbeatFields(NamedTuple):
         """Return the fields that changed since an earlier state."""
         return HeartbeatFields(
             topics=None if self.topics == sent.topics else self.topics,
+            matched=None if self.matched == sent.matched else self.matched,
             pattern=None if self.pattern == sent.pattern else self.pattern,
             assignor=None if self.assignor == sent.assignor else self.assignor,
             rebalance_timeout_ms=(
@@ -79,7 +87,7 @@ class HeartbeatFields(NamedTuple):
         )
 
 
-NO_FIELDS = HeartbeatFields(None, None, None, -1, None, None)
+NO_FIELDS = HeartbeatFields(None, None, None, None, -1, None, None)
 
 
 class ConsumerMembership(Membership):
@@ -104,6 +112,7 @@ class ConsumerMembership(Membership):
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
         self._sent_fields = NO_FIELDS
+        self._used_pattern = False
         self._beating: Task[None] | None = None
         self._hurried = False
         self._naming: Task[None] | None = None
@@ -266,13 +275,18 @@ class ConsumerMembership(Membership):
         return self._generation or self._known_epoch
 
     def _current_fields(self) -> HeartbeatFields:
-        """Return the member's state for the coordinator."""
-        subscription = self._subscription
+        """Return the member's state for the coordinator.
+
+        Names and pattern add up there: the one that the subscription no longer has is sent empty.
+        """
+        subscription, matched = self._subscription, self.topics()
         pattern = subscription.pattern if subscription is not None else None
+        self._used_pattern = self._used_pattern or pattern is not None
         owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
         return HeartbeatFields(
-            topics=self.topics(),
-            pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
+            topics=matched if pattern is None else (),
+            matched=matched,
+            pattern=f"(?s).*(?:{pattern}).*" if pattern is not None else "" if self._used_pattern else None,
             assignor=self.config.group_remote_assignor,
             rebalance_timeout_ms=self.config.max_poll_interval_ms,
             rack=self.config.client_rack or None,
@@ -281,13 +295,12 @@ class ConsumerMembership(Membership):
 
     def _request(self, news: HeartbeatFields) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
-        names = None if news.topics is None else list(news.topics)
-        if self._subscription is None or self._subscription.pattern is None:
-            request.subscribed_topic_names = names
+        request.subscribed_topic_names = None if news.topics is None else list(news.topics)
+        if not self._used_pattern:
             return Between(request)
         request.subscribed_topic_regex = news.pattern
         older = self._heartbeat(news)
-        older.subscribed_topic_names = names
+        older.subscribed_topic_names = None if news.matched is None else list(news.matched)
         return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
     def _heartbeat(self, news: HeartbeatFields) -> ConsumerGroupHeartbeatRequest:

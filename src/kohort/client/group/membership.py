@@ -20,15 +20,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, TypeVar
+from uuid import UUID
 
 from kohort.client.group.lease import Lease
 from kohort.client.net.cluster import Between, Cluster, Coordinator
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.net.topic_existence import check_topic_names
-from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
+from kohort.client.offsets import (
+    Assignment,
+    GroupIdentity,
+    GroupMetadata,
+    OffsetAndMetadata,
+    Rebalance,
+    Revocation,
+    commit_offsets,
+)
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
+from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.io.log_throttle import FailureThrottle
 from kohort.io.processes import CLOCK_MARGIN
@@ -205,6 +214,10 @@ class Membership(ABC):
             self._overdue = False
             self._move()
 
+    def next_sign_of_poll_ms(self) -> float:
+        """Return when a poll that waits has to call `polled` again, long before max.poll.interval.ms is over."""
+        return self._polled_ms + self.config.max_poll_interval_ms / 2 if self._poll_bound else float("inf")
+
     def take_error(self) -> KafkaError | None:
         """Return the error that keeps the member out of the group, once; the member then tries again.
 
@@ -221,11 +234,17 @@ class Membership(ABC):
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
 
     def metadata(self) -> GroupMetadata:
-        """Return the member's group metadata."""
-        who = self.identity()
-        if not self.joined:
-            return GroupMetadata(self.group)
-        return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
+        """Return the member's group metadata.
+
+        While a lost assignment waits for the application to acknowledge it, the metadata is that of the assignment.
+        The coordinator then refuses offsets of its records. Without a member, it would accept them from anyone.
+        """
+        who, held = self.identity(), self.assignment
+        if self.joined:
+            return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
+        if held.partitions:
+            return GroupMetadata(self.group, held.generation, held.member_id, who.instance_id)
+        return GroupMetadata(self.group)
 
     def topics(self) -> tuple[str, ...]:
         """Return the subscribed topics, as far as they are in the metadata."""
@@ -262,6 +281,59 @@ class Membership(ABC):
     def is_in_session(self, now_ms: float) -> bool:
         """Return whether the coordinator has answered within the session timeout and the lease, by this clock."""
         return self.owns and now_ms < self._session_end_ms
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: float,
+        ids: Mapping[str, UUID] | None = None,
+    ) -> None:
+        """Commit as this member, once more if only its epoch has risen meanwhile.
+
+        The coordinator may raise the epoch of a member that keeps its partitions. A commit on its way then has the
+        earlier one. Brokers before KIP-1251 refuse it, although the partitions belong to nobody else.
+
+        Args:
+            offsets: The offsets to commit.
+            timeout_ms: Limit for all of it.
+            ids: As for `commit_offsets`.
+
+        Raises:
+            CommitFailedError: The member has lost its generation, or one of the partitions.
+            KafkaError: The coordinator refused.
+        """
+        runtime = self.cluster.runtime
+        until_ms = runtime.now_ms + timeout_ms
+        while True:
+            who, left_ms = self.identity(), max(1.0, until_ms - runtime.now_ms)
+            try:
+                await commit_offsets(self.cluster, self.group, offsets, who, left_ms, ids)
+            except CommitFailedError as error:
+                if not await self.may_commit_again(error, who, offsets, until_ms - runtime.now_ms):
+                    raise
+            else:
+                return
+
+    async def may_commit_again(
+        self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
+    ) -> bool:
+        """Wait for this member's next epoch after a refused commit; return whether it then still has the partitions.
+
+        Args:
+            error: The refusal; False at once unless it is STALE_MEMBER_EPOCH.
+            who: The identity of the refused commit.
+            partitions: Those that were to be committed.
+            timeout_ms: Limit for the wait.
+        """
+        if error.code is not ErrorCode.STALE_MEMBER_EPOCH:
+            return False
+        runtime = self.cluster.runtime
+        until_ms = runtime.now_ms + timeout_ms
+        while self._generation == who.generation and self._fenced is None and runtime.now_ms < until_ms:
+            await runtime.first(self._moved, timeout_ms=until_ms - runtime.now_ms)
+        same_member = self._member_id == who.member_id and self._fenced is None
+        has_risen = same_member and self._generation > who.generation
+        return has_risen and set(partitions) <= set(self.assignment.partitions)
 
     async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
         """Leave the group at once, if joined, and stop. A static member's partitions wait for its return.

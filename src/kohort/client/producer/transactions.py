@@ -154,7 +154,7 @@ class TransactionManager:
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
     ) -> None:
-        """Add offsets of a group to the transaction.
+        """Add offsets of a group to the transaction. Without any, nothing is sent, and no transaction begins by it.
 
         Args:
             offsets: The next offsets to read, as numbers or as objects with `offset`, `metadata` and `leader_epoch`.
@@ -164,6 +164,8 @@ class TransactionManager:
             KafkaError: UNSUPPORTED_VERSION: the group's coordinator does not support transactions; this one stays open.
         """
         self._expect(TxnState.OPEN)
+        if not offsets:
+            return
         check_same_cluster(self._cluster)
         group_id = group if isinstance(group, str) else group.group_id
         if isinstance(group, str):
@@ -190,6 +192,9 @@ class TransactionManager:
         check_same_cluster(self._cluster)
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
+        members = [(who, offsets) for who, offsets in members if offsets]
+        if not members:
+            return {}
         try:
             if self._version < 2:
                 for group_id in dict.fromkeys(who.group_id for who, _ in members):
