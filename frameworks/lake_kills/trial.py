@@ -46,7 +46,7 @@ class WriterStuck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TimedFault:
-    """What happens to one worker.
+    """A fault of one worker.
 
     Attributes:
         at_s: seconds after the writer's first row.
