@@ -63,18 +63,39 @@ def test_the_last_record_of_each_key_stays(
         assert values(again, offset) == [(o, v or b"") for o, _, v in records(log) if o >= offset]
 
 
+@pytest.mark.parametrize("what", ["tombstone", "marker"])
+def test_last_batch_of_a_log_stays(tmp_path: Path, what: str) -> None:
+    """A program that reads up to the end offset gets there."""
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=1000))
+    log.append(keyed((b"a", b"1")), NOW)
+    log.append(keyed((b"a", None)), NOW)
+    if what == "marker":
+        log.append(keyed((b"b", None), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True), NOW)
+        log.append_marker(Marker(7, 0, True, 0), NOW)
+    log.roll()
+    for ms in (0, 100_000, 200_000):
+        compact_now(log, NOW + ms)
+    (last,) = log.batches(0)
+    assert parse_header(last).next_offset == log.end_offset
+    end = log.end_offset
+    log.append(keyed((b"c", b"3")), NOW)
+    compact_now(log, NOW + 300_000)
+    assert [parse_header(batch).base_offset for batch in log.batches(0)] == [end]
+
+
 def test_tombstones_go_after_their_time_on_a_second_run(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), delete_retention_ms=1000))
     log.append(keyed((b"a", b"1"), (b"b", b"2")), NOW)
     log.append(keyed((b"a", None)), NOW)
     log.roll()
+    log.append(keyed((b"c", b"3")), NOW)
     compact_now(log, NOW + 5000)
-    assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
+    assert records(log) == [(1, b"b", b"2"), (2, b"a", None), (3, b"c", b"3")]
     compact_now(log, NOW + 5999)
-    assert records(log) == [(1, b"b", b"2"), (2, b"a", None)]
+    assert records(log) == [(1, b"b", b"2"), (2, b"a", None), (3, b"c", b"3")]
     compact_now(log, NOW + 6000)
-    assert records(log) == [(1, b"b", b"2")]
-    assert log.end_offset == 3
+    assert records(log) == [(1, b"b", b"2"), (3, b"c", b"3")]
+    assert log.end_offset == 4
 
 
 def test_small_segments_are_merged(tmp_path: Path) -> None:
@@ -479,8 +500,9 @@ def test_a_tombstone_of_old_records_stays_as_long_as_a_reader_may_need_it(tmp_pa
     log.append(keyed((b"a", b"1"), (b"b", b"2"), at=NOW - 10**9), NOW)
     log.append(keyed((b"a", None), at=NOW - 10**9), NOW)
     log.roll()
+    log.append(keyed((b"c", b"3")), NOW)
     for after_ms in (0, 10, 900):
         compact_now(log, NOW + after_ms)
-        assert records(log) == [(1, b"b", b"2"), (2, b"a", None)], "a reader may have seen the value just before"
+        assert records(log)[:-1] == [(1, b"b", b"2"), (2, b"a", None)], "a reader may have seen the value just before"
     compact_now(log, NOW + 1000)
-    assert records(log) == [(1, b"b", b"2")]
+    assert records(log) == [(1, b"b", b"2"), (3, b"c", b"3")]

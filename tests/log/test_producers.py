@@ -48,6 +48,20 @@ def test_a_repeated_batch_gets_its_first_offset(log: PartitionLog) -> None:
     assert refused(log, sent(2, b"a", b"b")) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_repeated_batch_gets_its_first_append_time(tmp_path: Path, restarts: bool) -> None:
+    config = LogConfig(message_timestamp_type="LogAppendTime")
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    assert log.append(sent(0, b"a", b"b"), NOW + 5).log_append_time_ms == NOW + 5
+    if restarts:
+        log.close()
+        log = PartitionLog.open(tmp_path / "t-0", config)
+    repeated = log.append(sent(0, b"a", b"b"), NOW + 9_000)
+    assert (repeated.duplicate, repeated.log_append_time_ms) == (True, NOW + 5)
+    log.reconfigure(LogConfig())
+    assert log.append(sent(0, b"a", b"b"), NOW + 9_000).log_append_time_ms == -1
+
+
 def test_sequences_must_follow_each_other(log: PartitionLog) -> None:
     log.append(sent(0, b"a", b"b", b"c"), NOW)
     assert refused(log, sent(4)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

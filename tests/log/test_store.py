@@ -17,6 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
+from kohort.log.compaction import compact_now
 from kohort.log.cooperative import run_steps
 from kohort.log.store import enforce
 from tests.log.making import NOW, batch, keyed, values
@@ -329,6 +330,40 @@ def test_record_from_the_future_is_reported_when_it_keeps_the_log(
         enforce(ahead, NOW - 7_200_000)
         assert "ahead-0" in caplog.text
         assert "a record is stamped 2.0 h ahead of the clock" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_retention_of_no_bytes_empties_the_log(tmp_path: Path, policy: str) -> None:
+    """Kafka rolls the last segment for it, too."""
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("t", 1, {"cleanup.policy": policy, "segment.bytes": "1000", "retention.bytes": "0"})
+        log = store.partition(TopicPartition("t", 0))
+        for number in range(30):
+            log.append(batch(b"%d" % number * 20), NOW)
+        enforce(log, NOW)
+        assert (values(log), log.log_start_offset, log.end_offset) == ([], 30, 30)
+        assert enforce(log, NOW) == 0
+        log.append(batch(b"more"), NOW)
+        assert values(log) == [(30, b"more")]
+
+
+def test_segment_that_compaction_emptied_does_not_keep_old_records(tmp_path: Path) -> None:
+    """The first segment's records are all superseded; those of the second are over their time."""
+    policy = {"cleanup.policy": "compact,delete", "segment.bytes": "1000", "retention.ms": "60000"}
+    with LogStore(tmp_path / "d") as store:
+        store.create_topic("t", 1, policy)
+        log = store.partition(TopicPartition("t", 0))
+        while len(log.segments) < 2:
+            log.append(keyed((b"superseded", bytes(400))), NOW)
+        log.append(keyed((b"superseded", bytes(400))), NOW)
+        while len(log.segments) < 3:
+            log.append(keyed((b"%d" % log.end_offset, bytes(400))), NOW)
+        log.append(keyed((b"new", b"young"), at=NOW + 100_000), NOW + 100_000)
+        compact_now(log, NOW)
+        assert [segment.size > 0 for segment in log.segments] == [False, True, True]
+        enforce(log, NOW + 100_000)
+        assert values(log)[-1] == (log.end_offset - 1, b"young")
+        assert log.log_start_offset == log.active.base_offset
 
 
 def test_flush_ms_flushes_in_time(tmp_path: Path) -> None:

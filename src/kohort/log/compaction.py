@@ -60,6 +60,7 @@ class Compaction:
         self._settled = log.cleaned_by(self._tombstones_before_ms)
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
+        self._end = log.end_offset if not log.active.size else -1  # of the log's last batch, if the run may reach it
         self._last: dict[bytes, int] = {}
         self._marked_later: set[int] = set()  # producers of new records whose transaction marker is not in the run
         self._unended: set[int] = set()  # producers of kept records whose transaction marker must be kept too
@@ -191,7 +192,14 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Add the records of a batch that compaction keeps to `kept`."""
+        """Add the records of a batch that compaction keeps to `kept`.
+
+        The log's last batch stays as it is. A reader knows only by it that nothing more follows: without it, those that
+        read up to the end offset would wait for ever. Source: KAFKA-17076.
+        """
+        if header.next_offset == self._end:
+            kept.append(data)
+            return
         old = header.base_offset < self._settled and header.max_timestamp < self._tombstones_before_ms
         if not header.is_control:
             yield from self._run(header, partial(self._filter, data, header, kept, old))

@@ -304,7 +304,8 @@ class PartitionLog:
             if repeated is not None:
                 self.flush_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
-                return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
+                stamped_ms = repeated.timestamp if self._config.log_append_time else -1
+                return AppendResult(first, last, stamped_ms, self.log_start_offset, duplicate=True)
         config, stamped_ms = self._config, -1
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms

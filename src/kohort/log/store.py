@@ -169,9 +169,9 @@ def _aged(log: PartitionLog, now_ms: int) -> int:
     if limit < 0:
         return 0
     count = 0
-    for segment in log.segments:
-        if not segment.size:
-            break
+    for number, segment in enumerate(log.segments):
+        if not segment.size:  # compaction left nothing of it, or it is new: records after it may be old
+            continue
         latest = segment.max_timestamp
         if latest < 0:
             latest = int(segment.written_ms())
@@ -180,7 +180,7 @@ def _aged(log: PartitionLog, now_ms: int) -> int:
             logging.getLogger("kohort.log").warning(text, segment.name, (latest - now_ms) / 3_600_000)
         if now_ms - latest <= limit:
             break
-        count += 1
+        count = number + 1
     return count
 
 
@@ -190,7 +190,7 @@ def _too_many_bytes(log: PartitionLog) -> int:
         return 0
     spare = log.size_bytes() - limit
     count = 0
-    for segment in log.segments[:-1]:
+    for segment in log.segments:
         spare -= segment.size
         if spare < 0:
             break
