@@ -125,7 +125,7 @@ docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, 
 	@$(BIN)/python -m tools.verify --minutes 0
 	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
 
-site: setup ## build the documentation's site into build/site, and check its links; the first run fetches MkDocs
+site: setup ## build the documentation's site into build/site, and check its links; the first run fetches MkDocs and, by npm, Mermaid
 	@$(BIN)/python -m tools.site
 
 format: setup ## let ruff format and fix what it can

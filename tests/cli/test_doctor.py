@@ -33,9 +33,9 @@ def doctor(*args: str, **environment: str) -> tuple[int, dict[str, dict[str, Any
 def test_it_looks_at_what_users_need() -> None:
     code, found = doctor("--listen", "127.0.0.1:0")
     assert code == int(any(row["state"] == "missing" for row in found.values()))
-    for what in ("Python 3.11", "required packages", "compression", "port 127.0.0.1:0"):
+    for what in ("Python 3.11 or newer", "required packages", "compression", "port 127.0.0.1:0"):
         assert found[what]["state"] == "ok", found[what]
-    assert {"compiled kernel", "PySpark", "Java 17", "open files"} <= set(found)
+    assert {"compiled kernel", "PySpark", "Java 17 or newer", "open files"} <= set(found)
     assert not {"cc", "mvn", "node", "go", "kcat", "kazoo"} & set(found)
     assert all(row["get_it"] for row in found.values() if row["state"] != "ok")
 
@@ -77,8 +77,8 @@ def test_a_package_that_is_absent_or_too_old_is_named(
 def test_pyspark_without_java_is_a_lack(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     code, found = doctor("--listen", "127.0.0.1:0", PATH=str(tmp_path), JAVA_HOME="")
-    assert found["Java 17"]["state"] == "missing"
-    assert "JAVA_HOME" in found["Java 17"]["get_it"]
+    assert found["Java 17 or newer"]["state"] == "missing"
+    assert "JAVA_HOME" in found["Java 17 or newer"]["get_it"]
     assert code == 1
 
 
@@ -98,7 +98,7 @@ def test_java_that_spark_does_not_run_on_is_named(tmp_path: Path, version: str, 
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
     java.chmod(0o755)
     _, found = doctor("--listen", "127.0.0.1:0", JAVA_HOME=str(tmp_path))
-    row = found["Java 17"]
+    row = found["Java 17 or newer"]
     assert row["state"] == state and advice in row["get_it"]
     assert str(java) in row["found"]
 

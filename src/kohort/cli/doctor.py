@@ -95,7 +95,7 @@ def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: 
 def _python() -> Iterator[Finding]:
     state = OK if sys.version_info >= _PYTHON_MIN else MISSING
     found = f"{platform.python_version()} ({sys.executable})"
-    yield Finding("Python 3.11", state, found, "everything", "install Python 3.11 or newer")
+    yield Finding("Python 3.11 or newer", state, found, "everything", "install Python 3.11 or newer")
 
 
 def _installed(package: str) -> str | None:
@@ -211,13 +211,13 @@ def _spark() -> Iterator[Finding]:
         path = java_path()
     except KafkaError as error:
         state = OPTIONAL if pyspark is None else MISSING
-        yield Finding(f"Java {JAVA_VERSION_MIN}", state, error.message, "PySpark", remedy)
+        yield Finding(f"Java {JAVA_VERSION_MIN} or newer", state, error.message, "PySpark", remedy)
     else:
         found = java_version(path)
         state = OK if found <= _JAVA_OF_SPARK[-1] else OPTIONAL
         names = f"{', '.join(map(str, _JAVA_OF_SPARK[:-1]))} and {_JAVA_OF_SPARK[-1]}"
         newer = f"Spark is made for Java {names}: if it fails, set JAVA_HOME to one of these"
-        yield Finding(f"Java {JAVA_VERSION_MIN}", state, f"{found} ({path})", "PySpark", newer)
+        yield Finding(f"Java {JAVA_VERSION_MIN} or newer", state, f"{found} ({path})", "PySpark", newer)
 
 
 EXTRAS = {
