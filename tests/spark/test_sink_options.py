@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kohort.client.producer.core import producer_config
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import SinkOptions, parse_sink_options
@@ -58,6 +59,7 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
         ({"kafka.interceptor.classes": "x.Y"}, "interceptors are classes of Java's"),
         ({"kafka.acks": "0"}, "acknowledges nothing"),
         ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "^kafka.enable.idempotence needs kafka.acks=all"),
+        ({"kafka.request.timeout.ms": "9", "kafka.delivery.timeout.ms": "8"}, "^kafka.delivery.timeout.ms is at least"),
         ({"kafka.lingerms": "1"}, "linger.ms"),
     ],
 )
@@ -103,6 +105,22 @@ def test_columns_that_are_not_a_records_are_passed_over() -> None:
     )
     found = Writing.of(options(topic="flights"), schema)
     assert found.columns == {"key", "value", "partition", "timestamp", "headers"}
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "value"),
+    [
+        ({}, "delivery_timeout_ms", 120_000),
+        ({"kafka.request.timeout.ms": "300000", "kafka.linger.ms": "7"}, "delivery_timeout_ms", 300_007),
+        ({"kafka.linger.ms": "200000"}, "delivery_timeout_ms", 230_000),
+        ({"kafka.max.in.flight.requests.per.connection": "5"}, "enable_idempotence", True),
+        ({"kafka.max.in.flight.requests.per.connection": "10"}, "enable_idempotence", False),
+        ({"kafka.acks": "1"}, "enable_idempotence", False),
+    ],
+)
+def test_defaults_follow_other_settings_as_in_javas_producer(more: dict[str, str], field: str, value: object) -> None:
+    found = options(**more)
+    assert getattr(producer_config(found.bootstrap_servers, found.producer_settings()), field) == value
 
 
 @pytest.mark.parametrize("kind", [StringType(), TimestampNTZType(), StructType([])], ids=["text", "local", "struct"])

@@ -8,9 +8,11 @@ methods are coroutines of the core.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,7 +27,7 @@ from kohort.client.producer.accumulator import Accumulator, WouldBlock, content_
 from kohort.client.producer.appender import OVERHEAD
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import METADATA_IDLE_MS, ProducerMetrics, Sender
-from kohort.client.producer.settings import ProducerConfig
+from kohort.client.producer.settings import MOST_IN_FLIGHT, ProducerConfig
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
 from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
@@ -38,6 +40,7 @@ from kohort.settings.arguments import Arguments
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = logging.getLogger("kohort.client")
 T = TypeVar("T")
 OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
 _ABORT_MS = 1_000
@@ -49,12 +52,25 @@ _ROWS_AT_ONCE = 65_536
 
 
 def producer_config(bootstrap_servers: Servers, given: Mapping[str, Any]) -> ProducerConfig:
-    """Make the configuration; acks=0 or 1 disables idempotence unless it is set, as in Kafka's own producer."""
-    settings = dict(given)
-    said = {"enable_idempotence", "enable.idempotence"} & settings.keys()
-    if str(settings.get("acks")) in ("0", "1") and not said:
-        settings["enable_idempotence"] = False
-    return client_config(ProducerConfig, bootstrap_servers, settings).check()
+    """Make the configuration, with the defaults that follow other settings, as in Kafka's own producer.
+
+    acks=0 or 1, or more than five requests in flight, disable idempotence unless it is set. A longer linger or request
+    timeout makes the delivery timeout longer unless that is set.
+    """
+    config = client_config(ProducerConfig, bootstrap_servers, given)
+    if not {"enable_idempotence", "enable.idempotence"} & given.keys():
+        if config.acks_number != -1:
+            config = replace(config, enable_idempotence=False)
+        elif config.max_in_flight_requests_per_connection > MOST_IN_FLIGHT and config.transactional_id is None:
+            log.warning(
+                "enable.idempotence is off here: max.in.flight.requests.per.connection is over %d", MOST_IN_FLIGHT
+            )
+            config = replace(config, enable_idempotence=False)
+    least = config.linger_ms + config.request_timeout_ms
+    if config.delivery_timeout_ms < least and not {"delivery_timeout_ms", "delivery.timeout.ms"} & given.keys():
+        log.warning("delivery.timeout.ms is %d here: linger.ms + request.timeout.ms", least)
+        config = replace(config, delivery_timeout_ms=least)
+    return config.check()
 
 
 class ProducerCore:

@@ -12,6 +12,8 @@ from kohort.settings.config import declare_setting
 from kohort.wire.compression import CODECS
 
 INT32_MAX = 2**31 - 1
+MOST_IN_FLIGHT = 5
+"""Batches of one partition whose sequence numbers a broker remembers; more in flight may be out of order."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,7 +28,10 @@ class ProducerConfig(ConnectionConfig):
         why="the replicas that must have a batch before it is acknowledged: all in sync, the leader (1), or none (0)",
     )
     enable_idempotence: bool = declare_setting(
-        "enable.idempotence", True, why="retries write nothing twice and nothing out of order; needs acks=all"
+        "enable.idempotence",
+        True,
+        why="retries write nothing twice and nothing out of order; needs acks=all; off by default with other acks, and "
+        "with more than 5 requests in flight",
     )
     transactional_id: str | None = declare_setting(
         "transactional.id",
@@ -85,7 +90,10 @@ class ProducerConfig(ConnectionConfig):
         "max.request.size", 1024 * 1024, low=128, unit="bytes", why="bounds one request, and so one record"
     )
     max_in_flight_requests_per_connection: int = declare_setting(
-        "max.in.flight.requests.per.connection", 5, low=1, why="requests on one connection that are not answered yet"
+        "max.in.flight.requests.per.connection",
+        MOST_IN_FLIGHT,
+        low=1,
+        why="requests on one connection that are not answered yet",
     )
     connections_per_broker: int = declare_setting(
         "connections.per.broker",
@@ -99,7 +107,8 @@ class ProducerConfig(ConnectionConfig):
         120_000,
         low=1,
         unit="ms",
-        why="a record is delivered within this time of send(), or fails",
+        why="a record is delivered within this time of send(), or fails; longer by default if `linger.ms` and "
+        "`request.timeout.ms` together are",
     )
     retries: int = declare_setting(
         "retries", INT32_MAX, low=0, why="how often a batch is sent again, within the delivery timeout"
@@ -128,8 +137,10 @@ class ProducerConfig(ConnectionConfig):
         """
         if self.enable_idempotence and self.acks_number != -1:
             raise InvalidInputError("enable.idempotence needs acks=all: set acks=all, or enable_idempotence=False")
-        if self.enable_idempotence and self.max_in_flight_requests_per_connection > 5:
-            raise InvalidInputError("enable.idempotence allows at most 5 for max.in.flight.requests.per.connection")
+        if self.enable_idempotence and self.max_in_flight_requests_per_connection > MOST_IN_FLIGHT:
+            raise InvalidInputError(
+                f"enable.idempotence allows at most {MOST_IN_FLIGHT} for max.in.flight.requests.per.connection"
+            )
         if self.transactional_id is not None and not self.enable_idempotence:
             raise InvalidInputError("transactional.id needs enable.idempotence")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
