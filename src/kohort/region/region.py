@@ -22,6 +22,7 @@ from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
+from kohort.region.calling_threads import CallingThreads
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import Publisher
@@ -30,7 +31,6 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
-from kohort.region.inside import Inside
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
@@ -141,7 +141,7 @@ class Region(ClosedOnExit):
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
-        self._calls, self._closes_later, self._closing, self._closed = Inside(), False, 0, False
+        self._callers, self._closes_later, self._closing, self._closed = CallingThreads(), False, 0, False
         self._metrics = None if metrics_listen is None else self._serve_metrics(*at, access)
 
     def _serve_metrics(self, host: str, port: int, access: ServerAccess) -> MetricsServer:
@@ -162,7 +162,7 @@ class Region(ClosedOnExit):
 
     def count_in(self, member: Measured) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
-        with self._calls.enter(), self._lock:
+        with self._callers.enter(), self._lock:
             self._counted.add(member)
 
     def _plane_seen(self) -> messages.RegionSeen | None:
@@ -308,7 +308,7 @@ class Region(ClosedOnExit):
             return self._election.reach()
 
     def _forget(self, member: RegionConsumer) -> None:
-        with self._calls.enter(), self._lock:
+        with self._callers.enter(), self._lock:
             self._consumers.discard(member)
 
     # -- operators
@@ -485,13 +485,13 @@ class Region(ClosedOnExit):
         Raises:
             InvalidInputError: such a handler has made this call.
         """
-        if self._calls.is_here():
+        if self._callers.include_this_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler that interrupted another call of region {self.name} on the "
                 "same thread: set a flag there, or call it from another thread"
             )
         try:
-            with self._calls.enter():
+            with self._callers.enter():
                 yield
         finally:
             if self._closes_later:
@@ -540,7 +540,7 @@ class Region(ClosedOnExit):
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:
             return
-        if self._calls.is_here():
+        if self._callers.include_this_thread():
             self._closes_later = True
             for member in list(self._consumers):
                 member.ask_to_close()
