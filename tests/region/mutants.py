@@ -127,7 +127,7 @@ _STEP = MemberMachine.step
 def _drains_without_waiting(machine: Any, order: Drain) -> None:
     machine.cut = order.cut
     machine.state = state.DRAINED
-    machine.say(Drained(order.cut))
+    machine.send(Drained(order.cut))
 
 
 def _sweeps_all(folder: ParquetFolder, keep: Keep) -> None:

@@ -42,7 +42,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
         segment.max_timestamp, segment.max_timestamp_offset = last[0], segment.base_offset + last[1]
     elif segment.size:
         report.rebuilt_indexes.append(segment.path.with_suffix(".timeindex").name)
-        segment.look_through()
+        segment.verify_headers()
     _load_transactions(segment, report)
     return report
 

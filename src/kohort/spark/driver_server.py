@@ -121,12 +121,12 @@ class SinkListener(StreamingQueryListener):
         return list(self._sessions)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self.look_at_plan(str(event.id), str(event.runId))
+        self.refuse_double_reads(str(event.id), str(event.runId))
 
-    def look_at_plan(self, query: str, run: str) -> None:
-        """Refuse the sources of a starting query that read a topic twice in one group.
+    def refuse_double_reads(self, query: str, run: str) -> None:
+        """Mark the sources of a starting query that read one topic in one group, so that they refuse to start.
 
-        The query has no sources yet. When its plan can't be inspected, the query starts without the check.
+        The query's sources do not run yet. When its plan can't be inspected, the query starts without the check.
         """
         try:
             for session in self.sessions():
@@ -177,7 +177,7 @@ class _JsonProgressListener(JStreamingQueryListener):
 
     def onQueryStarted(self, jevent: Any) -> None:
         """Check the plan while the query waits to start."""
-        self.pylistener.look_at_plan(jevent.id().toString(), jevent.runId().toString())
+        self.pylistener.refuse_double_reads(jevent.id().toString(), jevent.runId().toString())
 
     def onQueryIdle(self, jevent: object) -> None:
         """Do nothing."""

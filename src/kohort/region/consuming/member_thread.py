@@ -119,7 +119,7 @@ class PlaneLink:
     def start(self) -> None:
         self._thread.start()
 
-    def say(self, report: messages.Report) -> None:
+    def send_report(self, report: messages.Report) -> None:
         """Send a message, if there is a connection; a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
@@ -477,7 +477,7 @@ class MemberThread(ABC):
         match effect:
             case events.SendReport(report):
                 if self._link is not None and not self._over:
-                    self._link.say(report)
+                    self._link.send_report(report)
             case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
             case events.LookUp():

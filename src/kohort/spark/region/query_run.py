@@ -442,7 +442,7 @@ class RegionQuery:
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
-            member.look_ahead(ahead, kept // 4, kept // 2)
+            member.pace_checkpoints(ahead, kept // 4, kept // 2)
 
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
         """Handle the end of a run; restart it without a reset of the region if it has planned nothing."""

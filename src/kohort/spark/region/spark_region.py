@@ -32,7 +32,7 @@ from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.folders import check_place
-from kohort.spark.region.query_factory import Build, BuiltQuery, look
+from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
 from kohort.spark.region.query_run import LEAD, RegionQuery
 from kohort.spark.region.query_spec import (
     PINNED,
@@ -359,7 +359,7 @@ class SparkRegion:
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
         """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
-        built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
+        built = check_query(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
         check_sink(declared, built)
         return built, check_state(declared, built)
 
