@@ -285,7 +285,7 @@ class PushedConsumers:
         began = perf_counter()
         self._take_answer(by, value, asked, frame)
         if self.throttling is not None and self.throttling.active:
-            self.throttling.count_time(by.connection, perf_counter() - began)
+            self.throttling.charge_push_frame(by.connection, perf_counter() - began)
 
     def _take_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
