@@ -421,7 +421,7 @@ def serve(
         if region.metrics_address is not None:
             scheme = "http" if metrics.metrics_tls is None else "https"
             print_note(f"metrics on {scheme}://{region.metrics_address}/metrics")
-        while not ended.is_set() and not region.wait_replaced(0.2):
+        while not ended.is_set() and not region.wait_until_replaced(0.2):
             pass
         if not ended.is_set():
             print_note(f"region {name}: another control plane has taken over")

@@ -399,8 +399,8 @@ class Region(ClosedOnExit):
         with self._call("serve"):
             return self._election.serve()
 
-    def wait_replaced(self, timeout_s: float) -> bool:
-        """Wait until this application, which served the region, no longer does; return whether it does not.
+    def wait_until_replaced(self, timeout_s: float) -> bool:
+        """Wait until this application no longer serves the region; return False if it still does after the timeout.
 
         A term that ends without a successor, for example when the cluster aborts its transaction, is followed by
         another one here.
