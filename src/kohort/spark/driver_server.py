@@ -146,9 +146,9 @@ class SinkListener(StreamingQueryListener):
         """Do nothing: the previous batch was reported already."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.hear(event.progress.json)
+        self.record_progress(event.progress.json)
 
-    def hear(self, progress: str) -> None:
+    def record_progress(self, progress: str) -> None:
         """Handle a query's progress, as JSON: one of its batches is done."""
         report = json.loads(progress)
         ends = [json.dumps(source["endOffset"]) for source in report["sources"]]
@@ -183,7 +183,7 @@ class _JsonProgressListener(JStreamingQueryListener):
         """Do nothing."""
 
     def onQueryProgress(self, jevent: Any) -> None:
-        self.pylistener.hear(jevent.progress().json())
+        self.pylistener.record_progress(jevent.progress().json())
 
 
 class Application:

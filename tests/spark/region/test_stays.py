@@ -74,7 +74,7 @@ from tests.spark.region.test_stays import START, query_at
 ending = Ending()
 ending.install()
 line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
-line.drives("i")
+line.announce_query("i")
 line.start()
 query = query_at(line)
 try:

@@ -204,7 +204,7 @@ class QueryThread(MemberThread):
             return
         while self._asked_back:
             event = self._asked_back.popleft()
-            self.assignments.keep_from(map(partition_of, event.parts))
+            self.assignments.stop_planning(map(partition_of, event.parts))
             self._kept.append(event)
         self.assignments.resume_batches(RELEASE)
 

@@ -68,7 +68,7 @@ class Present:
         return {tp.topic for tp in self.partitions}
 
 
-def reach_soon(reader: RangeReader) -> None:
+def connect_or_fail(reader: RangeReader) -> None:
     """Connect to a broker, and fail soon if none answers.
 
     Raises:
@@ -91,7 +91,7 @@ class TopicCatalog:
     def _reader(self) -> RangeReader:
         """The reader, connected to a broker."""
         if not self._reached:
-            reach_soon(self._client)
+            connect_or_fail(self._client)
             self._reached = True
         return self._client
 

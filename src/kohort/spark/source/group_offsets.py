@@ -543,20 +543,20 @@ class GroupOffsets:
         """
         return self._group is None or self._group.is_settled(expected)
 
-    def begin(self, held: AssignedPartitions, batch: int) -> bool:
+    def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
         Return False if the group has rebalanced since `held`.
         """
-        begun = self._group is None or self._group.begin(held)
+        begun = self._group is None or self._group.begin_batch(held)
         self._begun = batch if begun else self._begun
         return begun
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
-        return self._group is None or self._group.read()
+        return self._group is None or self._group.begin_reading()
 
-    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a completed batch, then release revoked partitions."""
         self._done.update(batch.reached())
         for tp in batch.spans:
@@ -566,11 +566,11 @@ class GroupOffsets:
         try:
             self._commit(self._group, batch, timeout_ms)
         except CommitFailedError as error:
-            self._group.end()
+            self._group.end_batch()
             self._taken = None
             self._lost(batch, error)
             return
-        self._group.end()
+        self._group.end_batch()
 
     def _commit(self, group: InGroup, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch's ends without partitions that were deleted meanwhile, which the next check reports."""
@@ -658,7 +658,7 @@ class GroupOffsets:
             at = held.starts
             readable = planned.of(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
-            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch) and self.read():
+            if self._mark_left(readable, kept, held) and self.begin_batch(held, planned.batch) and self.begin_reading():
                 return held, readable, kept
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
@@ -738,9 +738,9 @@ class GroupOffsets:
             return True
         return found.stamp is not None and self._own(tp) and found.stamp.batch < planned.batch
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return the member's state for the query's progress."""
-        return MemberProgress() if self._group is None else self._group.standing()
+        return MemberProgress() if self._group is None else self._group.member_progress()
 
     def close(self) -> None:
         """Leave the group."""

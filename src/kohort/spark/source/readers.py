@@ -491,7 +491,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if identity is not None:
             self._query.identity = identity
             if self._receiver is not None:
-                self._receiver.drives(identity)
+                self._receiver.announce_query(identity)
         return self._query
 
     def _make_coordinator(self, options: SourceOptions, catalog: TopicCatalog) -> OffsetCoordinator:
@@ -630,7 +630,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query = self._query
         if self._receiver is not None:
             if query is not None and self._watch is not None and not self._watch.orphaned:
-                self._receiver.last_words(query.is_running)
+                self._receiver.await_last_reports(query.is_running)
             self._receiver.close()
         self._query = None
         if query is not None:

@@ -237,16 +237,16 @@ class RegionOffsets:
         """Return True: a region's query does not end on an empty result."""
         return True
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Return True: the driver program abandons no batch."""
         return True
 
-    def begin(self, held: AssignedPartitions, batch: int) -> bool:
+    def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Ask the driver program whether a batch may begin; until it ends, no partition is released."""
         self._known = None  # records are waiting: the next lookup is due at once, even if this batch may not begin
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 
-    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Report to the driver program that a batch is complete. The source commits nothing: the region does.
 
         Do not wait for the answer, because the thread that receives answers may call this. Messages arrive in order.
@@ -267,7 +267,7 @@ class RegionOffsets:
             "it, and change nothing in it by hand"
         )
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return an empty state: the member is in the driver program."""
         return MemberProgress()
 
