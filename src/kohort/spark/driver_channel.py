@@ -264,7 +264,7 @@ class ChannelClient:
         return self._link is not None and bool(self._query)
 
     def announce_query(self, query: str) -> None:
-        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
+        """Announce that this process runs the query: the driver program sends the query's messages here from now on."""
         with self._changed:
             if query == self._query:
                 return
@@ -453,7 +453,7 @@ class SinkDoneReceiver:
         return self.line.connected
 
     def announce_query(self, query: str) -> None:
-        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
+        """Announce that this process runs the query: the driver program sends the query's messages here from now on."""
         self.line.announce_query(query)
 
     def await_last_reports(self, running: Callable[[], bool]) -> None:

@@ -94,7 +94,7 @@ class CompletedBatches:
 
 
 class SinkListener(StreamingQueryListener):
-    """A query listener that forwards completed batches and ended runs; other sources' batches cost one look."""
+    """A query listener that forwards completed batches and ended runs; batches of other sources cost one lookup."""
 
     def __init__(self, completed: CompletedBatches, server: ChannelServer, jvm: Any) -> None:
         """Set up the listener; it is not added to a session yet.

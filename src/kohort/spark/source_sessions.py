@@ -102,7 +102,7 @@ class Idle:
 
     Attributes:
         version: the assignment that the source knows, as in `Handed.version`.
-        ms: when the source checks again unless the assignment changes; at most `IDLE_MS`.
+        ms: the milliseconds until the source checks again, unless the assignment changes; at most `IDLE_MS`.
     """
 
     version: int

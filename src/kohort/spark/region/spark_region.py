@@ -223,7 +223,7 @@ class SparkRegionSettings(ConnectionSettings, total=False):
         metrics_listen: HOST:PORT of the Prometheus endpoint; beyond loopback it needs `metrics_tls` with
             `metrics_client_ca`, or `metrics_insecure`.
         metrics_tls: a PEM file of a private key and certificates: metrics are encrypted.
-        metrics_client_ca: a PEM file of authorities: who reads metrics must show a certificate of theirs.
+        metrics_client_ca: a PEM file of authorities: clients must show a certificate that one of them has issued.
         metrics_insecure: everyone may read metrics, also from other machines.
     """
 
@@ -625,7 +625,7 @@ def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> Behaviou
     Args:
         declared: the query.
         shares: whether its state moves with partitions, or it has none.
-        keeps: whether its state, and each of its groups, waits for it while it is away.
+        keeps: whether the region keeps the query's state and groups for it while it does not run.
     """
     sources = len(declared.sources)
     of = uuid4().hex if sources > 1 else ""

@@ -35,7 +35,7 @@ def lose(text: str, remedy: str, *, strict: bool) -> None:
     """
     if strict:
         raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")
-    log.warning("records may be lost: %s; by failOnDataLoss=false, the query %s", text, remedy)
+    log.warning("records may be lost: %s; because of failOnDataLoss=false, the query %s", text, remedy)
 
 
 # -- The catalog of topics
@@ -233,7 +233,7 @@ class TopicCatalog:
         """Return where partitions without a committed offset start, by `kafka.auto.offset.reset`.
 
         Raises:
-            OffsetError: the setting is none.
+            OffsetError: the setting is `none`.
         """
         wanted = list(partitions)
         reset = self._options.kafka.get("auto.offset.reset", "latest")

@@ -184,7 +184,7 @@ def first_positions(
         catalog: looks up offsets.
         bound: the start from the options.
         again: topics that were deleted and re-created.
-        there: the partitions that a fresh query has found; nothing once it has had partitions.
+        there: the partitions that a fresh query has found; empty once the query has had partitions.
     """
     wanted = list(partitions)
     new = [tp for tp in wanted if tp.topic in again or tp not in there]
@@ -246,7 +246,7 @@ def refuse_beyond(
     """Refuse starting offsets beyond a partition's end, before they are committed.
 
     Raises:
-        InvalidInputError: the options ask for one.
+        InvalidInputError: the options ask for such an offset.
     """
     for tp, at in first.items():
         if at > ends[tp]:
@@ -327,7 +327,7 @@ class GroupOffsets:
         self._noted = False
 
     def resume(self, start: BatchOffset) -> None:
-        """Take over where the checkpoint says that the query continues; once."""
+        """Take over the positions from which the checkpoint says that the query continues. Later calls do nothing."""
         self._resume(start)
 
     def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:

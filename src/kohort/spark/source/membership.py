@@ -201,7 +201,7 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 
 
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
-    """Return whether another member's pattern may match all topics; True if it is none that can be matched here."""
+    """Return whether another member's pattern may match all topics; True if it can't be matched here."""
     try:
         return len(matching_names(regex, topics)) == len(topics)
     except InvalidInputError:
