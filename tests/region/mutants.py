@@ -171,7 +171,7 @@ def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
     plane = machine.plane
     plane.paid(place)
     for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
-        plane.let_leave(value)
+        plane.complete_leave(value)
     machine.commit_if_whole()
 
 

@@ -592,7 +592,7 @@ class GroupHost:
 
     # -- topics that regular expressions may select
 
-    def heard_from(self, group_id: str, caller: Caller) -> None:
+    def remember_regex_caller(self, group_id: str, caller: Caller) -> None:
         """Remember the client of a group's latest heartbeat: it decides which topics the group's patterns may select.
 
         A pattern that no client of this process stands for waits for the group's next heartbeat.

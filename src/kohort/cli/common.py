@@ -156,7 +156,7 @@ def spark_checkpoints(given: tuple[str, ...]) -> ReadOthers:
     """Return the checkpoints of --spark-checkpoint, for `LagReader.read_others`.
 
     Raises:
-        UsageError: a path is none of a folder or a store, two have one name, or a package is missing.
+        UsageError: a path is neither a folder nor in a store, two have one name, or a package is missing.
     """
     if not given:
         return dict
@@ -196,10 +196,10 @@ def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, A
 
 
 class EndingSignals:
-    """SIGTERM and SIGINT, from its creation on.
+    """A receiver of SIGTERM and SIGINT, from its creation on.
 
-    A handler may call `put` of a queue, and not `set` of a `threading.Event`. The handler runs on the thread that
-    waits, and would wait for ever for a lock that this thread holds for a moment.
+    The signal handler may call `put` of a queue, but not `set` of a `threading.Event`. It runs on the thread that waits
+    for the event, which may hold the event's lock at that moment: the handler would wait for it for ever.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ def check_registry_option(url: str | None) -> None:
     """Check the option --schema-registry for a login, which other users of the machine would see.
 
     Raises:
-        UsageError: it has one.
+        UsageError: the URL has a login.
     """
     if url is not None and "@" in url:
         raise UsageError(
@@ -286,7 +286,7 @@ def duration_option(option: str, text: str, longest_ms: int | None = None) -> in
     """Return a duration in milliseconds.
 
     Raises:
-        UsageError: the text is no duration, or a longer one; None: than a week.
+        UsageError: the text is no duration, or exceeds `longest_ms`; None: a week.
     """
     from kohort.lag.scaling import MAX_LAG_MAX_MS, duration_ms
 
@@ -372,7 +372,7 @@ class ServerOptions:
     """Serve everyone without a certificate, also at an address that other machines can reach."""
 
     def certificates(self, server: str) -> ServerCertificates | None:
-        """Return what connections speak; None: no TLS. `server` is its name in log lines.
+        """Return the certificates for TLS; None without TLS. `server` is the server's name in log lines.
 
         Raises:
             UsageError: options do not fit together, or a file can't be read or has something else.
@@ -420,7 +420,7 @@ class MetricsOptions:
     """Let everyone read metrics, also at an address that other machines can reach."""
 
     def check(self, server: str) -> None:
-        """Check that the operator has said who may read metrics. `server` is what the error calls their server.
+        """Check that the operator has said who may read metrics. `server` is the server's name in the error.
 
         Raises:
             UsageError: other machines reach the address, and nothing says who may connect; or it is invalid.
@@ -458,7 +458,7 @@ class ZooKeeperOptions:
     """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
     def zookeeper_address(self) -> ZooKeeperAddress | None:
-        """Return where ZooKeeper is and how to log in there; None: it is not used.
+        """Return ZooKeeper's address and login; None if ZooKeeper is not used.
 
         Raises:
             UsageError: a line of the file is no property, or there is a file and no address.

@@ -173,7 +173,7 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
             segment.inherited = None
 
 
-def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
+def keep_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Keep a damaged end, because records up to `end_offset` are known to have existed."""
     size = segment.open().size()
     inherited = segment.inherited

@@ -39,7 +39,7 @@ from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
 from kohort.region.region_log import Home
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
-from kohort.region.sinks import Sink, known_there, place_of
+from kohort.region.sinks import Sink, place_of, stored_name_and_sequence
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.settings.config import is_loopback, parse_listen
@@ -439,7 +439,7 @@ class Region(ClosedOnExit):
         if birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, birth.region_id)
-        known = known_there(sink)
+        known = stored_name_and_sequence(sink)
         was, shows = (sink.adopt(), sink.published()) if known is None else known
         self._home.adopt(place_of(sink), was, shows)
         if known is not None:

@@ -430,7 +430,7 @@ class Checkpoints:
                 member.left = True
                 member.handed.clear()
             else:
-                plane.let_leave(member)
+                plane.complete_leave(member)
 
     # -- publication
 
@@ -462,7 +462,7 @@ class Checkpoints:
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
-            plane.let_leave(member)
+            plane.complete_leave(member)
         plane.request(MembersChanged())
         self.commit_if_whole()
 

@@ -372,7 +372,7 @@ class RegionMembers:
             sibling.left = left
             sibling.handed.clear()
             if not left:
-                self.plane.let_leave(sibling)
+                self.plane.complete_leave(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
         """Return whether the member must stay: one of its sinks would not show a sequence that it needs to show."""

@@ -495,7 +495,7 @@ class Plane:
         if not self.owed:
             self.published = self.sequence
 
-    def let_leave(self, member: RegisteredMember) -> None:
+    def complete_leave(self, member: RegisteredMember) -> None:
         """Unregister a member that leaves in order."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
         self.send(member, Stop(self.term, *stopped))

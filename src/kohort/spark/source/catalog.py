@@ -22,7 +22,7 @@ from kohort.spark.topic_pattern import as_glob, topic_pattern
 log = logging.getLogger("kohort.spark")
 
 
-def lose(text: str, remedy: str, *, strict: bool) -> None:
+def report_loss(text: str, remedy: str, *, strict: bool) -> None:
     """Report that records are lost, or may be: by an error, or with failOnDataLoss=false by a warning.
 
     Args:
@@ -225,7 +225,7 @@ class TopicCatalog:
             text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
             text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
             text += "group's offsets were copied: then set them anew there)"
-            lose(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
+            report_loss(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
         without = self.without_commit(tp for tp in partitions if tp not in known)
         return known | self.beginnings(earlier) | without
 

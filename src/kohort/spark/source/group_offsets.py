@@ -12,7 +12,7 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, resume_at
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog, lose
+from kohort.spark.source.catalog import TopicCatalog, report_loss
 from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
 from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, Replay
 from kohort.spark.source.progress import MemberProgress
@@ -280,7 +280,7 @@ def within(
         text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
         if options.group_id is not None:
             text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
-        lose(text, f"goes on at {first}", strict=options.fail_on_data_loss)
+        report_loss(text, f"goes on at {first}", strict=options.fail_on_data_loss)
         settled[tp] = first
     return settled
 
@@ -670,7 +670,7 @@ class GroupOffsets:
                 del spans[tp]  # deleted meanwhile; the next check reports it
             elif span.end > ends[tp]:
                 text = f"{tp} ends at offset {ends[tp]}, the batch to be read again goes on to {span.end}"
-                lose(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
+                report_loss(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
                 del spans[tp]
         return spans
 

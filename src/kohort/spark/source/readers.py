@@ -384,7 +384,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
-    from kohort.spark.source.catalog import lose
+    from kohort.spark.source.catalog import report_loss
 
     every = catalog.partitions()
     refuse_not_read("startingOffsets", starting, every)
@@ -408,7 +408,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
                 f"{tp}, {ending.option('ending')} for {end}, which is less"
             )
         if start < min(first[tp], end):
-            lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
+            report_loss(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
         spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))
     return BatchOffset("", spans=spans, ids=ids)
 

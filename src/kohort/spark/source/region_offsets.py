@@ -12,7 +12,7 @@ from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog, lose
+from kohort.spark.source.catalog import Present, TopicCatalog, report_loss
 from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
@@ -196,7 +196,7 @@ class RegionOffsets:
     def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
         self._send(LostRecords(text, strict, tuple(parts)).to_message(self._session))
-        lose(text, remedy, strict=strict)
+        report_loss(text, remedy, strict=strict)
 
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -263,7 +263,7 @@ class RegionOffsets:
         del start
         raise InvalidInputError(
             f"batch {planned.batch} was planned by an earlier run, in epoch {planned.epoch}, and not finished: a "
-            "region's query begins with a checkpoint folder that ends with a finished batch. Let SparkRegion derive "
+            "region's query begins with a checkpoint folder that ends with a finished batch. Let SparkRegion clone "
             "it, and change nothing in it by hand"
         )
 
