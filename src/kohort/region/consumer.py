@@ -140,7 +140,7 @@ class RegionConsumer(OneProcess):
     def _count_table(self) -> None:
         if self._flow.is_idle():
             return
-        if not self._flow.void:
+        if not self._flow.discards_rows:
             self._stager.settle()
         self._flow.finish()
         self._hand = None
@@ -154,7 +154,7 @@ class RegionConsumer(OneProcess):
             return
         with self._in_use():
             if piece is not None and self._flow.in_hand is piece:
-                if not self._flow.void:
+                if not self._flow.discards_rows:
                     self._stager.drop_unsettled()
                     log.info(
                         "[member %s] the loop over tables() ended before its table was done: the table's rows are "
@@ -231,7 +231,7 @@ class RegionConsumer(OneProcess):
         """Submit rows to a sink as soon as it is available."""
         wait, taken = sink_wait(self.name), False
         try:
-            while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
+            while not taken and not self._flow.discards_rows and (piece := self._flow.in_hand) is not None:
                 taken = self._try_to_give(give, piece, wait)
         finally:
             if wait.end_wait(works=taken):

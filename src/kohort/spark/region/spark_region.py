@@ -359,7 +359,9 @@ class SparkRegion:
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
         """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
-        built = check_query(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
+        built = check_query(
+            self._spark, declared.build, raw, declared.mode, declared.source_texts(), declared.undecoded
+        )
         check_sink(declared, built)
         return built, check_state(declared, built)
 
