@@ -237,7 +237,7 @@ def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_reported_w
     broker = kohort_broker_factory({"advertised.port": 1})
     with pytest.raises(KafkaError) as caught:
         ask(broker.bootstrap_servers, {})
-    assert f"{broker.bootstrap_servers} answers, but where it says that brokers are none can be reached" in str(
+    assert f"{broker.bootstrap_servers} answers, but none of the broker addresses that it names can be reached" in str(
         caught.value
     )
     assert REFUSED in str(caught.value)

@@ -34,7 +34,7 @@ from kohort.region.control_plane.state import RegionConfig
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.message_codec import decode_heard, encode
+from kohort.region.message_codec import decode_order, encode
 from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
 from kohort.region.region_log import Home
 from kohort.region.region_topic import client_id_of
@@ -504,7 +504,7 @@ class Region(ClosedOnExit):
             for message in (*said, messages.Describe()):
                 link.send(encode(message))
             for body in link.bodies(timeout_s):
-                answer = decode_heard(body)
+                answer = decode_order(body)
                 if isinstance(answer, messages.Declined):
                     raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
                 if isinstance(answer, messages.RegionSeen):

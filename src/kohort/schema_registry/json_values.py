@@ -13,7 +13,7 @@ from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefi
 _REASON_MAX = 200
 """Characters of a reason, which has the value in it."""
 _ODD_SCHEMA = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, re.error)
-"""Errors of jsonschema that are no answer: a reference to a number, a pattern of draft 4 that is none, a number that no
+"""Errors of jsonschema that are no answer: a reference to a number, a malformed pattern of draft 4, a number that no
 float can have beside `multipleOf`.
 """
 

@@ -657,7 +657,7 @@ def _refusal(address: _Address, status: int, data: bytes) -> KafkaError:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
         return RetriableError(text)
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(answer.get("error_code"), int):
-        return UnusableSchemaError(text)  # of what was asked for: a schema that is invalid, or a version that is none
+        return UnusableSchemaError(text)  # of what was asked for: a schema that is invalid, or an invalid version
     return InvalidInputError(text)
 
 
@@ -711,13 +711,13 @@ def references_of(answer: Any, name: str) -> tuple[SchemaReference, ...]:
     try:
         made = tuple(SchemaReference(item["name"], item["subject"], item["version"]) for item in found)
     except (TypeError, KeyError):
-        raise UnusableSchemaError(f"{name} has references that are none") from None
+        raise UnusableSchemaError(f"{name} has malformed references") from None
     if len(made) > IMPORTS_MAX:
         raise UnusableSchemaError(f"{name} refers to more than {IMPORTS_MAX} files")
     for reference in made:
         kinds = (type(reference.name), type(reference.subject), type(reference.version))
         if kinds != (str, str, int):
-            raise UnusableSchemaError(f"{name} has references that are none")
+            raise UnusableSchemaError(f"{name} has malformed references")
     return made
 
 

@@ -100,7 +100,7 @@ class Checkpoints:
     def begin_if_ready(self) -> None:
         """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
-        names = plane.cutters()
+        names = plane.participants()
         those = [plane.members[name] for name in names]
         ready = all(
             member.phase is MemberPhase.READING
@@ -133,8 +133,8 @@ class Checkpoints:
         if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
             return
         plane.log(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
-        cutters = plane.cutters()
-        names = tuple(name for name in cutting.names if name in cutters)
+        participants = plane.participants()
+        names = tuple(name for name in cutting.names if name in participants)
         if names:
             self._begin(names)
         else:

@@ -431,10 +431,10 @@ class Plane:
         """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
         return self.contributors.get(name) == epoch
 
-    def cutters(self) -> tuple[str, ...]:
+    def participants(self) -> tuple[str, ...]:
         """Return the participants of a checkpoint that begins now.
 
-        A member that holds nothing and waits for siblings is none.
+        A member that has no partitions and waits for its siblings does not participate.
         """
         able = ((name, self.members[name]) for name in self.names())
         return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
