@@ -416,7 +416,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
-    "a record counts whoever has sealed it": _instead(RegionKey, "opens", lambda *_: True),
+    "a record counts whoever has sealed it": _instead(RegionKey, "verifies", lambda *_: True),
     "a record counts that no transaction holds": _instead(FactTable, "_not_proven", lambda *_, **__: ""),
     "a term counts whichever came before": _instead(FactTable, "_not_current", lambda *_: ""),
     "a producer that was replaced is heard": _instead(FactTable, "_not_of_the_author", lambda *_: ""),

@@ -46,9 +46,7 @@ def _parsed(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnusableSchemaError(
-            f"{name} is no Avro schema, or refers to a schema that is no Avro schema: {error}"
-        ) from None
+        raise UnusableSchemaError(f"{name} is no Avro schema, or refers to one that is invalid: {error}") from None
 
 
 class _Inlining:
