@@ -181,7 +181,7 @@ def test_request_that_deletes_rows_is_declined_unless_it_says_which(
         messages.Emptying(UUID(int=1), (place,)),
         messages.Emptying(region.describe().region_id, ()),
     ):
-        link = region.reach()
+        link = region.connect_to_control_plane()
         link.send(encode(messages.AskReset("a stranger", forced=True, initial=True, confirms=confirms)))
         answers = (decode_order(body) for body in link.bodies(10))
         declined = next(answer for answer in answers if isinstance(answer, messages.Declined))

@@ -79,7 +79,7 @@ class Common:
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
 
-    def reach(self, limit_ms: int | None = None) -> None:
+    def check_reachable(self, limit_ms: int | None = None) -> None:
         """Check that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
 
         Args:
@@ -89,7 +89,7 @@ class Common:
             TimedOutError: the cluster can't be reached; the message names addresses and causes.
             KafkaError: any other failure, such as a refused login.
         """
-        from kohort.client.net.health import reach
+        from kohort.client.net.health import check_reachable
         from kohort.client.net.thread_driver import ThreadClient
         from kohort.client.settings import ConnectionConfig, client_config
 
@@ -100,7 +100,7 @@ class Common:
             raise UsageError(str(error)) from error
         limit = limit_ms or self.timeout or REACH_MS
         try:
-            client.call(reach(client.cluster, limit))
+            client.call(check_reachable(client.cluster, limit))
         except TimedOutError as error:
             raise TimedOutError(f"{error.message}{self._origin()}") from error
         finally:
@@ -148,7 +148,7 @@ class Common:
 
         servers, given = self.client_settings(ConnectionConfig)
         given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
-        self.reach(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
+        self.check_reachable(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
         return servers, given
 
 

@@ -361,7 +361,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
     if from_beginning or "auto.offset.reset" not in settings:
         settings["auto.offset.reset"] = "earliest" if from_beginning else "latest"
     settings["max.poll.records"] = -1 if count is None else max(1, min(count, 10_000))
-    common.reach()
+    common.check_reachable()
     try:
         return Consumer(servers, **settings)
     except InvalidInputError as error:

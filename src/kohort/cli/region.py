@@ -434,7 +434,7 @@ def serve(
 def _reached(common: Common) -> tuple[str, dict[str, Any]]:
     from kohort.client.settings import ConnectionConfig
 
-    common.reach()
+    common.check_reachable()
     return common.client_settings(ConnectionConfig)
 
 

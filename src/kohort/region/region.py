@@ -238,7 +238,7 @@ class Region(ClosedOnExit):
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
         member = RegionConsumer(events, flow, stager, own, self._forget)
         try:
-            member.start(self._election.reach)
+            member.start(self._election.connect_to_control_plane)
         except BaseException:
             consumer.close()
             raise
@@ -267,7 +267,7 @@ class Region(ClosedOnExit):
     ) -> tuple[UUID, Sink | None, Sink | None]:
         if self._closed:
             raise InvalidInputError(f"region {self.name} was closed here: make another Region for {applicant.member}")
-        return admit_member(self.name, self._home, self._election.reach, applicant, into, letters)
+        return admit_member(self.name, self._home, self._election.connect_to_control_plane, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
         """Return the state from which a member continues, according to the region's topic; None: no state.
@@ -297,7 +297,7 @@ class Region(ClosedOnExit):
         }
         return Consumer(self._servers, **own)
 
-    def reach(self) -> Link:
+    def connect_to_control_plane(self) -> Link:
         """Return a connection to the current control plane; this process may become it if there is none.
 
         Raises:
@@ -305,7 +305,7 @@ class Region(ClosedOnExit):
             KafkaError: the region's topic can't be read or written.
         """
         with self._call("reach"):
-            return self._election.reach()
+            return self._election.connect_to_control_plane()
 
     def _forget(self, member: RegionConsumer) -> None:
         with self._callers.enter(), self._lock:
@@ -414,7 +414,7 @@ class Region(ClosedOnExit):
 
     def _is_served(self) -> bool:
         try:
-            self._election.reach(retries=False).close()
+            self._election.connect_to_control_plane(retries=False).close()
         except OSError:
             return False
         return True
@@ -517,7 +517,7 @@ class Region(ClosedOnExit):
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                return self._election.reach()
+                return self._election.connect_to_control_plane()
             except OSError as error:
                 if time.monotonic() > until_s:
                     raise TimedOutError(f"region {self.name} has no control plane: {error}") from error

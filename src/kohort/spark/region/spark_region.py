@@ -428,7 +428,7 @@ class SparkRegion:
         started.query.start()
         for member in started.members:
             self._region.count_in(member)
-            member.start(self._region.reach)
+            member.start(self._region.connect_to_control_plane)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
         """Start the declared queries, and block until they are stopped or have caught up.

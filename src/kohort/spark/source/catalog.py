@@ -75,7 +75,7 @@ def connect_or_fail(reader: RangeReader) -> None:
         TimedOutError: no broker was reached within `REACH_MS`; names addresses and causes.
         KafkaError: authentication failed, without waiting.
     """
-    reader.reach(min(REACH_MS, reader.config.default_api_timeout_ms))
+    reader.check_reachable(min(REACH_MS, reader.config.default_api_timeout_ms))
 
 
 class TopicCatalog:
