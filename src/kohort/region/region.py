@@ -304,7 +304,7 @@ class Region(ClosedOnExit):
             OSError: there is none at the moment; the caller should retry.
             KafkaError: the region's topic can't be read or written.
         """
-        with self._call("reach"):
+        with self._call("connect_to_control_plane"):
             return self._election.connect_to_control_plane()
 
     def _forget(self, member: RegionConsumer) -> None:
