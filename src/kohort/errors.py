@@ -28,7 +28,7 @@ class ErrorCode(IntEnum):
 
     @property
     def topic_text(self) -> str:
-        """The meaning for a whole topic: `text` may speak of partitions too."""
+        """The meaning of an error about a whole topic, where `text` may speak of a partition as well."""
         return "this server has no such topic" if self.name == "UNKNOWN_TOPIC_OR_PARTITION" else self.text
 
     def __new__(cls, value: int, retriable: bool = False, text: str = "") -> Self:

@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test whose own marker could configure nothing: it would pass for a wrong reason."""
+    """Fail a test that has the marker without using the fixture: its broker would lack the properties unnoticed."""
     if not isinstance(item, pytest.Function) or "request" in inspect.signature(item.function).parameters:
         return  # it may ask for the fixture while it runs
     fixtures = item.fixturenames

@@ -41,7 +41,7 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
     groups.begin(0, TERM)
     driven.turns.settle()
     client = ClientSession(1, "127.0.0.1")
-    client.introduce(software, "1", "")
+    client.set_software(software, "1", "")
     client.lease_ms = lease_ms
     host: Any = SimpleNamespace(
         next_request_id=lambda: next(tokens), groups=groups, group_config=GroupConfig(notify_at_once="off")

@@ -22,7 +22,7 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.client.group.push import PushCoordinator
 from kohort.client.net.bootstrap_check import explain_connection_failure
 from kohort.client.net.connection import Address, ConnectionFailed
-from kohort.client.net.health import reach
+from kohort.client.net.health import check_reachable
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
@@ -209,7 +209,7 @@ def in_asyncio(servers: str, chosen: dict[str, Any]) -> None:
 def contact(servers: str, chosen: dict[str, Any]) -> None:
     client = ThreadClient(client_config(ConnectionConfig, servers, chosen))
     try:
-        client.call(reach(client.cluster, 1_000))
+        client.call(check_reachable(client.cluster, 1_000))
     finally:
         client.close()
 
@@ -237,7 +237,7 @@ def test_an_address_that_a_broker_names_and_that_no_one_answers_at_is_reported_w
     broker = kohort_broker_factory({"advertised.port": 1})
     with pytest.raises(KafkaError) as caught:
         ask(broker.bootstrap_servers, {})
-    assert f"{broker.bootstrap_servers} answers, but where it says that brokers are none can be reached" in str(
+    assert f"{broker.bootstrap_servers} answers, but none of the broker addresses that it names can be reached" in str(
         caught.value
     )
     assert REFUSED in str(caught.value)
@@ -403,7 +403,7 @@ def test_contact_is_made_as_soon_as_there_is_a_broker(kohort_broker: Broker) -> 
     kohort_broker.kill()
     client = ThreadClient(client_config(ConnectionConfig, kohort_broker.bootstrap_servers, {}))
     try:
-        waiting = client.submit(reach(client.cluster, 60_000))
+        waiting = client.submit(check_reachable(client.cluster, 60_000))
         address = client.cluster.bootstrap[0]
         until(lambda: client.cluster.connections.health(address).failures > 1, "it was tried")
         kohort_broker.restart()
@@ -424,10 +424,10 @@ def test_of_the_brokers_that_a_cluster_names_one_that_answers_is_enough() -> Non
 
     world.handlers["Metadata"] = with_others
     world.refuse = {9, 10}
-    world.call(reach(world.cluster, 1_000))
+    world.call(check_reachable(world.cluster, 1_000))
     world.handlers["Metadata"] = lambda message, version: PARK
     with pytest.raises(TimedOutError, match="gave up after 1000 ms"):
-        world.call(reach(world.cluster, 1_000))
+        world.call(check_reachable(world.cluster, 1_000))
 
 
 def test_a_broker_that_hangs_up_at_the_login_is_not_said_to_lack_tls() -> None:

@@ -112,7 +112,7 @@ def test_pings_are_answered_with_what_was_worked_on(held: Held) -> None:
     raw = held.cluster.ask(encode_ping(0))
     assert raw is not None
     assert decode_ping_response(raw, True) == (PositionedPartition("t", 1, 0, 5),)
-    held.member.take_positions({T0: 9, T1: 3})
+    held.member.set_positions_to_report({T0: 9, T1: 3})
     raw = held.cluster.ask(encode_ping(0))
     assert raw is not None
     assert decode_ping_response(raw, True) == (PositionedPartition("t", 1, 0, 9),), "of what it was started with only"
@@ -172,7 +172,7 @@ def test_consumer_rejoins_under_its_id_and_reads_on_meanwhile(held: Held) -> Non
     assert held.member.assignment.partitions == (T0,)
     cluster.run(1_000)
     assert [said.consumer_id for said in cluster.registered] == ["m", "m"]
-    held.member.take_positions({T0: 8})
+    held.member.set_positions_to_report({T0: 8})
     raw = cluster.ask(encode_ping(0))
     assert raw is not None
     assert decode_ping_response(raw, True)[0].offset == 8
@@ -186,7 +186,7 @@ def test_a_stop_waits_for_the_application_and_its_last_positions_follow(held: He
     assert cluster.ask(encode_stop()) is None
     assert member.revocation is not None
     assert member.owns, "until it lets go"
-    member.take_positions({T0: 11})
+    member.set_positions_to_report({T0: 11})
     member.release()
     cluster.run()
     assert cluster.answers[-1] == ErrorResponse(0).encode_frame()

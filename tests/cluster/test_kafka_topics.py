@@ -114,10 +114,10 @@ def test_positions_of_topics_that_are_not_there_are_looked_for(servers: str) -> 
             (await admin.create_topics([NewTopic(there, 1)])).all()
             await polled_until(topics, lambda: there in topics.by_name)
             known, earlier = topics.by_name[there].id, uuid.uuid4()
-            topics.look_for(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
+            topics.find_deleted(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
             await polled_until(topics, lambda: gone in groups.deleted)
             assert groups.deleted == [gone]
-            topics.look_for(LookForTopics({there: frozenset({known, earlier})}))
+            topics.find_deleted(LookForTopics({there: frozenset({known, earlier})}))
             await polled_until(topics, lambda: there in groups.deleted)
             assert topics.by_name[there].id == known
 

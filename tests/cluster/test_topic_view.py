@@ -199,7 +199,7 @@ def test_racks_of_brokers_that_are_down_stay() -> None:
 @pytest.mark.parametrize("recorded", [OLD, NO_TOPIC_ID])
 def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recorded: TopicId) -> None:
     asked = Asked()
-    asked.answers.look_for({"t": [recorded]})
+    asked.answers.find_deleted({"t": [recorded]})
     assert asked.poll(A) == ()
     assert asked.poll(A) == ()
     assert asked.poll(B) == ("t",)
@@ -209,7 +209,7 @@ def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recor
 
 def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
     asked = Asked()
-    asked.answers.look_for({"t": [OLD]})
+    asked.answers.find_deleted({"t": [OLD]})
     asked.poll(A)
     asked.poll(B, topic())
     asked.poll(A, topic())
@@ -220,7 +220,7 @@ def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
 def test_positions_of_an_earlier_topic_go_when_two_brokers_name_the_later_one() -> None:
     asked = Asked()
     asked.poll(A, topic(topic_id=NEW))
-    asked.answers.look_for({"t": [OLD]})
+    asked.answers.find_deleted({"t": [OLD]})
     assert asked.poll(A, topic(topic_id=NEW)) == ()
     assert asked.poll(B, topic(topic_id=NEW)) == ("t",)
     assert asked.id_of() == NEW
@@ -230,7 +230,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
     """This process has heard from a broker that lags; another one took commits of the topic that was made again."""
     asked = Asked()
     asked.poll(A, topic(topic_id=OLD))
-    asked.answers.look_for({"t": [NEW]})
+    asked.answers.find_deleted({"t": [NEW]})
     asked.poll(B, topic(topic_id=NEW))
     assert asked.poll(A, topic(topic_id=NEW)) == ("t",)  # what names the newer id stays, see `TopicsDeleted`
     assert asked.id_of() == NEW
@@ -238,7 +238,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
 
 def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
     asked = Asked()
-    asked.answers.look_for({"t": [NO_TOPIC_ID]})
+    asked.answers.find_deleted({"t": [NO_TOPIC_ID]})
     asked.poll(A, topic())
     asked.poll(B, topic())
     assert asked.deleted == []
@@ -247,7 +247,7 @@ def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
 def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
     asked = Asked()
     names = [f"t{number:05}" for number in range(2 * ASKED_MAX + 1)]
-    asked.answers.look_for({name: [OLD] for name in names})
+    asked.answers.find_deleted({name: [OLD] for name in names})
     for turn in range(8):
         asked.answers.listed(turn % 2, [], alone=False)
         wanted = asked.answers.to_ask()

@@ -37,7 +37,7 @@ from kohort.io.channel import LinkFrames, ListenerHandshake, proof
 from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
 from kohort.log.validator import BatchValidator, place
-from kohort.region.message_codec import UnknownMessageError, decode_heard, decode_said, encode
+from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
 from kohort.region.record_codec import about_region, claimed_region, fact_of, key_of, value_of
 from kohort.wire import push, record_walk
 from kohort.wire.batch import HEADER_SIZE, parse_header
@@ -368,12 +368,12 @@ def _check_message(decode: Callable[[bytes], Any], data: bytes) -> str:
 
 def check_region_said(data: bytes) -> str:
     """A message to a control plane is one, or is refused."""
-    return _check_message(decode_said, data)
+    return _check_message(decode_report, data)
 
 
 def check_region_heard(data: bytes) -> str:
     """A message to a member is one, or is refused."""
-    return _check_message(decode_heard, data)
+    return _check_message(decode_order, data)
 
 
 def check_region_fact(data: bytes) -> str:

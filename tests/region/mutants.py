@@ -127,7 +127,7 @@ _STEP = MemberMachine.step
 def _drains_without_waiting(machine: Any, order: Drain) -> None:
     machine.cut = order.cut
     machine.state = state.DRAINED
-    machine.say(Drained(order.cut))
+    machine.send(Drained(order.cut))
 
 
 def _sweeps_all(folder: ParquetFolder, keep: Keep) -> None:
@@ -171,7 +171,7 @@ def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
     plane = machine.plane
     plane.paid(place)
     for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
-        plane.let_leave(value)
+        plane.complete_leave(value)
     machine.commit_if_whole()
 
 
@@ -416,7 +416,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
-    "a record counts whoever has sealed it": _instead(RegionKey, "opens", lambda *_: True),
+    "a record counts whoever has sealed it": _instead(RegionKey, "verifies", lambda *_: True),
     "a record counts that no transaction holds": _instead(FactTable, "_not_proven", lambda *_, **__: ""),
     "a term counts whichever came before": _instead(FactTable, "_not_current", lambda *_: ""),
     "a producer that was replaced is heard": _instead(FactTable, "_not_of_the_author", lambda *_: ""),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kohort.region import messages
-from kohort.region.message_codec import UnknownMessageError, decode_heard, decode_said, encode
+from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Position, Span
 from kohort.region.staged import StagedKey
@@ -51,7 +51,7 @@ WHO = messages.Identity("id", 5, "static")
     ],
 )
 def test_reports_are_decoded_as_they_were(message: messages.Report | messages.Ask) -> None:
-    assert decode_said(encode(message)) == message
+    assert decode_report(encode(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_reports_are_decoded_as_they_were(message: messages.Report | messages.As
     ],
 )
 def test_orders_are_decoded_as_they_were(message: messages.Order | messages.Answer) -> None:
-    back = decode_heard(encode(message))
+    back = decode_order(encode(message))
     assert back == message and repr(back) == repr(message), "also what does not compare"
 
 
 def test_a_field_of_a_later_release_is_passed_over() -> None:
     body = msgspec.msgpack.encode(("AskReset", {"cause": "why", "later": [1]}))
-    assert decode_said(body) == messages.AskReset("why")
+    assert decode_report(body) == messages.AskReset("why")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_field_of_a_later_release_is_passed_over() -> None:
 )
 def test_what_is_no_message_is_said_so(body: bytes) -> None:
     with pytest.raises(UnknownMessageError):
-        decode_said(body)
+        decode_report(body)
 
 
 def test_an_order_is_nothing_that_a_control_plane_hears() -> None:
     with pytest.raises(UnknownMessageError, match="Publish"):
-        decode_said(encode(messages.Publish(1, 4, ())))
+        decode_report(encode(messages.Publish(1, 4, ())))

@@ -37,7 +37,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     loser = LeaderElection(place, RegionConfig())
     while len(place.tried) < 8:
         with pytest.raises(NobodyServesError, match="another application is taking over"):
-            loser.reach()
+            loser.connect_to_control_plane()
         now[0] += 0.1
     least, most = leader_election.ELECTION_DELAY_S
     for number, (earlier, other) in enumerate(pairwise(place.tried)):

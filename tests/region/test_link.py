@@ -80,7 +80,7 @@ def test_term_that_no_other_application_ended_is_followed_by_another(
         fencing.init_transactions()
     fill(own_servers, name, range(20, 40))
     until(lambda: all_once(sink, range(40)), "the next term publishes")
-    assert lost.over.is_set() and not serving.wait_replaced(0)
+    assert lost.over.is_set() and not serving.wait_until_replaced(0)
     assert serving.describe().term > lost.term
 
 
@@ -89,7 +89,7 @@ def test_application_that_was_replaced_does_not_serve_again(own_servers: str, na
     regions += [first, second]
     first.serve()
     term = second.serve().term
-    assert first.wait_replaced(60)
+    assert first.wait_until_replaced(60)
     assert second.describe().term == term
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks import Sink, known_there
+from kohort.region.sinks import Sink, stored_name_and_sequence
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.iceberg_table import IcebergTable
@@ -94,7 +94,7 @@ def test_iceberg_table_by_its_folder_and_by_its_catalog(tmp_path: Path) -> None:
     assert known.adopt() == ""
     refuses_other_name(known, other)
     assert bound(IcebergTable("air.flights", catalog=catalog), OTHER).adopt() == ""
-    assert known_there(other) == (known.place, 1)
+    assert stored_name_and_sequence(other) == (known.place, 1)
     assert other.adopt() == known.place and other.published() == 1 and other.adopt() == other.place
     with pytest.raises(InvalidInputError, match="knows as"):
         bound(IcebergTable("air.flights", warehouse=tmp_path)).published()
@@ -110,7 +110,7 @@ def test_ducklake_table_of_a_lake_that_has_moved(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="knows as"):
         other.published()
     assert bound(DuckLakeTable("air.flights", lake=tmp_path / "new"), OTHER).adopt() == ""
-    assert known_there(other) == (known.place, 1)
+    assert stored_name_and_sequence(other) == (known.place, 1)
     assert other.adopt() == known.place and other.published() == 1 and other.adopt() == other.place
 
 

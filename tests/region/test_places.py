@@ -341,7 +341,7 @@ def _delta_marks_first(patch: Patch) -> None:
     whole = DeltaTable._bring
 
     def bring(self: DeltaTable, sequence: int, staged: Any, lost: str) -> None:
-        delta_table.staged_files.mark(self._files, self._own, sequence)
+        delta_table.staged_files.mark_published(self._files, self._own, sequence)
         whole(self, sequence, staged, lost)
 
     patch.setattr(DeltaTable, "_bring", bring)

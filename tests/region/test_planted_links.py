@@ -17,7 +17,7 @@ from kohort.region import DeltaTable, ParquetFolder
 from kohort.region.confined_files import FOLDERS_OPEN_MAX, ConfinedFiles, folders_kept_open
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
-from kohort.spark.region.folders import check_place, derive, forget
+from kohort.spark.region.folders import check_place, clone_checkpoint, remove_old_epochs
 
 REGION = UUID(int=3)
 TABLE = pa.table({"value": ["a", "b"]})
@@ -130,12 +130,12 @@ def test_checkpoint_folders_follow_no_link_and_are_the_users_alone(tmp_path: Pat
     (query / "e1" / "sources").symlink_to(victim)
     (query / "e2").symlink_to(victim)
     with pytest.raises(InvalidInputError, match="symbolic link"):
-        forget(str(query), {9})
+        remove_old_epochs(str(query), {9})
     assert not (query / "e1").exists(), "a link inside is removed, and what it leads to is not"
     (query / "e3.tmp").symlink_to(victim)
     with pytest.raises(InvalidInputError, match="symbolic link"):
-        derive("", str(query / "e3"), None)
-    derive("", str(query / "e4"), None)
+        clone_checkpoint("", str(query / "e3"), None)
+    clone_checkpoint("", str(query / "e4"), None)
     assert stat.S_IMODE((query / "e4").stat().st_mode) == 0o700
     assert everything(victim) == {"letter": b"dear"}
     check_place(str(query))

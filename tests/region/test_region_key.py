@@ -91,7 +91,7 @@ def test_machine_without_a_place_for_a_key_says_what_to_set(state: Path) -> None
 def test_seal_is_of_one_record_one_producer_and_one_region() -> None:
     key, other = RegionKey(b"k" * 32, "a test"), RegionKey(b"o" * 32, "a test")
     seal = key.seal("r", AUTHOR, b"key", b"value")
-    assert key.opens("r", AUTHOR, b"key", b"value", seal)
+    assert key.verifies("r", AUTHOR, b"key", b"value", seal)
     for region, author, name, value in (
         ("q", AUTHOR, b"key", b"value"),
         ("r", Author(6, 2), b"key", b"value"),
@@ -100,10 +100,10 @@ def test_seal_is_of_one_record_one_producer_and_one_region() -> None:
         ("r", AUTHOR, b"key", b"valve"),
         ("r", AUTHOR, b"key", None),
     ):
-        assert not key.opens(region, author, name, value, seal)
+        assert not key.verifies(region, author, name, value, seal)
     assert key.seal("r", AUTHOR, b"key", None) != key.seal("r", AUTHOR, b"key", b"")
-    assert not other.opens("r", AUTHOR, b"key", b"value", seal)
-    assert key.has_sealed(seal) and not other.has_sealed(seal) and key.name != other.name
+    assert not other.verifies("r", AUTHOR, b"key", b"value", seal)
+    assert key.is_named_in(seal) and not other.is_named_in(seal) and key.name != other.name
     assert len({key.token("r", 1), key.token("r", 2), key.token("q", 1), other.token("r", 1)}) == 4
 
 

@@ -18,7 +18,7 @@ from kohort import Consumer, Producer, TopicPartition
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import greet_listener
 from kohort.region import ParquetFolder, leader_election, messages, server
-from kohort.region.message_codec import decode_heard, encode
+from kohort.region.message_codec import decode_order, encode
 from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Claim, Epoch, Fact, Manifest, Stopped, Term
 from kohort.region.region import Region
@@ -181,9 +181,9 @@ def test_request_that_deletes_rows_is_declined_unless_it_says_which(
         messages.Emptying(UUID(int=1), (place,)),
         messages.Emptying(region.describe().region_id, ()),
     ):
-        link = region.reach()
+        link = region.connect_to_control_plane()
         link.send(encode(messages.AskReset("a stranger", forced=True, initial=True, confirms=confirms)))
-        answers = (decode_heard(body) for body in link.bodies(10))
+        answers = (decode_order(body) for body in link.bodies(10))
         declined = next(answer for answer in answers if isinstance(answer, messages.Declined))
         assert "the request" in declined.why
         link.close()

@@ -121,7 +121,7 @@ def test_what_is_void_is_not_saved(flow: RecordQueue) -> None:
     flow.open()
     flow.take()
     flow.discard_all()
-    assert flow.void
+    assert flow.discards_rows
     flow.finish()
     assert not flow.queued(P1)
     assert flow.next_offsets()[P0] == at(P0, 0) and flow.submitted == 0

@@ -428,9 +428,9 @@ def test_schema_with_references(embedded: EmbeddedSchemaRegistry) -> None:
             [{"name": "a.proto", "subject": "s", "version": 1}, {"name": "a.proto", "subject": "t", "version": 1}],
             "two schemas as 'a.proto'",
         ),
-        ([{"name": "a.proto"}], "references that are none"),
-        ([{"name": "a.proto", "subject": "s", "version": "1"}], "references that are none"),
-        (7, "references that are none"),
+        ([{"name": "a.proto"}], "malformed references"),
+        ([{"name": "a.proto", "subject": "s", "version": "1"}], "malformed references"),
+        (7, "malformed references"),
     ],
 )
 def test_references_without_end_are_refused(references: Any, words: str) -> None:

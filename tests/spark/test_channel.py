@@ -63,7 +63,7 @@ def test_messages_go_both_ways_and_each_query_has_its_own(closing: Callable[[Any
     heard = {name: Heard() for name in ("one", "two")}
     lines = {name: closing(ChannelClient(board.address, heard[name].handlers)) for name in heard}
     for name, line in lines.items():
-        line.drives(name)
+        line.announce_query(name)
         line.start()
     until(lambda: board.queries() == {"one", "two"}, "both are connected")
     assert board.send_message("one", {"kind": "done", "end": "1"}) == 1
@@ -85,9 +85,9 @@ def test_a_source_learns_late_which_query_it_drives_and_hears_what_was_said_befo
     heard = Heard()
     line = closing(ChannelClient(board.address, heard.handlers))
     line.start()
-    line.drives("first")
+    line.announce_query("first")
     assert heard.next()["end"] == "last of first"
-    line.drives("second")
+    line.announce_query("second")
     assert heard.next()["end"] == "last of second"
     until(lambda: board.queries() == {"second"}, "it drives one query")
 
@@ -97,7 +97,7 @@ def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeyp
     board = closing(ChannelServer())
     lost = threading.Event()
     line = closing(ChannelClient(board.address, Heard().handlers, lost.set))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
     assert line.connected
@@ -119,7 +119,7 @@ def test_source_whose_handler_fails_connects_again(
         raise RuntimeError("a bug")
 
     line = closing(ChannelClient(board.address, heard.handlers | {"over": fail}))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     until(lambda: board.send_message("one", {"kind": "over"}) == 1, "the failing handler has its message")
     until(lambda: "a bug" in caplog.text, "the failure is logged")
@@ -140,7 +140,7 @@ def test_source_that_gets_no_thread_connects_when_there_is_one(
         start(thread)
 
     line = closing(ChannelClient(board.address, Heard().handlers))
-    line.drives("one")
+    line.announce_query("one")
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         line.start()
@@ -151,7 +151,7 @@ def test_source_that_gets_no_thread_connects_when_there_is_one(
 def test_when_the_application_is_gone_nothing_hangs(closing: Callable[[Any], Any]) -> None:
     board = ChannelServer()
     line = closing(ChannelClient(board.address, Heard().handlers))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
     board.close()
@@ -182,7 +182,7 @@ def test_who_listens_on_the_port_and_is_not_the_application_learns_no_token(clos
     listening = closing(socket.create_server((LOOPBACK, 0)))
     contact = ChannelAddress(listening.getsockname()[1], b"t" * 32)
     line = closing(ChannelClient(contact, Heard().handlers))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     sock = closing(listening.accept()[0])
     sock.settimeout(60)
@@ -203,7 +203,7 @@ def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monke
     assert len(silent.recv(NONCE_BYTES)) == NONCE_BYTES
     monkeypatch.undo()
     line = closing(ChannelClient(board.address, Heard().handlers))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "another is served meanwhile")
     assert silent.recv(1) == b"", "its time is over"
@@ -215,7 +215,7 @@ def test_strangers_hold_no_place_of_a_source(closing: Callable[[Any], Any], monk
     monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
     board = closing(ChannelServer())
     first = closing(ChannelClient(board.address, Heard().handlers))
-    first.drives("first")
+    first.announce_query("first")
     first.start()
     until(lambda: board.queries() == {"first"}, "a source is connected")
     strangers = [
@@ -226,7 +226,7 @@ def test_strangers_hold_no_place_of_a_source(closing: Callable[[Any], Any], monk
         with contextlib.suppress(ConnectionError):
             stranger.sendall(b"x")  # of sixty-four bytes
     second = closing(ChannelClient(board.address, Heard().handlers))
-    second.drives("second")
+    second.announce_query("second")
     second.start()
     until(lambda: board.queries() == {"first", "second"}, "another one connects meanwhile")
     assert first.connected and board.send_message("first", {"kind": "over"}) == 1
@@ -239,11 +239,11 @@ def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypat
     board = closing(ChannelServer())
     for name in ("one", "two"):
         line = closing(ChannelClient(board.address, Heard().handlers))
-        line.drives(name)
+        line.announce_query(name)
         line.start()
     until(lambda: len(board.queries()) == 2, "as many as there may be")
     third = closing(ChannelClient(board.address, Heard().handlers))
-    third.drives("three")
+    third.announce_query("three")
     third.start()
     lost = threading.Event()
     third._lost = lost.set
@@ -255,7 +255,7 @@ def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypat
 def test_a_forked_child_has_no_part_in_it(closing: Callable[[Any], Any]) -> None:
     board = closing(ChannelServer())
     line = closing(ChannelClient(board.address, Heard().handlers))
-    line.drives("one")
+    line.announce_query("one")
     line.start()
     until(lambda: board.queries() == {"one"}, "it is connected")
     read, write = os.pipe()
@@ -275,7 +275,7 @@ def test_contacts_of_two_switchboards_differ(closing: Callable[[Any], Any]) -> N
     one, two = closing(ChannelServer()), closing(ChannelServer())
     assert one.address.token != two.address.token
     stranger = closing(ChannelClient(replace(one.address, token=two.address.token), Heard().handlers))
-    stranger.drives("one")
+    stranger.announce_query("one")
     stranger.start()
     until(lambda: stranger._logged, "it is refused")
     assert one.queries() == set()

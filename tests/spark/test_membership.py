@@ -37,16 +37,16 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
         try:
             held = place.wait_partitions()
             assert len(held.partitions) == 2 and place.is_current(held)
-            assert place.begin(held)
-            place.end()
+            assert place.begin_batch(held)
+            place.end_batch()
             for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
                 broker.faults.add(Fault(api, "drop", times=None))
             until(lambda: not place.is_current(held), "nothing is held surely")
-            assert not place.begin(held)
+            assert not place.begin_batch(held)
             broker.faults.clear()
             again = place.wait_partitions()
             assert again.partitions == held.partitions
-            assert place.begin(again)
+            assert place.begin_batch(again)
         finally:
             place.close()
 
@@ -70,11 +70,11 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
             rejoins = broker.faults.add(Fault("JoinGroup", "hold", client_id="planning"))
             with GroupMember(broker.bootstrap_servers, "etl", topics=["flights"]):
                 rejoins.wait()
-                assert not place.begin(held)
+                assert not place.begin_batch(held)
                 broker.faults.clear()
                 shared = place.wait_partitions()
                 assert len(shared.partitions) == 1
-                assert place.begin(shared)
+                assert place.begin_batch(shared)
         finally:
             place.close()
 
@@ -99,11 +99,11 @@ def test_rebalances_are_counted_and_logged_as_they_end(protocol: str, caplog: py
         place = SourceMembership(parse_options(said))
         try:
             joins.wait()
-            assert place.standing() == MemberProgress(None, 0, None), "nothing has happened yet"
+            assert place.member_progress() == MemberProgress(None, 0, None), "nothing has happened yet"
             broker.faults.clear()
             place.wait_partitions()
             until(lambda: len(lines(caplog)) == 1, "the log has its line, whether anybody looks or not")
-            first = place.standing()
+            first = place.member_progress()
             assert first.rebalances == 1 and first.downtime_ms is not None and first.downtime_ms > 0
             assert first.member_id == place._member.assignment().member_id != ""
             with GroupMember(
@@ -115,12 +115,12 @@ def test_rebalances_are_counted_and_logged_as_they_end(protocol: str, caplog: py
             ) as other:
                 until(lambda: len(other.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
                 until(
-                    lambda: place.wait_partitions() and place.standing().rebalances > 1,
+                    lambda: place.wait_partitions() and place.member_progress().rebalances > 1,
                     "the query has the rest",
                     STILL_S,
                 )
             until(lambda: len(place.wait_partitions().partitions) == 2, "it has all again", STILL_S)
-            after = place.standing()
+            after = place.member_progress()
             assert after.rebalances > 2 and after.member_id == first.member_id
             until(lambda: len(lines(caplog)) == after.rebalances, "each has its line")
         finally:
@@ -145,7 +145,7 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
             place._watch.join()
             broker.faults.clear()
             place.wait_partitions()
-            assert place.standing().rebalances == 1
+            assert place.member_progress().rebalances == 1
         finally:
             place.close()
 
@@ -181,22 +181,24 @@ def test_a_rebalance_while_a_batch_runs_is_no_downtime_of_the_query(protocol: st
                         other.release()
                     assignment = place._member.assignment()
                     now = AssignedPartitions(tuple(assignment.partitions), assignment.generation)
-                    return len(now.partitions) == 1 and place.begin(now) and place.read()
+                    return len(now.partitions) == 1 and place.begin_batch(now) and place.begin_reading()
 
                 until(shared, "a batch begins with one partition", STILL_S)
-                before = place.standing().rebalances
+                before = place.member_progress().rebalances
                 other.close()
                 until(lambda: len(place._member.assignment().partitions) == 2, "the other comes to it", STILL_S)
-                until(lambda: place.standing().rebalances > before, "that was one")
-                assert place.standing().downtime_ms == 0
-                place.end()
-                held = place.standing()
+                until(lambda: place.member_progress().rebalances > before, "that was one")
+                assert place.member_progress().downtime_ms == 0
+                place.end_batch()
+                held = place.member_progress()
                 assert held.downtime_ms == 0
                 with GroupMember(
                     broker.bootstrap_servers, "etl", topics=["flights"], heartbeat_interval_ms=50, **settings
                 ):
-                    until(lambda: place.standing().rebalances > held.rebalances, "it is idle in the next", STILL_S)
-                    assert (place.standing().downtime_ms or 0) > 0
+                    until(
+                        lambda: place.member_progress().rebalances > held.rebalances, "it is idle in the next", STILL_S
+                    )
+                    assert (place.member_progress().downtime_ms or 0) > 0
             finally:
                 place.close()
 

@@ -129,8 +129,8 @@ def test_no_batch_and_no_revocation_waits_for_the_answer(broker: Broker, protoco
         asked[1].wait()
         held = place.wait_partitions()
         assert held is not None and len(held.partitions) == 2
-        assert place.begin(held)
-        place.end()
+        assert place.begin_batch(held)
+        place.end_batch()
         newcomer = closing.enter_context(neighbour(broker, protocol, "flights"))
         until(lambda: len(newcomer.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
         assert not looked(place)

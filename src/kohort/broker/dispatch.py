@@ -46,7 +46,7 @@ class RequestThrottling(Protocol):
     def begin(self, request: Request[Message], size: int) -> RequestMeter:
         """Begin to measure a request of `size` bytes."""
 
-    def count_time(self, connection: Connection, seconds: float) -> None:
+    def charge_push_frame(self, connection: Connection, seconds: float) -> None:
         """Record the time that a push frame took, and stop reading from its connection if that exceeds a quota."""
 
 
@@ -197,7 +197,7 @@ class Dispatcher(Generic[D]):
             began = perf_counter()
             self._pushing(self._host, connection, frame)
             if (throttling := self._host.throttling) is not None and throttling.active:
-                throttling.count_time(connection, perf_counter() - began)
+                throttling.charge_push_frame(connection, perf_counter() - began)
             return
         faults = self._faults
         if faults.active:

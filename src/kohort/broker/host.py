@@ -285,7 +285,7 @@ class PushedConsumers:
         began = perf_counter()
         self._take_answer(by, value, asked, frame)
         if self.throttling is not None and self.throttling.active:
-            self.throttling.count_time(by.connection, perf_counter() - began)
+            self.throttling.charge_push_frame(by.connection, perf_counter() - began)
 
     def _take_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
@@ -592,7 +592,7 @@ class GroupHost:
 
     # -- topics that regular expressions may select
 
-    def heard_from(self, group_id: str, caller: Caller) -> None:
+    def remember_regex_caller(self, group_id: str, caller: Caller) -> None:
         """Remember the client of a group's latest heartbeat: it decides which topics the group's patterns may select.
 
         A pattern that no client of this process stands for waits for the group's next heartbeat.

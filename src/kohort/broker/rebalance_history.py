@@ -1,4 +1,4 @@
-"""The last rebalances of the groups that this process coordinates: their causes, and who stood still for how long.
+"""The last rebalances of the groups that this process coordinates: their causes, and each member's time without work.
 
 The history is kept in memory alone, within fixed bounds. It begins with the process, or when the group's shard came
 here, and ends when the shard goes elsewhere.

@@ -113,7 +113,7 @@ _SECURITY = ("security.protocol", "ssl.", "sasl.")
 
 
 def _hint_of(error: KafkaError) -> str | None:
-    """Return where to set the property that an error is about; None: it is about none."""
+    """Return where to set the property that an error is about; None if it is about no property."""
     if error.code is ErrorCode.SECURITY_DISABLED:
         return "access rules count when the brokers set authorizer.class.name"
     return where_properties_are(error.message) or None

@@ -79,7 +79,7 @@ class Common:
         servers = servers or os.environ.get("KOHORT_BOOTSTRAP_SERVER") or DEFAULT_BOOTSTRAP_SERVER
         return servers, chosen
 
-    def reach(self, limit_ms: int | None = None) -> None:
+    def check_reachable(self, limit_ms: int | None = None) -> None:
         """Check that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
 
         Args:
@@ -89,7 +89,7 @@ class Common:
             TimedOutError: the cluster can't be reached; the message names addresses and causes.
             KafkaError: any other failure, such as a refused login.
         """
-        from kohort.client.net.health import reach
+        from kohort.client.net.health import check_reachable
         from kohort.client.net.thread_driver import ThreadClient
         from kohort.client.settings import ConnectionConfig, client_config
 
@@ -100,7 +100,7 @@ class Common:
             raise UsageError(str(error)) from error
         limit = limit_ms or self.timeout or REACH_MS
         try:
-            client.call(reach(client.cluster, limit))
+            client.call(check_reachable(client.cluster, limit))
         except TimedOutError as error:
             raise TimedOutError(f"{error.message}{self._origin()}") from error
         finally:
@@ -148,7 +148,7 @@ class Common:
 
         servers, given = self.client_settings(ConnectionConfig)
         given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
-        self.reach(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
+        self.check_reachable(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
         return servers, given
 
 
@@ -156,7 +156,7 @@ def spark_checkpoints(given: tuple[str, ...]) -> ReadOthers:
     """Return the checkpoints of --spark-checkpoint, for `LagReader.read_others`.
 
     Raises:
-        UsageError: a path is none of a folder or a store, two have one name, or a package is missing.
+        UsageError: a path is neither a folder nor in a store, two have one name, or a package is missing.
     """
     if not given:
         return dict
@@ -210,10 +210,10 @@ def log_to_stderr() -> None:
 
 
 class EndingSignals:
-    """SIGTERM and SIGINT, from its creation on.
+    """A receiver of SIGTERM and SIGINT, from its creation on.
 
-    A handler may call `put` of a queue, and not `set` of a `threading.Event`. The handler runs on the thread that
-    waits, and would wait for ever for a lock that this thread holds for a moment.
+    The signal handler may call `put` of a queue, but not `set` of a `threading.Event`. It runs on the thread that waits
+    for the event, which may hold the event's lock at that moment: the handler would wait for it for ever.
     """
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ def check_registry_option(url: str | None) -> None:
     """Check the option --schema-registry for a login, which other users of the machine would see.
 
     Raises:
-        UsageError: it has one.
+        UsageError: the URL has a login.
     """
     if url is not None and "@" in url:
         raise UsageError(
@@ -302,7 +302,7 @@ def duration_option(option: str, text: str, longest_ms: int | None = None) -> in
     """Return a duration in milliseconds.
 
     Raises:
-        UsageError: the text is no duration, or a longer one; None: than a week.
+        UsageError: the text is no duration, or exceeds `longest_ms`; None: a week.
     """
     from kohort.lag.scaling import MAX_LAG_MAX_MS, duration_ms
 
@@ -388,7 +388,7 @@ class ServerOptions:
     """Serve everyone without a certificate, also at an address that other machines can reach."""
 
     def certificates(self, server: str) -> ServerCertificates | None:
-        """Return what connections speak; None: no TLS. `server` is its name in log lines.
+        """Return the certificates for TLS; None without TLS. `server` is the server's name in log lines.
 
         Raises:
             UsageError: options do not fit together, or a file can't be read or has something else.
@@ -436,7 +436,7 @@ class MetricsOptions:
     """Let everyone read metrics, also at an address that other machines can reach."""
 
     def check(self, server: str) -> None:
-        """Check that the operator has said who may read metrics. `server` is what the error calls their server.
+        """Check that the operator has said who may read metrics. `server` is the server's name in the error.
 
         Raises:
             UsageError: other machines reach the address, and nothing says who may connect; or it is invalid.
@@ -474,7 +474,7 @@ class ZooKeeperOptions:
     """A file of properties for secure connections to ZooKeeper: zookeeper.auth.scheme, zookeeper.ssl.client.enable …"""
 
     def zookeeper_address(self) -> ZooKeeperAddress | None:
-        """Return where ZooKeeper is and how to log in there; None: it is not used.
+        """Return ZooKeeper's address and login; None if ZooKeeper is not used.
 
         Raises:
             UsageError: a line of the file is no property, or there is a file and no address.

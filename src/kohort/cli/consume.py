@@ -56,15 +56,15 @@ class RecordWriter:
 
 
 class DecodedValues:
-    """Values behind a schema's id as JSON. Those that can't be read are counted, and shown as they are.
+    """A decoder of values with a schema id before them, to JSON. Values that can't be read are counted and shown raw.
 
     Attributes:
         unread: the number of values that can't be read.
-        first: the place of the first of them, and the reason.
+        first: the place of the first such value, and the reason.
     """
 
     def __init__(self, url: str) -> None:
-        """Keep the registry's address; nothing is asked yet.
+        """Keep the registry's address; no request is sent yet.
 
         Raises:
             InvalidInputError: the URL is invalid.
@@ -76,7 +76,7 @@ class DecodedValues:
         self.first = ""
 
     def of_batch(self, batch: Any) -> Iterator[bytes | None]:
-        """Yield the JSON of each value of an Arrow batch; None: it is null, or can't be read.
+        """Yield the JSON of each value of an Arrow batch; None for a value that is null or can't be read.
 
         Raises:
             InvalidInputError: a library that reads such values is not installed.
@@ -106,7 +106,7 @@ def record_writer(
         output: the file; None: standard output.
         print_key: text with the key and a tab before the value.
         escape: whether to escape control characters in text and JSON; None: only on a terminal.
-        decoded: reads the values of text and JSON by their schemas; None: they are shown as they are.
+        decoded: decodes values by their schemas, for text and JSON; None: values are shown as they are.
 
     Raises:
         OSError: the file can't be opened or written.
@@ -297,10 +297,10 @@ def consume(  # noqa: PLR0913 - one keyword for each option
 
 
 def _decoded_values(common: Common, url: str | None, format: Format) -> DecodedValues | None:
-    """Return what reads the values of text and JSON by their schemas; None: nothing does.
+    """Return the decoder of values by their schemas, for text and JSON; None without a registry.
 
     Raises:
-        UsageError: the URL is invalid, or the format is another.
+        UsageError: the URL is invalid, or the format is neither text nor JSON.
     """
     from kohort.client.settings import ConsumerConfig
 
@@ -361,7 +361,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
     if from_beginning or "auto.offset.reset" not in settings:
         settings["auto.offset.reset"] = "earliest" if from_beginning else "latest"
     settings["max.poll.records"] = -1 if count is None else max(1, min(count, 10_000))
-    common.reach()
+    common.check_reachable()
     try:
         return Consumer(servers, **settings)
     except InvalidInputError as error:

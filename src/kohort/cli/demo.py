@@ -54,5 +54,5 @@ def demo(
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     if common.bootstrap_server is not None:
-        common.reach()
+        common.check_reachable()
     return run(options)

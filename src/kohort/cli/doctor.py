@@ -54,7 +54,7 @@ class Finding:
 def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: Common = _COMMON) -> int:
     """Say what is missing on this machine, and how to get it. Exit code 1 when something needed is.
 
-    With --bootstrap-server it also looks whether that cluster answers.
+    With --bootstrap-server it also checks that that cluster answers.
 
     Args:
         data: the folder that a broker shall keep its data in; the one for temporary files when not given.
@@ -111,14 +111,14 @@ class _Requirement:
 
     Attributes:
         package: its name.
-        least: the oldest version that will do, as numbers; empty: any.
+        least: the oldest version that is enough, as numbers; empty if any is.
     """
 
     package: str
     least: tuple[int, ...]
 
     def problem(self) -> str | None:
-        """Return what is wrong with the package on this machine; None: nothing is."""
+        """Return what is wrong with the package on this machine; None if nothing is."""
         found = _installed(self.package)
         if found is None:
             return f"no {self.package}"
@@ -251,7 +251,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    """The broker raises its soft limit to the hard one by itself. Windows has neither this limit nor the broker."""
+    """Check the limit of open files: the broker raises its soft limit to the hard one. Windows has no such limit."""
     try:
         require_posix("a broker")
     except InvalidInputError as error:

@@ -52,10 +52,10 @@ class OtlpOptions:
     """Send them without encryption, also to another machine."""
 
     def prepared_url(self) -> str | None:
-        """Return where metrics are posted to; None: nowhere.
+        """Return the collector's URL, to which metrics are posted; None without a collector.
 
         Raises:
-            UsageError: the URL is none, has credentials, or needs --otlp-insecure; or a package is missing.
+            UsageError: the URL is invalid, has credentials, or needs --otlp-insecure; or a package is missing.
         """
         if self.otlp is None:
             return None
@@ -86,7 +86,7 @@ class ShareOptions:
     has no records."""
 
     def of_cluster(self, cluster: _WatchedCluster) -> ExporterShares | None:
-        """Return the shares of a cluster that this exporter has; None: it reads all groups."""
+        """Return the exporter's shares of a cluster's groups; None if it reads all groups."""
         if self.share is None:
             return None
         from kohort.lag.exporter_shares import SHARES_TOPIC, ExporterShares

@@ -359,7 +359,7 @@ def _chosen_offsets(admin: Admin, group: str, topic: tuple[str, ...]) -> dict[To
 
     Raises:
         NotFoundError: the group does not exist, or has no offset there.
-        UsageError: a partition is named that has none.
+        UsageError: a named partition has no committed offset.
     """
     from kohort.client.admin.group_changes import check_group_exists, chosen_partitions, partition_numbers
 
@@ -381,7 +381,7 @@ def _show_outcome(
     key_of: Callable[[Mapping[str, Any]], K],
     common: Common,
 ) -> int:
-    """Print what became of a change and the errors, and return the exit code."""
+    """Print the result of a change and its errors, and return the exit code."""
     from kohort.client.admin.group_changes import is_done
 
     done = [{**row, "done": is_done(errors.get(key_of(row)))} for row in rows]

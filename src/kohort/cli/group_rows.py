@@ -178,7 +178,7 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
 
 
 def with_batch(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """Return the columns, with the batch behind the group if a row is of a Spark query's checkpoint."""
+    """Return the columns, with `batch` after `group` if a row is of a Spark query's checkpoint."""
     is_shown = any(row["batch"] is not None for row in rows)
     return (columns[0], "batch", *columns[1:]) if is_shown else columns
 

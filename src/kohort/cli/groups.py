@@ -53,13 +53,13 @@ def watch(
     """Lag, members and rebalances of groups as they change, until Ctrl-C or for as long as --timeout says.
 
     On a terminal a table that is drawn anew, with the last changes below it; a narrow terminal leaves columns out.
-    Otherwise one table after the other, and the changes on standard error. With --json a line for each look, whose
-    `changes` are those since the look before.
+    Otherwise one table after the other, and the changes on standard error. With --json a line for each read, whose
+    `changes` are those since the read before.
 
     Args:
         groups: their names; they need not be there yet.
         all_groups: every group of the cluster.
-        interval: milliseconds between two looks.
+        interval: milliseconds between two reads of the cluster.
         spark_checkpoint: as for `groups lag`.
     """
     checkpoints = spark_checkpoints(spark_checkpoint)
@@ -253,7 +253,7 @@ def describe(
         groups: their names.
         all_groups: every group of the cluster.
         rebalances: instead of partitions the last rebalances, as kohort's coordinators record them: why each began,
-            and who stood still for how long.
+            and how long each member could not read.
     """
     check_chosen(groups, all_groups)
     with common.lag_reader() as reader:
@@ -294,7 +294,7 @@ def _show_rebalances(described: list[dict[str, Any]]) -> None:
 
 @app.command
 def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
-    """Members of groups, with what each has.
+    """Members of groups, with the partitions of each.
 
     Args:
         groups: their names.

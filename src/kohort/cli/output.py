@@ -142,7 +142,7 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
         rows: one mapping for each row.
         columns: the keys of a table, in order. JSON has every key of a row; a terminal omits empty columns.
         as_json: print a JSON array of the rows.
-        empty: printed on standard error when there are no rows; None: an error says why there are none.
+        empty: printed on standard error when there are no rows; None: nothing, because an error says why.
     """
     if as_json:
         show_json(rows)

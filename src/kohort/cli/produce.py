@@ -90,7 +90,7 @@ def _producer(common: Common, compression: str | None, acks: str | None) -> Prod
         settings["acks"] = "all" if acks == "-1" else acks
         if settings["acks"] != "all":  # idempotence needs all of them; a file that asks for both is refused
             settings.setdefault("enable.idempotence", False)
-    common.reach()
+    common.check_reachable()
     try:
         return Producer(servers, **settings)
     except InvalidInputError as error:

@@ -121,7 +121,7 @@ def fields_of(line: bytes) -> Fields:
 
 
 def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: str = "") -> Any:
-    """Return a field's value; None if it is missing or null."""
+    """Return a field's value; None if the field is missing or null."""
     import msgspec
 
     try:

@@ -110,7 +110,7 @@ def list_(*, common: Common = _COMMON) -> int:
 
 @app.command
 def describe(name: str, *, common: Common = _COMMON) -> int:
-    """Describe a region: its state, its members with their partitions, its sinks, and how far it has come.
+    """Describe a region: its state, its members with their partitions, its sinks, and how much it has read.
 
     For each Spark query it shows the last batch of the last complete sequence and the epoch of that batch. It also
     shows the query's records in the sequence. For each group it shows the records that no sequence contains yet.
@@ -364,7 +364,7 @@ def _agreed(region: Region, question: str, execute: bool, common: Common) -> boo
 
 
 def _refuse_served(region: Region) -> None:
-    """Refuse a region that a control plane serves; one with another key can't be seen, and writes no more then."""
+    """Refuse a region that is served. A control plane with another key can't be seen, and can't write afterwards."""
     try:
         served = region.is_served()
     except InvalidInputError as error:
@@ -421,7 +421,7 @@ def serve(
         if region.metrics_address is not None:
             scheme = "http" if metrics.metrics_tls is None else "https"
             print_note(f"metrics on {scheme}://{region.metrics_address}/metrics")
-        while not ended.is_set() and not region.wait_replaced(0.2):
+        while not ended.is_set() and not region.wait_until_replaced(0.2):
             pass
         if not ended.is_set():
             print_note(f"region {name}: another control plane has taken over")
@@ -434,7 +434,7 @@ def serve(
 def _reached(common: Common) -> tuple[str, dict[str, Any]]:
     from kohort.client.settings import ConnectionConfig
 
-    common.reach()
+    common.check_reachable()
     return common.client_settings(ConnectionConfig)
 
 

@@ -46,10 +46,10 @@ def scale(
     max_: Annotated[int | None, Parameter(name="--max")] = None,
     common: Common = _COMMON,
 ) -> int:
-    """How many members groups need to keep their time lag under a target, and why. It changes nothing.
+    """How many members groups need to keep their time lag under a target, and why. The command changes nothing.
 
-    Rates are measured for as long as --look says. A number below the present one follows only from a longer look, as
-    `kohort scaler` takes: `wanted` is what to set now, `needed` what would be enough for the rates that were measured.
+    Rates are measured for as long as --look says. A number below the present one needs a longer
+    measurement, as `kohort scaler` makes. `wanted` is the number to set now, `needed` that for the measured rates.
 
     Args:
         groups: their names.

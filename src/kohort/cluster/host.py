@@ -345,7 +345,7 @@ class CoordinatorHost(GroupHost):
     def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics, or import a group, in Kafka."""
         if isinstance(question, LookForTopics):
-            self.topics.look_for(question)
+            self.topics.find_deleted(question)
         else:
             self.imports.ask(question, done)
 

@@ -134,8 +134,8 @@ class KafkaAuthorizer(Authorizer):
             except (KafkaError, OSError) as error:
                 if self._trouble != str(error):  # by text: logged once
                     log.warning(
-                        "ACLs cannot be read from Kafka, retrying: %s. Those last read apply for %.0f s, then requests "
-                        "wait",
+                        "ACLs cannot be read from Kafka, retrying: %s. The last ones read apply for %.0f s, then "
+                        "requests wait",
                         error,
                         MAX_AGE_S,
                     )

@@ -37,7 +37,7 @@ from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.health import reach
+from kohort.client.net.health import check_reachable
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
@@ -261,7 +261,7 @@ class RunningCoordinator:
             KafkaError: a person has to change something; the message says what.
         """
         cluster, own = self._client.cluster, self._options.configured.own
-        await retry_forever("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
+        await retry_forever("Kafka", lambda: self._client.call(check_reachable(cluster, REACH_MS)))
         if cluster.connections.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
         if self._authorizer is not None:

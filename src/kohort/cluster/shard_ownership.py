@@ -104,7 +104,7 @@ class ShardOwnership:
         self._me = me
         self.follow()
 
-    def mine(self) -> frozenset[int]:
+    def placed_here(self) -> frozenset[int]:
         """Return the shards that the placement assigns to this process."""
         placement, me = self._coordination.placement, self._me
         if placement is None or me is None:
@@ -115,7 +115,7 @@ class ShardOwnership:
 
     def follow(self) -> None:
         """Begin and end shards as the placement says. Call this whenever it may have changed."""
-        mine = self.mine()
+        mine = self.placed_here()
         leaving = self._leaving()
         gone = sorted(self.owned.keys() - mine - leaving)
         new = sorted(mine - self.owned.keys())
@@ -143,7 +143,7 @@ class ShardOwnership:
 
     def _is_settled(self) -> bool:
         here = {shard.index for shard in self._groups if shard.loaded or shard.phase.ended}
-        return self.mine() == self.owned.keys() == here
+        return self.placed_here() == self.owned.keys() == here
 
     async def handed_over(self) -> None:
         """Return once no shard is here that the placement assigns to another coordinator."""

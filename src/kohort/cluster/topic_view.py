@@ -196,7 +196,7 @@ class TopicView:
         for topic in topics:
             self._take(topic, node, alone=alone)
 
-    def look_for(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
+    def find_deleted(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
             doubt = self._doubts.setdefault(name, Doubt())
@@ -442,9 +442,9 @@ class KafkaTopics:
         """Make `poll_topics` poll now, because something is known to have changed."""
         self._soon.set()
 
-    def look_for(self, question: LookForTopics) -> None:
+    def find_deleted(self, question: LookForTopics) -> None:
         """Find out whether topics were deleted: a shard holds offsets of topics that the view does not have."""
-        self._announced.look_for(question.topics)
+        self._announced.find_deleted(question.topics)
         self.poll_soon()
 
     def find(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:

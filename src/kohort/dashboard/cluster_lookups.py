@@ -33,7 +33,7 @@ PEEKS_MAX = 2
 LOOKUPS_AT_ONCE = 40
 """The most look-ups that the cluster gets at once, after a time without any; each may open connections and log in."""
 LOOKUPS_PER_S = 5.0
-"""The most look-ups per second in the long run. Answers that are kept are none."""
+"""The most look-ups per second in the long run. Answers from memory do not count."""
 
 View = dict[str, Any]
 

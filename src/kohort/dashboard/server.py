@@ -363,7 +363,7 @@ class LimitedProtocol(H11Protocol):
     _waits_since_s = 0.0
     _unsent_then, _stands_since_s = 0, 0.0
 
-    def take_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
+    def occupy_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
         """Take one of the places for connections, before the TLS handshake."""
         self.places, self.sock = places, sock
         self._waits_since_s = self.loop.time()
@@ -379,7 +379,7 @@ class LimitedProtocol(H11Protocol):
         self._waits_since_s = self._stands_since_s = self.loop.time()
         self._check_later()
 
-    def give_place(self) -> None:
+    def close_for_another(self) -> None:
         """Close this connection to make room for a new one."""
         self.places.discard(self)
         if self.is_served:
@@ -476,7 +476,7 @@ class LimitedServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, end the handshakes, and let answers that are under way end."""
         for opening in [place for place in self.places if not place.is_served]:
-            opening.give_place()
+            opening.close_for_another()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -500,7 +500,7 @@ class LimitedServer(uvicorn.Server):
                 continue
             if len(self.places) < CONNECTIONS_MAX or self._make_room():
                 protocol = LimitedProtocol(self.config, self.server_state, self.lifespan.state, loop)
-                protocol.take_place(self.places, sock)
+                protocol.occupy_place(self.places, sock)
                 self._begin_connection(self._open_connection(protocol))
             else:
                 sock.close()
@@ -510,7 +510,7 @@ class LimitedServer(uvicorn.Server):
         waiting = [place for place in self.places if place.is_waiting()]
         if not waiting:
             return False
-        min(waiting, key=LimitedProtocol.waits_since_s).give_place()
+        min(waiting, key=LimitedProtocol.waits_since_s).close_for_another()
         return True
 
     async def _open_connection(self, protocol: LimitedProtocol) -> None:

@@ -77,7 +77,7 @@ class DemoOptions:
 
 
 def check_requirements(region: bool) -> None:
-    """Check that all that the demo needs is there, before it begins: the picture is drawn at its end.
+    """Check everything that the demo needs before it begins, also for the picture at its end.
 
     Raises:
         NotFoundError: a package or Java is missing.
@@ -178,7 +178,7 @@ class DemoApplication:
         return len(found)
 
     def end(self) -> None:
-        """Ask it to end, wait, and kill it if that does not help."""
+        """Terminate the process, wait for its end, and kill what is left of its session."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
@@ -186,7 +186,7 @@ class DemoApplication:
 
 
 def session_processes(session: int) -> list[int]:
-    """Return the processes of a session, by /proc where there is one; else the leader alone."""
+    """Return the processes of a session, from /proc; without /proc only the session's leader."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -360,7 +360,7 @@ class Play:
         return f"replaying: {self.replay.sent:,} of {self.total:,} flights, lag {lag:,}; {self.held_partitions()}"
 
     def ask(self) -> None:
-        """Ask for every partition's owner and offsets, and for the group's state."""
+        """Request every partition's owner and offsets, and the group's state."""
         self.asked_s = time.monotonic()
         with contextlib.suppress(RetriableError):
             partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]

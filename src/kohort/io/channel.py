@@ -241,7 +241,7 @@ class _Greeting:
         if pin:
             self.tls = caller_pipe(pin)
             while True:
-                self._send_raw(self.tls.shake())
+                self._send_raw(self.tls.continue_handshake())
                 if self.tls.is_done:
                     break
                 self.tls.take(self._receive_raw(_READ_BYTES))
@@ -329,7 +329,7 @@ class _AsyncStream:
         self._pieces: Iterator[bytes] = iter(())
         self._plain = b""
 
-    async def shake(self) -> None:
+    async def complete_handshake(self) -> None:
         """Complete the handshake of TLS, if the listener speaks it.
 
         Raises:
@@ -338,7 +338,7 @@ class _AsyncStream:
         if self._tls is None:
             return
         while True:
-            self.writer.write(self._tls.shake())
+            self.writer.write(self._tls.continue_handshake())
             if self._tls.is_done:
                 break
             data = await self._reader.read(_READ_BYTES)
@@ -442,7 +442,7 @@ async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLCont
         async with asyncio.timeout(GREETING_S):
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock)
             stream = _AsyncStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop), tls)
-            await stream.shake()
+            await stream.complete_handshake()
             handshake = ListenerHandshake(token)
             stream.send(handshake.nonce)
             answer, frames = handshake.answer(await stream.receive_exactly(handshake.SAID_BYTES))

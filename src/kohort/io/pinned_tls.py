@@ -84,7 +84,7 @@ class TlsPipe:
         self._lock = threading.Lock()
         self.is_done = False
 
-    def shake(self) -> bytes:
+    def continue_handshake(self) -> bytes:
         """Continue the handshake, and return what to send now.
 
         Raises:

@@ -133,7 +133,7 @@ class ExporterShares:
             KafkaError: It is not, and why.
         """
         error, member = self._error, self._member
-        if self._is_resting:  # it is none on purpose, and only a read that works makes it one again
+        if self._is_resting:  # it has left the group on purpose, and rejoins after a read that works
             return
         if error is not None:
             raise error

@@ -78,7 +78,7 @@ def collector_url(url: str, *, is_insecure: bool) -> str:
         is_insecure: Whether metrics may cross the network unencrypted.
 
     Raises:
-        InvalidInputError: The URL is none, has credentials or a query, or is plain http to another machine.
+        InvalidInputError: The URL is malformed, has credentials or a query, or is plain http to another machine.
     """
     try:
         parts = urlsplit(url)

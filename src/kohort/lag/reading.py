@@ -401,7 +401,7 @@ class LagReading:
         """Return a partition's leader.
 
         Raises:
-            KafkaError: There is none now, or no such partition (UNKNOWN_TOPIC_OR_PARTITION).
+            KafkaError: The partition has no leader now, or does not exist (UNKNOWN_TOPIC_OR_PARTITION).
         """
         topic = self.cluster.metadata.topics.get(tp.topic)
         if topic is None:

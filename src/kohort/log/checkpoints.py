@@ -164,7 +164,9 @@ def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) ->
     data = _content(path, fs)
     if data is None:
         if known is not None and _NO_CONTENT not in known:
-            log.warning("checkpoint %s has been removed; the logs are opened without its offsets", path)
+            log.warning(
+                "checkpoint file %s is missing, although it was written; opening the logs without its offsets", path
+            )
         return {}
     if known is not None and crc32c(data) not in known:
         raise CorruptDataError(

@@ -42,7 +42,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
         segment.max_timestamp, segment.max_timestamp_offset = last[0], segment.base_offset + last[1]
     elif segment.size:
         report.rebuilt_indexes.append(segment.path.with_suffix(".timeindex").name)
-        segment.look_through()
+        segment.verify_headers()
     _load_transactions(segment, report)
     return report
 
@@ -173,7 +173,7 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
             segment.inherited = None
 
 
-def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
+def keep_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Keep a damaged end, because records up to `end_offset` are known to have existed."""
     size = segment.open().size()
     inherited = segment.inherited

@@ -356,7 +356,7 @@ def _end_at(
             if torn:
                 opening.truncate_torn_end(last, report)
             return segments
-        opening.keep_end(last, known_end, report)
+        opening.keep_damaged_end(last, known_end, report)
     fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
     fresh.epochs = last.epochs
     fresh.create_file()

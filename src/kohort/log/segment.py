@@ -238,7 +238,7 @@ class SegmentFile:
                 if position + header.size > stop:
                     raise CorruptDataError(f"a batch of {header.size} bytes, {stop - position} are left")
             except CorruptDataError:
-                self.look_through()
+                self.verify_headers()
                 damage = None if self.inherited is None else self.inherited.damage_from(position)
                 if damage is None:
                     raise
@@ -255,7 +255,7 @@ class SegmentFile:
             least = reached if reached <= limit else 0
         return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
 
-    def look_at(self, offset: int) -> None:
+    def verify_around(self, offset: int) -> None:
         """Verify the range between index entries that contains an offset."""
         if self.sealed:
             self.load_sealed()
@@ -289,7 +289,7 @@ class SegmentFile:
         rules = self.rules(self.end_offset if inherited.closed and not pinned else None)
         pins = Pins(self.index.offsets, positions)
         if not holds(self.open(), begin, stop, rules, pins, not pinned):
-            self.look_through()
+            self.verify_headers()
             return False
         inherited.add(begin, stop)
         if inherited.done:
@@ -301,7 +301,7 @@ class SegmentFile:
         self.sealed = False
         fits = self.index.load(self.size)
         if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
-            self.look_through()
+            self.verify_headers()
             if not fits or self.index.positions:
                 log.warning("[segment %s] offset index rebuilt: it was missing or wrong", self.name)
 
@@ -310,7 +310,7 @@ class SegmentFile:
         """The file's name with its folder, for messages."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def look_through(self) -> None:
+    def verify_headers(self) -> None:
         """Read all headers to find damage, and rebuild both indexes."""
         size, end_offset = self.size, self.end_offset
         if self.sealed:
@@ -607,7 +607,7 @@ class Segment(SegmentFile):
     def sound_from(self, offset: int) -> Iterator[Located]:
         """Yield the batches from the first whose last offset is at or after `offset`; skip damage."""
         if self.inherited is not None:
-            self.look_at(offset)
+            self.verify_around(offset)
         entry = self.index.before_offset(offset - self.base_offset)
         for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip=True):
             if batch.header.last_offset >= offset:
@@ -668,7 +668,7 @@ class Segment(SegmentFile):
         if not self.sealed and not times.timestamps and not self.index.positions:
             return 0
         if not times.timestamps and not times.load():
-            self.look_through()
+            self.verify_headers()
         for _ in range(2):
             entry = times.entry_before(timestamp)
             if entry is None:
@@ -676,7 +676,7 @@ class Segment(SegmentFile):
             first = self.locate(self.base_offset + entry[1])
             if first is not None and first.header.max_timestamp == entry[0]:
                 return first.position
-            self.look_through()
+            self.verify_headers()
             log.warning("[segment %s] time index rebuilt: it was wrong", self.name)
         return 0
 
@@ -771,7 +771,7 @@ class Segment(SegmentFile):
         if found is None:
             return
         if not self.time_index.timestamps and not self.time_index.load():
-            self.look_through()
+            self.verify_headers()
         self._fs.ftruncate(self.open().fd, found.position)
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0

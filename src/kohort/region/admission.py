@@ -68,7 +68,7 @@ def admit_member(
 def _admitted(
     region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[UUID, Sink | None, Sink | None]:
-    home.look_at_group(applicant.group)
+    home.check_group(applicant.group)
     saved, region_id, bound = _before_birth(region, home, sinks)
     _refuse_new_group(region, saved, applicant, "" if bound[0] is None else bound[0].place)
     if region_id != (born := home.region_id(reach)):

@@ -25,12 +25,12 @@ import pyarrow as pa
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.io.closing import OneProcess
+from kohort.region.calling_threads import CallingThreads
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, Own
 from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
-from kohort.region.inside import Inside
 from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
@@ -64,7 +64,7 @@ class RegionConsumer(OneProcess):
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
         self._own, self._records = own, 0
         self._pid = os.getpid()
-        self._inside = Inside()
+        self._callers = CallingThreads()
         self._hand: int | None = None
         self._asked_to_close = self._forgotten = False
 
@@ -140,7 +140,7 @@ class RegionConsumer(OneProcess):
     def _count_table(self) -> None:
         if self._flow.is_idle():
             return
-        if not self._flow.void:
+        if not self._flow.discards_rows:
             self._stager.settle()
         self._flow.finish()
         self._hand = None
@@ -154,7 +154,7 @@ class RegionConsumer(OneProcess):
             return
         with self._in_use():
             if piece is not None and self._flow.in_hand is piece:
-                if not self._flow.void:
+                if not self._flow.discards_rows:
                     self._stager.drop_unsettled()
                     log.info(
                         "[member %s] the loop over tables() ended before its table was done: the table's rows are "
@@ -231,7 +231,7 @@ class RegionConsumer(OneProcess):
         """Submit rows to a sink as soon as it is available."""
         wait, taken = sink_wait(self.name), False
         try:
-            while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
+            while not taken and not self._flow.discards_rows and (piece := self._flow.in_hand) is not None:
                 taken = self._try_to_give(give, piece, wait)
         finally:
             if wait.end_wait(works=taken):
@@ -279,12 +279,12 @@ class RegionConsumer(OneProcess):
 
     def _post(self, event: Event) -> None:
         """Post an event to the member's thread. Do not wake it if the calling thread may hold one of its locks."""
-        post = self._events.post_quietly if self._inside.is_here() else self._events.post
+        post = self._events.post_quietly if self._callers.include_this_thread() else self._events.post
         with self._in_use():
             post(event)
 
     def _refuse_handler(self, method: str) -> None:
-        if self._inside.is_here():
+        if self._callers.include_this_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler, or a callback, that interrupted a call of {self.name} on "
                 "the same thread: set a flag there, and look at it in the loop"
@@ -313,7 +313,7 @@ class RegionConsumer(OneProcess):
     def is_in_use_here(self) -> bool:
         """Return whether the calling thread is processing a table or is inside a method: it must not wait then."""
         ident = threading.get_ident()
-        return ident == self._hand or self._inside.is_here() or ident == self._events.thread.ident
+        return ident == self._hand or self._callers.include_this_thread() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
         """End at once: the whole region resets to the last complete sequence. Waits when `close` does."""
@@ -335,7 +335,7 @@ class RegionConsumer(OneProcess):
         """
         if not self._asked_to_close:
             self._asked_to_close = True
-            self._flow.give_no_more()
+            self._flow.stop_handing_out()
             self._events.end_within(timeout_s)
             self._events.post_quietly(Closing())
 
@@ -358,7 +358,7 @@ class RegionConsumer(OneProcess):
     def _in_use(self) -> Iterator[None]:
         """Mark the thread as inside a method of the member, so that a signal handler on it does not wait for it."""
         self._check_process()
-        with self._inside.enter():
+        with self._callers.enter():
             yield
 
     def _check_process(self) -> None:

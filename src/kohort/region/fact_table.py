@@ -132,13 +132,13 @@ class FactTable:
         if not record.transactional:
             return "is of no transaction"
         assert record.key is not None
-        if record.seal and self._key.opens(region, record.author, record.key, record.value, record.seal):
+        if record.seal and self._key.verifies(region, record.author, record.key, record.value, record.seal):
             return "" if is_claim else self._not_of_the_author(record, region)
-        if is_claim and region != self._region and record.seal and not self._key.has_sealed(record.seal):
+        if is_claim and region != self._region and record.seal and not self._key.is_named_in(record.seal):
             return ""
         if not record.seal:
             why = "has no seal: a stranger wrote it, or an earlier release"
-        elif self._key.has_sealed(record.seal):
+        elif self._key.is_named_in(record.seal):
             why = "has a seal that does not fit: it was copied or changed"
         else:
             why = f"is sealed with another key than {self._key.name} of {self._key.origin}"

@@ -92,7 +92,7 @@ class LeaderElection:
         self._closed = False
         self.replaced = threading.Event()
 
-    def reach(self, *, retries: bool = True) -> Link:
+    def connect_to_control_plane(self, *, retries: bool = True) -> Link:
         """Return a connection to the current control plane.
 
         Args:

@@ -25,17 +25,17 @@ def encode(message: Order | Report | Ask | Answer) -> bytes:
     return msgspec.msgpack.encode((type(message).__name__, message))
 
 
-def decode_said(body: bytes) -> Report | Ask:
+def decode_report(body: bytes) -> Report | Ask:
     """Decode a message to a control plane.
 
     Raises:
-        UnknownMessageError: the message is none to a control plane.
+        UnknownMessageError: the body is no message to a control plane.
     """
     said: Report | Ask = _decode(body, _SAID)
     return said
 
 
-def decode_heard(body: bytes) -> Order | Answer:
+def decode_order(body: bytes) -> Order | Answer:
     """Decode a message of a control plane.
 
     Raises:

@@ -22,6 +22,7 @@ from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
+from kohort.region.calling_threads import CallingThreads
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import Publisher
@@ -30,16 +31,15 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
-from kohort.region.inside import Inside
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.message_codec import decode_heard, encode
+from kohort.region.message_codec import decode_order, encode
 from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
 from kohort.region.region_log import Home
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
-from kohort.region.sinks import Sink, known_there, place_of
+from kohort.region.sinks import Sink, place_of, stored_name_and_sequence
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.settings.config import is_loopback, parse_listen
@@ -141,7 +141,7 @@ class Region(ClosedOnExit):
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
-        self._calls, self._closes_later, self._closing, self._closed = Inside(), False, 0, False
+        self._callers, self._closes_later, self._closing, self._closed = CallingThreads(), False, 0, False
         self._metrics = None if metrics_listen is None else self._serve_metrics(*at, access)
 
     def _serve_metrics(self, host: str, port: int, access: ServerAccess) -> MetricsServer:
@@ -162,7 +162,7 @@ class Region(ClosedOnExit):
 
     def count_in(self, member: Measured) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
-        with self._calls.enter(), self._lock:
+        with self._callers.enter(), self._lock:
             self._counted.add(member)
 
     def _plane_seen(self) -> messages.RegionSeen | None:
@@ -238,7 +238,7 @@ class Region(ClosedOnExit):
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
         member = RegionConsumer(events, flow, stager, own, self._forget)
         try:
-            member.start(self._election.reach)
+            member.start(self._election.connect_to_control_plane)
         except BaseException:
             consumer.close()
             raise
@@ -267,7 +267,7 @@ class Region(ClosedOnExit):
     ) -> tuple[UUID, Sink | None, Sink | None]:
         if self._closed:
             raise InvalidInputError(f"region {self.name} was closed here: make another Region for {applicant.member}")
-        return admit_member(self.name, self._home, self._election.reach, applicant, into, letters)
+        return admit_member(self.name, self._home, self._election.connect_to_control_plane, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
         """Return the state from which a member continues, according to the region's topic; None: no state.
@@ -297,18 +297,18 @@ class Region(ClosedOnExit):
         }
         return Consumer(self._servers, **own)
 
-    def reach(self) -> Link:
+    def connect_to_control_plane(self) -> Link:
         """Return a connection to the current control plane; this process may become it if there is none.
 
         Raises:
             OSError: there is none at the moment; the caller should retry.
             KafkaError: the region's topic can't be read or written.
         """
-        with self._call("reach"):
-            return self._election.reach()
+        with self._call("connect_to_control_plane"):
+            return self._election.connect_to_control_plane()
 
     def _forget(self, member: RegionConsumer) -> None:
-        with self._calls.enter(), self._lock:
+        with self._callers.enter(), self._lock:
             self._consumers.discard(member)
 
     # -- operators
@@ -399,8 +399,8 @@ class Region(ClosedOnExit):
         with self._call("serve"):
             return self._election.serve()
 
-    def wait_replaced(self, timeout_s: float) -> bool:
-        """Wait until this application, which served the region, no longer does; return whether it does not.
+    def wait_until_replaced(self, timeout_s: float) -> bool:
+        """Wait until this application no longer serves the region; return False if it still does after the timeout.
 
         A term that ends without a successor, for example when the cluster aborts its transaction, is followed by
         another one here.
@@ -414,7 +414,7 @@ class Region(ClosedOnExit):
 
     def _is_served(self) -> bool:
         try:
-            self._election.reach(retries=False).close()
+            self._election.connect_to_control_plane(retries=False).close()
         except OSError:
             return False
         return True
@@ -439,7 +439,7 @@ class Region(ClosedOnExit):
         if birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, birth.region_id)
-        known = known_there(sink)
+        known = stored_name_and_sequence(sink)
         was, shows = (sink.adopt(), sink.published()) if known is None else known
         self._home.adopt(place_of(sink), was, shows)
         if known is not None:
@@ -485,13 +485,13 @@ class Region(ClosedOnExit):
         Raises:
             InvalidInputError: such a handler has made this call.
         """
-        if self._calls.is_here():
+        if self._callers.include_this_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler that interrupted another call of region {self.name} on the "
                 "same thread: set a flag there, or call it from another thread"
             )
         try:
-            with self._calls.enter():
+            with self._callers.enter():
                 yield
         finally:
             if self._closes_later:
@@ -504,7 +504,7 @@ class Region(ClosedOnExit):
             for message in (*said, messages.Describe()):
                 link.send(encode(message))
             for body in link.bodies(timeout_s):
-                answer = decode_heard(body)
+                answer = decode_order(body)
                 if isinstance(answer, messages.Declined):
                     raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
                 if isinstance(answer, messages.RegionSeen):
@@ -517,7 +517,7 @@ class Region(ClosedOnExit):
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                return self._election.reach()
+                return self._election.connect_to_control_plane()
             except OSError as error:
                 if time.monotonic() > until_s:
                     raise TimedOutError(f"region {self.name} has no control plane: {error}") from error
@@ -540,7 +540,7 @@ class Region(ClosedOnExit):
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:
             return
-        if self._calls.is_here():
+        if self._callers.include_this_thread():
             self._closes_later = True
             for member in list(self._consumers):
                 member.ask_to_close()

@@ -58,17 +58,17 @@ class RegionKey:
         return self._id().hex()
 
     def seal(self, region: str, author: Author, key: bytes, value: bytes | None) -> bytes:
-        """Return the seal of a record, for its header."""
+        """Return the seal of a record, for its header: the id of the key, then an HMAC over author, key and value."""
         said = _AUTHOR.pack(author.producer_id, author.epoch, len(key)) + key
         said += _ABSENT if value is None else _PRESENT + value
         return self._id() + hmac.digest(self._derived(f"records of {region}"), said, "sha256")
 
-    def opens(self, region: str, author: Author, key: bytes, value: bytes | None, seal: bytes) -> bool:
-        """Return whether a seal is this key's, for this record and this author."""
+    def verifies(self, region: str, author: Author, key: bytes, value: bytes | None, seal: bytes) -> bool:
+        """Return whether this key made a seal, for this record and this author."""
         return hmac.compare_digest(seal, self.seal(region, author, key, value))
 
-    def has_sealed(self, seal: bytes) -> bool:
-        """Return whether a seal names this key as its own; `opens` proves it."""
+    def is_named_in(self, seal: bytes) -> bool:
+        """Return whether a seal begins with the id of this key. Only `verifies` proves that the key made the seal."""
         return seal[:_ID_BYTES] == self._id()
 
     def token(self, region: str, term: int) -> bytes:

@@ -179,7 +179,7 @@ class Home:
 
     # -- groups
 
-    def look_at_group(self, group: str) -> None:
+    def check_group(self, group: str) -> None:
         """Check that a group can be the region's, without claiming it.
 
         Raises:

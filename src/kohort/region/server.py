@@ -28,7 +28,7 @@ from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.message_codec import decode_said, encode
+from kohort.region.message_codec import decode_report, encode
 from kohort.region.messages import RegionSeen
 from kohort.region.parts import Part
 from kohort.region.records import Contribution, Fact, Manifest
@@ -376,7 +376,7 @@ class ControlPlane:
 
     async def _read(self, connection: int, link: AsyncLink) -> None:
         async for body in link.bodies(SILENCE_S):
-            self._heard(connection, decode_said(body))
+            self._heard(connection, decode_report(body))
             if connection not in self._links:
                 return  # it was closed
 

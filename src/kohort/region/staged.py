@@ -115,7 +115,7 @@ class Staged:
     dead_letters: int = 0
 
 
-def together(pieces: Iterable[Staged]) -> Staged:
+def merge_staged(pieces: Iterable[Staged]) -> Staged:
     """Return the staged keys of several pieces and dead letters, as one `Staged`."""
     those = list(pieces)
     return Staged(

@@ -1,6 +1,6 @@
-"""Avro schemas that no value can abuse.
+"""The check of Avro schemas, which refuses those that a hostile value could abuse.
 
-Schemas and values of a registry come from others. These schemas are refused before a value is read:
+Schemas and values of a registry come from others. The check refuses, before a value is read:
 
 - recursive ones. fastavro is compiled and reads recursively. A value of 200 kB overflows the C stack, and the process
   ends by SIGSEGV (seen with fastavro 1.13).
@@ -10,7 +10,8 @@ Schemas and values of a registry come from others. These schemas are refused bef
   another.
 - keys by which fastavro takes a schema for one that it has parsed.
 
-What is measured is fastavro's parsed form, whose names are full: two readings of names are a way past the measure.
+The check measures fastavro's parsed form, whose names are full. Otherwise a name that fastavro reads differently could
+get past it.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class _TypeSize:
 
 
 def avro_schema(text: str, name: str) -> Any:
-    """Return an Avro schema from its JSON, as `measured_schema`."""
+    """Parse and check an Avro schema; raise as `measured_schema` does."""
     return measured_schema(text, name)[0]
 
 
 def measured_schema(text: str, name: str) -> tuple[Any, int]:
-    """Return an Avro schema from its JSON, and the most records and nulls that a byte of a long value makes.
+    """Parse and check an Avro schema; return it, and the most records and nulls that a byte of a value can make.
 
     Args:
         text: the JSON.

@@ -46,7 +46,7 @@ def _parsed(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnusableSchemaError(f"{name} is no Avro schema, or refers to one that is none: {error}") from None
+        raise UnusableSchemaError(f"{name} is no Avro schema, or refers to one that is invalid: {error}") from None
 
 
 class _Inlining:

@@ -1,4 +1,4 @@
-"""Avro values behind a schema's id, as Python objects, by fastavro."""
+"""Avro values with a schema id before them, as Python objects, by fastavro."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BOUNDED = "kohort-decimal"
 
 
 def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
-    """Return a function that reads values of a schema, which begin with a schema's id.
+    """Return a function that reads a value of a schema, after a schema id.
 
     Args:
         text: the schema.
@@ -59,7 +59,7 @@ def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
 
 
 def avro_writer(text: str, number: int) -> Callable[[Any], bytes]:
-    """Return a function that writes values of a schema behind its id.
+    """Return a function that writes a schema id and a value of that schema.
 
     Args:
         text: the schema.
@@ -102,10 +102,10 @@ def _with_bounded_decimals(schema: Any) -> Any:
 
 
 def _bounded_decimal(data: bytes, schema: Any = None, _reader: Any = None) -> Decimal:
-    """Return the decimal of bytes, as fastavro's logical types call it.
+    """Decode a decimal from bytes; fastavro calls this for the logical type.
 
     Raises:
-        ValueError: it has too many bytes or digits.
+        ValueError: the decimal has too many bytes or digits.
     """
     if len(data) > DECIMAL_BYTES:
         raise ValueError(f"a decimal of {len(data)} bytes; {DECIMAL_BYTES} are read")

@@ -59,7 +59,7 @@ _PROMOTED = {
 
 
 def incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[str]:
-    """Return why a schema can't follow others in a subject; empty: it can.
+    """Return why a schema can't follow others in a subject; an empty list if it can.
 
     Args:
         level: one of `LEVELS`.
@@ -77,7 +77,7 @@ def incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[str]:
 
 
 def unreadable(reader: str, writer: str) -> list[str]:
-    """Return what of the writer's values a reader can't read; both are Avro schemas as JSON."""
+    """Return why a reader can't read the writer's values, part by part; both are Avro schemas as JSON."""
     return list(
         _Resolution().compare(avro_schema(reader, "the reader's schema"), avro_schema(writer, "the writer's schema"))
     )
@@ -93,7 +93,7 @@ class _Names:
         return name if "." in name or not space else f"{space}.{name}"
 
     def define_type(self, schema: dict[str, Any], space: str) -> tuple[str, str]:
-        """Keep a definition; return its full name, and the namespace of the names within."""
+        """Record a definition; return its full name, and the namespace of the names in it."""
         name = str(schema["name"])
         space = name.rpartition(".")[0] if "." in name else str(schema.get("namespace") or space)
         full = self.full_name(name, space)
@@ -101,11 +101,11 @@ class _Names:
         return full, space
 
     def find_type(self, name: str, space: str) -> tuple[Any, str]:
-        """Return a name's definition and the namespace within; a primitive type is returned as it is."""
+        """Return the definition of a named type, and the namespace of the names in it; a primitive type is its own."""
         return (name, space) if name in PRIMITIVE_SIZES else self._types[self.full_name(name, space)]
 
     def define_all(self, schema: Any, space: str) -> None:
-        """Keep the definitions within a part that is not compared."""
+        """Record the definitions in a part that is not compared."""
         if isinstance(schema, list):
             for branch in schema:
                 self.define_all(branch, space)
@@ -301,7 +301,7 @@ class Subjects:
     """All subjects, their versions and levels of compatibility. Any number of threads may use them."""
 
     def __init__(self, file: Path | None) -> None:
-        """Read the file; None: nothing is kept.
+        """Read the file; None: subjects are kept in memory only.
 
         Raises:
             CorruptDataError: a line of the file is damaged.
@@ -417,12 +417,12 @@ class Subjects:
             return self._reasons(subject, schema, [old])
 
     def level_of(self, subject: str | None) -> str:
-        """Return the compatibility of a subject, or that of all others."""
+        """Return the compatibility level of a subject; None: the default level."""
         with self._lock:
             return self._levels.get(subject or "", self._levels.get("", DEFAULT_LEVEL))
 
     def set_level(self, subject: str | None, level: object) -> str:
-        """Set the compatibility of a subject, or of all others."""
+        """Set the compatibility level of a subject; None: the default level."""
         if level not in LEVELS:
             raise RefusedRequest(
                 HTTPStatus.UNPROCESSABLE_ENTITY, 42203, f"Invalid compatibility level; there are {', '.join(LEVELS)}"
@@ -518,7 +518,7 @@ class EmbeddedSchemaRegistry:
     It has subjects, versions, schemas by id, compatibility and its configuration. Schemas of Avro and Protobuf are
     compared by every level of compatibility, and may have references. A second version of a JSON Schema needs the level
     NONE. Deletion and modes are missing. It has no TLS and no login: every user of the machine reaches it.
-    Pages of a browser do not: it takes JSON alone, and requests to names of this machine.
+    Web pages do not: the server takes JSON alone, and requests to names of this machine.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""JSON values behind a schema's id. Before they are written, jsonschema compares them with their JSON Schema."""
+"""JSON values with a schema id before them. Before a value is written, jsonschema checks it against its JSON Schema."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefi
 _REASON_MAX = 200
 """Characters of a reason, which has the value in it."""
 _ODD_SCHEMA = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, re.error)
-"""Errors of jsonschema that are no answer: a reference to a number, a pattern of draft 4 that is none, a number that no
+"""Errors of jsonschema that are no answer: a reference to a number, a malformed pattern of draft 4, a number that no
 float can have beside `multipleOf`.
 """
 
 
 def json_value(data: bytes, max_bytes: int) -> Any:
-    """Return the JSON behind a prefix, which is not compared with its schema.
+    """Return the JSON after the schema id of a value, without a check against its schema.
 
     Raises:
-        CorruptDataError: it is too large, or no JSON.
+        CorruptDataError: the value is too large, or no JSON.
     """
     check_size(data, max_bytes)
     try:
@@ -32,7 +32,7 @@ def json_value(data: bytes, max_bytes: int) -> Any:
 
 
 def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
-    """Return a function that writes values of a JSON Schema behind its id, in UTF-8 and without blanks.
+    """Return a function that writes a schema id and a value of that JSON Schema, in UTF-8 and without blanks.
 
     Args:
         text: the schema. Without `$schema` it is one of draft 7, as in Confluent's serializers.
@@ -64,7 +64,7 @@ def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
 
 
 def json_check(text: str) -> Callable[[Any], None]:
-    """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
+    """Return a function that checks parsed JSON against a JSON Schema; it raises InvalidInputError.
 
     References within the schema are followed. Nothing is fetched. `format` is not checked.
 

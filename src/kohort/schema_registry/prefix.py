@@ -1,4 +1,4 @@
-"""The schema's id before a value: a zero byte and four of the id, big-endian, as Confluent's serializers write it."""
+"""The schema id before a value: a zero byte and the id, four bytes big-endian, as Confluent's serializers write it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_PREFIX = "no schema's id before the value: a zero byte and four of the id"
 
 
 class UnusableSchemaError(InvalidInputError):
-    """A schema that the registry has, and that values can't be read or written with. The registry itself is well."""
+    """A schema of the registry by which values can't be read or written. The registry itself works."""
 
 
 def schema_prefix(number: int) -> bytes:
@@ -27,15 +27,15 @@ def schema_prefix(number: int) -> bytes:
 
 
 def has_prefix(data: bytes) -> bool:
-    """Return whether a value has a prefix."""
+    """Return whether a value begins with a schema id."""
     return len(data) >= PREFIX_BYTES and data[0] == 0
 
 
 def schema_id(data: bytes) -> int:
-    """Return the schema's id before a value.
+    """Return the schema id that stands before a value.
 
     Raises:
-        CorruptDataError: there is none, or none that a registry gives.
+        CorruptDataError: no schema id is there, or its number is one that no registry gives.
     """
     if not has_prefix(data):
         raise CorruptDataError(NO_PREFIX)

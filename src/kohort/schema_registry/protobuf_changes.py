@@ -2,7 +2,8 @@
 
 A registry's rules are Confluent's for Protobuf (Schema Registry 8.1): fields are known by their numbers, messages by
 their names. They allow what Protobuf can parse. `reading_differences` is stricter, and allows what keeps its value. It
-allows a change of presence too: what was not set is read as the reader's schema has it, as its default or as None.
+also allows that a field gains or loses presence: a field that was not set is read as the reader's schema says, as its
+default or as None.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _KEPT = {
 
 
 def protobuf_incompatibilities(level: str, new: ProtobufSchema, olds: Sequence[ProtobufSchema]) -> list[str]:
-    """Return why a schema can't follow others in a subject; empty: it can.
+    """Return why a schema can't follow others in a subject; an empty list if it can.
 
     Args:
         level: one of the registry's levels of compatibility.
@@ -60,7 +61,7 @@ def protobuf_incompatibilities(level: str, new: ProtobufSchema, olds: Sequence[P
 
 
 class _Comparison:
-    """One comparison of what was written with what reads it."""
+    """One comparison of the schema that wrote values with the schema that reads them."""
 
     def __init__(self) -> None:
         self._compared: set[tuple[str, str]] = set()

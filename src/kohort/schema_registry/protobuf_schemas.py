@@ -93,7 +93,7 @@ def check_installed() -> None:
     """Check that protobuf and protoc are installed.
 
     Raises:
-        InvalidInputError: they are not; no schema is at fault.
+        InvalidInputError: one of them is not installed; no schema is at fault.
     """
     if find_spec("grpc_tools") is None:  # it needs protobuf
         raise InvalidInputError(_MISSING)
@@ -219,7 +219,7 @@ def _environment() -> dict[str, str]:
 
 
 def _serialized(text: str, path: str) -> FileDescriptorProto | None:
-    """Return the descriptor of a file in Base64, under its name here; None: it is text."""
+    """Return the descriptor of a file in Base64, under its name here; None if the file is text."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -301,7 +301,7 @@ class ProtobufSchema:
         """Return the schema of a serialized FileDescriptorSet in Base64, as `protoc --include_imports` makes it.
 
         Raises:
-            InvalidInputError: it is none, or a library is not installed.
+            InvalidInputError: the text is no FileDescriptorSet, or a library is not installed.
         """
         try:
             from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -342,7 +342,7 @@ class ProtobufSchema:
         """Return a message by its name, with or without the package; None: the file's first.
 
         Raises:
-            InvalidInputError: the file has none of this name.
+            InvalidInputError: the file has no message of this name.
         """
         if name is None:
             return self.message_at((0,))
@@ -362,8 +362,8 @@ class ProtobufSchema:
         """Return the message at the indexes before a value: one for each level, from the file's messages inwards.
 
         Raises:
-            CorruptDataError: there is none, or clients count otherwise: those in Python count the messages that maps
-                and groups make, those in Java do not.
+            CorruptDataError: there is no such message, or clients disagree on it: those in Python count the messages
+                that maps and groups make, those in Java do not.
         """
         with_entries, without = (
             self._message_at_indexes(indexes, counts_generated=True),
@@ -482,10 +482,10 @@ def _parts(files: Iterable[FileDescriptorProto]) -> Iterator[tuple[Any, int]]:
 
 
 def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes of the message after a schema's id, and where the message begins.
+    """Return the message's indexes, which follow the schema id, and the position at which the message begins.
 
     Raises:
-        CorruptDataError: they are truncated, or no indexes.
+        CorruptDataError: the indexes are truncated or invalid.
     """
     count, at = _read_varint(data, PREFIX_BYTES)
     if count == 0:  # the short form of the file's first message

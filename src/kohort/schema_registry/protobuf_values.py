@@ -1,4 +1,4 @@
-"""Protobuf values behind a schema's id, as Python objects, by Google's protobuf.
+"""Protobuf values with a schema id before them, as Python objects, by Google's protobuf.
 
 A message is a dict of its fields by name. A field that is not set has its default, or None where Protobuf can tell
 that it was not set: messages, `optional`, `oneof`. Enums are names, and numbers without a name stay numbers, except in
@@ -52,7 +52,7 @@ _WRAPPERS = frozenset(
 
 
 def well_known(message: Descriptor) -> str:
-    """Return what a message of Protobuf's own is: timestamp, duration, wrapper; "" for any other."""
+    """Return the kind of one of Protobuf's own messages: timestamp, duration, wrapper; "" for any other message."""
     names = set(message.fields_by_name)
     if not is_built_in(message.file.name):
         return ""
@@ -106,7 +106,7 @@ def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
     """Parse a message from its bytes.
 
     Raises:
-        CorruptDataError: they are none, or a required field is missing.
+        CorruptDataError: the bytes are no such message, or a required field is missing.
     """
     from google.protobuf.message import DecodeError
 
@@ -134,7 +134,7 @@ def message_methods() -> Any:
 
 
 def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes], dict[str, Any]]:
-    """Return a function that reads values of a schema, which begin with a schema's id and a message's indexes.
+    """Return a function that reads values of a schema, after a schema id and a message's indexes.
 
     Args:
         schema: the schema.
@@ -267,7 +267,7 @@ class MessageReaders:
         return found
 
     def field_reader(self, field: FieldDescriptor) -> Convert | None:
-        """Return a function that converts what protobuf has in a field; None: it needs none."""
+        """Return a function that converts a field's value in protobuf; None: the value needs no conversion."""
         if is_map(field):
             key, value = (self._item_reader(field.message_type.fields_by_name[part]) for part in ("key", "value"))
             return self.map_reader(key, value)
@@ -286,7 +286,7 @@ class MessageReaders:
         return _counted(self.time_reader(kind)) if kind else self._inner_reader(message)
 
     def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
-        """Return a function that converts a value that is no message; None: it needs none."""
+        """Return a function that converts a value that is no message; None: the value needs no conversion."""
         if field.type == field.TYPE_STRING and not self._is_checked(field):
             return _checked_text
         if field.enum_type is None:
@@ -352,7 +352,7 @@ def has_shown_default(field: FieldDescriptor) -> bool:
 
 
 def enum_names(field: FieldDescriptor) -> dict[int, str]:
-    """Return the names of an enum's numbers, of which the first counts."""
+    """Return the name of each number of an enum; of several names for one number the first."""
     return {value.number: value.name for value in reversed(field.enum_type.values)}
 
 
@@ -360,7 +360,7 @@ def timestamp_us(found: Any) -> int:
     """Return a Timestamp as microseconds since 1970; nanoseconds are cut off.
 
     Raises:
-        ValueError: it is outside the years 1 to 9999, or its nanoseconds are none.
+        ValueError: it is outside the years 1 to 9999, or its nanoseconds are out of range.
     """
     if not (-62_135_596_800 <= found.seconds <= 253_402_300_799 and 0 <= found.nanos < NANOS):
         raise ValueError(f"a Timestamp of {found.seconds} seconds and {found.nanos} nanoseconds")
@@ -371,7 +371,7 @@ def duration_us(found: Any) -> int:
     """Return a Duration as microseconds; nanoseconds are cut off.
 
     Raises:
-        ValueError: it is longer than 10,000 years, or its nanoseconds are none.
+        ValueError: it is longer than 10,000 years, or its nanoseconds are out of range.
     """
     seconds, nanos = found.seconds, found.nanos
     if abs(seconds) > DURATION_MAX_S or abs(nanos) >= NANOS or seconds * nanos < 0:
@@ -383,7 +383,7 @@ def duration_us(found: Any) -> int:
 
 
 def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = None) -> Callable[[Any], bytes]:
-    """Return a function that writes values of a schema behind its id.
+    """Return a function that writes a schema id, a message's indexes and a value of that schema.
 
     Args:
         schema: the schema.
@@ -426,7 +426,7 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
 
 
 def _difference(wanted: Descriptor, given: Descriptor) -> str:
-    """Return why objects of a class can't be written by a schema; "": they can.
+    """Return why objects of a class can't be written by a schema; "" if they can.
 
     Fields that a schema does not have would be lost, and those of another type would be read as other values.
     """
@@ -470,7 +470,7 @@ class _MessageWriter:
         self._fields: dict[str, tuple[Callable[[Any], Any], str | None]] | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        """Return the constructor arguments of a message for a mapping.
+        """Return the arguments that construct a message with the fields of a mapping.
 
         Raises:
             ValueError: a field is unknown, or its value is not of the type; or two fields of one oneof are set.
@@ -548,14 +548,14 @@ def _unchanged(found: Any) -> Any:
 
 
 def _float(found: Any) -> Any:
-    """Return a number that a float can have; protobuf makes infinity of a larger one."""
+    """Return a number within a float's range; protobuf would turn a larger one into infinity."""
     if isinstance(found, int | float | Decimal) and FLOAT_LIMIT <= abs(float(found)) < float("inf"):
         raise ValueError(f"{found} is beyond a float")
     return found
 
 
 def _scalar(found: Any) -> Any:
-    """Return an integer; Spark has those of 64 bits without a sign as decimals."""
+    """Return an integer, also from a decimal, which Spark has for unsigned 64-bit integers."""
     if isinstance(found, Decimal):
         if not found.is_finite() or found != found.to_integral_value():
             raise ValueError(f"{found} is no integer")
@@ -564,12 +564,12 @@ def _scalar(found: Any) -> Any:
 
 
 def unknown_enum_name(enum: EnumDescriptor) -> str:
-    """Return how Spark's names of numbers begin that an enum has no name for; the number follows."""
+    """Return the beginning of Spark's name for a number that an enum does not name; the number follows."""
     return f"UNKNOWN_ENUM_VALUE_{enum.name}_"
 
 
 def _enum_writer(enum: EnumDescriptor) -> Callable[[Any], int]:
-    """Return a function that makes numbers of names, and leaves numbers as they are."""
+    """Return a function that turns an enum's names into numbers, and leaves numbers unchanged."""
     numbers: dict[str, int] = {value.name: value.number for value in enum.values}
     unknown = unknown_enum_name(enum)
 

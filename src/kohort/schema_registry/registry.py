@@ -1,6 +1,6 @@
 """The client of a schema registry: schemas by id and subject over HTTP, within limits.
 
-Only addresses that the application names are asked. Source: Confluent's reference of the Schema Registry API, v1.
+Requests go only to addresses that the application names. Source: Confluent's reference of the Schema Registry API, v1.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class RegisteredSchema:
 
 @dataclass(slots=True)
 class _KnownSchema:
-    """The schema of an id, or why there is none.
+    """The schema of an id, or the reason why it can't be used.
 
     Attributes:
-        schema: the schema; None: it can't be used.
+        schema: the schema; None if it can't be used.
         refused: the reason why values of it can't be read; "" if they can.
         read: the function that reads values; None: not made yet.
         failure: why it could not be made on this machine, which says nothing about the schema.
@@ -124,10 +124,10 @@ class _KnownSchema:
 
 @dataclass(frozen=True, slots=True)
 class _FailedLookup:
-    """The failure of a look-up, without its traceback, which would hold the answer's bytes.
+    """The failure of a look-up. The traceback is left out, because it would keep the answer's bytes in memory.
 
     Attributes:
-        until_s: until when it stands, on the monotonic clock.
+        until_s: the time until which the failure is remembered, on the monotonic clock.
         kind: the class of the error.
         text: the message.
         code: the error's code.
@@ -219,7 +219,7 @@ class SchemaRegistry:
         ssl_ca_location: str | None = None,
         max_value_bytes: int = VALUE_BYTES,
     ) -> None:
-        """Keep the addresses; nothing is asked yet.
+        """Keep the addresses; no request is sent yet.
 
         Args:
             url: the address, or several with commas between, which are tried in turn. A user and password may stand
@@ -295,7 +295,7 @@ class SchemaRegistry:
         return _id_of(answer)
 
     def deserialize(self, data: bytes) -> Any:
-        """Return the value behind a schema's id, as `value_deserializer` of a consumer.
+        """Return the value after a schema id, as `value_deserializer` of a consumer.
 
         Raises:
             CorruptDataError: the id is missing or unknown, the schema can't be used, or the bytes are not of it.
@@ -310,7 +310,7 @@ class SchemaRegistry:
         return self._read_function(known)(data)
 
     def deserialize_prepared(self, data: bytes) -> Any:
-        """Return the value behind a schema's id that `prepare` has looked up. The registry is not asked.
+        """Return the value after a schema id that `prepare` has looked up. No request is sent to the registry.
 
         Raises:
             CorruptDataError: as in `deserialize`.
@@ -327,7 +327,7 @@ class SchemaRegistry:
         return self._read_function(known)(data)
 
     def prepare(self, values: Iterable[bytes]) -> None:
-        """Look the schemas of values up, so that `deserialize` need not wait; failures stand for a second.
+        """Look the schemas of values up, so that `deserialize` need not wait; a failure is remembered for a second.
 
         Args:
             values: values, or their first five bytes.
@@ -371,7 +371,7 @@ class SchemaRegistry:
         message: str | None = None,
         references: Sequence[SchemaReference] = (),
     ) -> Callable[[Any], bytes]:
-        """Return a function that makes bytes of values, as `value_serializer` of a producer.
+        """Return a function that encodes values as bytes, for `value_serializer` of a producer.
 
         Args:
             subject: the subject, as `<topic>-value`.
@@ -420,7 +420,7 @@ class SchemaRegistry:
             waits: whether to wait when the budget of unknown ids is spent.
 
         Raises:
-            KafkaError: there is none, the registry fails, or the budget is spent.
+            KafkaError: the registry has no such schema, or fails, or the budget is spent.
         """
         with self._lock:
             if (known := self._remembered(number, time.monotonic())) is not None:
@@ -466,10 +466,10 @@ class SchemaRegistry:
         return _schema_of(answer, reference.subject, None)
 
     def _prepared(self, number: int) -> _KnownSchema:
-        """Return the schema of an id from memory, where a failure stands until it is replaced.
+        """Return the schema of an id from memory, where a failure is kept until a look-up replaces it.
 
         Raises:
-            KafkaError: the look-up failed, or there was none.
+            KafkaError: the look-up failed, or nothing has looked the id up.
         """
         with self._lock:
             known = self._remembered(number, 0.0)
@@ -478,10 +478,10 @@ class SchemaRegistry:
         return known
 
     def _remembered(self, number: int, now_s: float) -> _KnownSchema | None:
-        """Return the schema of an id from memory; None: the registry has to be asked. The caller holds the lock.
+        """Return the schema of an id from memory; None if it must be requested. The caller holds the lock.
 
         Raises:
-            KafkaError: the look-up failed, and that stands until after `now_s`.
+            KafkaError: the look-up failed, and the failure is remembered until after `now_s`.
         """
         found = self._schemas.get(number)
         if found is not None:
@@ -514,7 +514,7 @@ class SchemaRegistry:
             self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
 
     def _failed(self, number: int, error: KafkaError) -> _FailedLookup:
-        """Remember the failure of a look-up, and return it. A registry that is away is so for every id."""
+        """Remember the failure of a look-up, and return it. A registry that can't be reached fails every id."""
         unknown = isinstance(error, NotFoundError)
         if unknown:
             error = NotFoundError(self._no_schema(number))
@@ -541,7 +541,7 @@ class SchemaRegistry:
             self._failures_bytes -= failure.counted_bytes
 
     def _until_budget(self) -> float:
-        """Return the seconds until an id may be asked for; 0: now."""
+        """Return the seconds until the next unknown id may be requested; 0: now."""
         with self._lock:
             now_s = time.monotonic()
             self._budget = min(UNKNOWN_PER_S, self._budget + (now_s - self._budget_at_s) * UNKNOWN_PER_S)
@@ -591,7 +591,7 @@ class SchemaRegistry:
         """Return status and body of an answer; a body that is too large is cut after the limit.
 
         Raises:
-            TimeoutError: the answer is not complete in time, be it slow or trickling.
+            TimeoutError: the answer is not complete in time, even if its bytes still arrive one by one.
         """
         made: http.client.HTTPConnection
         if address.secure:
@@ -657,7 +657,7 @@ def _refusal(address: _Address, status: int, data: bytes) -> KafkaError:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
         return RetriableError(text)
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and isinstance(answer.get("error_code"), int):
-        return UnusableSchemaError(text)  # of what was asked for: a schema that is invalid, or a version that is none
+        return UnusableSchemaError(text)  # of what was asked for: a schema that is invalid, or an invalid version
     return InvalidInputError(text)
 
 
@@ -687,7 +687,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     """Parse the schema in a registry's answer.
 
     Raises:
-        UnusableSchemaError: it has no schema, or one that can't be used: too large, or JSON with references.
+        UnusableSchemaError: the answer has no schema, or one that can't be used: too large, or JSON with references.
     """
     text, kind, version = answer.get("schema"), answer.get("schemaType", "AVRO"), answer.get("version", 0)
     if not isinstance(text, str) or not isinstance(kind, str) or not isinstance(version, int):
@@ -711,13 +711,13 @@ def references_of(answer: Any, name: str) -> tuple[SchemaReference, ...]:
     try:
         made = tuple(SchemaReference(item["name"], item["subject"], item["version"]) for item in found)
     except (TypeError, KeyError):
-        raise UnusableSchemaError(f"{name} has references that are none") from None
+        raise UnusableSchemaError(f"{name} has malformed references") from None
     if len(made) > IMPORTS_MAX:
         raise UnusableSchemaError(f"{name} refers to more than {IMPORTS_MAX} files")
     for reference in made:
         kinds = (type(reference.name), type(reference.subject), type(reference.version))
         if kinds != (str, str, int):
-            raise UnusableSchemaError(f"{name} has references that are none")
+            raise UnusableSchemaError(f"{name} has malformed references")
     return made
 
 

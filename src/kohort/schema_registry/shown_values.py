@@ -1,4 +1,4 @@
-"""Values behind a schema's id as JSON, for people who look at records: `kohort consume`, the dashboard."""
+"""Values with a schema id before them, shown as JSON to people: in `kohort consume` and the dashboard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown_json(registry: SchemaRegistry, data: bytes) -> bytes:
 
 
 class _JsonParts:
-    """Makes a value of what JSON has, and counts its text."""
+    """A converter of a value to types that JSON has, which bounds the total length of its text."""
 
     def __init__(self) -> None:
         self._left = SHOWN_BYTES_MAX

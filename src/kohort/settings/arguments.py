@@ -74,11 +74,11 @@ class Arguments:
     """The expected arguments of a method. Annotations are read at first use."""
 
     def __init__(self, method: Callable[..., Any], called: str = "") -> None:
-        """Read nothing yet.
+        """Keep the method; its annotations are read at the first use.
 
         Args:
             method: Its first parameter is `self`.
-            called: Its name in messages; empty: by the class of `self`.
+            called: The method's name in messages; if empty, it is named with the class of `self`.
         """
         self._method = method
         self._called = called
@@ -143,7 +143,7 @@ class Arguments:
                 raise self._refused(args, self._error_text(error, name)) from None
 
     def _fit_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Fit the remaining cases.
+        """Return the arguments by position in the cases that `fit` does not decide quickly.
 
         These are keywords for parameters without a default, surplus arguments, and the first call ever.
         """
@@ -164,7 +164,7 @@ class Arguments:
         """Convert one argument as the signature says, and return it. `name` is the parameter's.
 
         Raises:
-            InvalidInputError: it does not fit the signature.
+            InvalidInputError: the argument does not fit the signature.
         """
         try:
             return self._validator(name).take(value)

@@ -1,6 +1,7 @@
-"""Access to a server that has no users: one rule, and one text, for all of kohort's servers.
+"""Access to a server without logins: one rule, with one error text, for all of kohort's servers.
 
-The same rule for what kohort sends without encryption: only to this machine, unless the operator agrees.
+Unless the operator allows more, such a server listens on loopback only. The same rule holds for what kohort sends
+without encryption: only to this machine.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from kohort.settings.config import is_loopback
 
 
 class AccessWays(NamedTuple):
-    """The operator's choices, as errors call them; None: a server does not have this one.
+    """The names of the options that open a server, for errors; None: the server does not have that option.
 
     Attributes:
-        insecure: Serves everyone.
-        tls: Names the server's key and certificates.
-        client_ca: Names the authorities of its clients.
+        insecure: The option that lets everyone connect.
+        tls: The option for the server's key and certificates.
+        client_ca: The option for the authorities of its clients.
     """
 
     insecure: str = "--insecure"
@@ -40,7 +41,7 @@ READS_METRICS = "read the metrics"
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """The access to a server that has no users.
+    """The rules of access to a server without logins.
 
     Attributes:
         tls: A PEM file of the server's private key and certificates; None: connections are plain.
@@ -58,9 +59,9 @@ class ServerAccess:
         Args:
             host: The address to listen on.
             port: The port, for the error.
-            server: What the error calls the server, such as `scaler`.
+            server: The server's name in the error, such as `scaler`.
             consequence: What everyone may do if the operator lets everyone in.
-            ways: What the error calls the operator's choices.
+            ways: The names of the operator's options in the error.
 
         Raises:
             InvalidInputError: Other machines reach the address, and nothing says who may connect; or there are
@@ -96,10 +97,10 @@ def refuse_plain_beyond_loopback(url: str, host: str, consequence: str, insecure
     """Refuse to send to another machine without encryption.
 
     Args:
-        url: Where to send to, for the error.
+        url: The destination, for the error.
         host: Its host.
-        consequence: What everyone on the way may do then.
-        insecure: What the error calls the operator's consent.
+        consequence: What everyone on the network path could do.
+        insecure: The name of the option by which the operator agrees.
 
     Raises:
         InvalidInputError: The host is another machine.

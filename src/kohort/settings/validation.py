@@ -90,7 +90,7 @@ class ValidationError(Exception):
         expected: The expected value, as in "must be …".
         value: The given value.
         path: Its path within the parameter, as `[0].name`.
-        key: Whether it is a key of the dict there.
+        key: Whether the value is a key of the dict at that path.
     """
 
     def __init__(self, expected: str, value: object, write: str | Callable[[], str | None] | None = None) -> None:
@@ -200,7 +200,7 @@ def _is_value(kind: Any) -> bool:
 
 
 def _full(value: object) -> str:
-    """Return a value with the module of its type: it has the expected name but is another library's."""
+    """Return a value with its type's module, for a type that only shares its name with the expected one."""
     kind = type(value)
     return value_text(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{value_text(value)}"
 

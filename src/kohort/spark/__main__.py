@@ -29,11 +29,11 @@ SIGTERM_SUMMARY_S = 6.0
 def main() -> None:
     """Run the job as `__main__`, with its own arguments and its own folder first in the module path."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        say(USAGE if len(sys.argv) > 1 else f"{USAGE}: name a program to run")
+        print_error_line(USAGE if len(sys.argv) > 1 else f"{USAGE}: name a program to run")
         sys.exit(0 if len(sys.argv) > 1 else 2)
     job = Path(sys.argv[1])
     if not job.is_file():
-        say(f"{job}: there is no such program")
+        print_error_line(f"{job}: there is no such program")
         sys.exit(2)
     from kohort.spark.in_place_of_kafka import cover_everything
 
@@ -42,7 +42,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pyspark":
             raise
-        say("PySpark is not installed in this Python: pip install 'kohort[spark]'")
+        print_error_line("PySpark is not installed in this Python: pip install 'kohort[spark]'")
         sys.exit(2)
     sys.argv = sys.argv[1:]
     sys.path[0] = str(job.resolve().parent)
@@ -90,7 +90,7 @@ class ClosingSummary:
             text = f"kohort: no summary: {type(error).__name__}: {error}"
         if not self._written:  # by another thread
             self._written = True
-            say(text)
+            print_error_line(text)
 
     def _exit(self, number: int, _frame: FrameType | None) -> None:
         """Write the summary on a thread, because this one may hold any lock; then end by the signal."""
@@ -99,7 +99,7 @@ class ClosingSummary:
         writer.join(SIGTERM_SUMMARY_S)
         if not self._written:
             self._written = True
-            say(f"kohort: no summary: it was not made within {SIGTERM_SUMMARY_S:g} s")
+            print_error_line(f"kohort: no summary: it was not made within {SIGTERM_SUMMARY_S:g} s")
         self._set(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         os._exit(128 + number)  # the first process of a container: Linux ignores the signal there
@@ -130,7 +130,7 @@ class ClosingSummary:
         return signal.SIG_DFL if handler == self._exit else handler
 
 
-def say(text: str) -> None:
+def print_error_line(text: str) -> None:
     """Write a line to standard error; standard output belongs to the job."""
     sys.stderr.write(text + "\n")
 

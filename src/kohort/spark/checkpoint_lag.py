@@ -201,7 +201,7 @@ def checkpoint_files(path: str) -> CheckpointFiles:
     """Return the files of a checkpoint, by a folder's path or an object store's URL.
 
     Raises:
-        InvalidInputError: The URL is none that can be read.
+        InvalidInputError: The URL has a scheme that can't be read.
     """
     if path.lower().startswith(_STORES):
         return StoreFiles(path)
@@ -348,7 +348,7 @@ def _check_positions(path: str, sources: Sequence[Positions]) -> None:
     """Check that a broker could have the positions: others would break the requests and metrics of all groups.
 
     Raises:
-        CorruptDataError: One is none of a log, or there are too many.
+        CorruptDataError: A position can't be an offset of a log, or there are too many positions.
     """
     if sum(map(len, sources)) > POSITIONS_MAX:
         raise CorruptDataError(f"{path} has more than {POSITIONS_MAX} partitions")

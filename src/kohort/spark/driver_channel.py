@@ -263,8 +263,8 @@ class ChannelClient:
         """Whether the driver program is connected and knows this query's identity."""
         return self._link is not None and bool(self._query)
 
-    def drives(self, query: str) -> None:
-        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
+    def announce_query(self, query: str) -> None:
+        """Announce that this process runs the query: the driver program sends the query's messages here from now on."""
         with self._changed:
             if query == self._query:
                 return
@@ -419,7 +419,7 @@ after_fork_in_child(_after_fork)
 
 # -- The receiver of the application's messages in a source's process
 
-LAST_WORDS_S = 1.0
+LAST_REPORTS_TIMEOUT_S = 1.0
 """Longest wait of a stopped query for news of its running batch; Spark reports a batch within 0.2 to 0.3 s."""
 
 
@@ -452,19 +452,19 @@ class SinkDoneReceiver:
         """Whether the driver program is connected."""
         return self.line.connected
 
-    def drives(self, query: str) -> None:
-        """Announce to the driver program that this process runs the query, whose messages it sends here from now on."""
-        self.line.drives(query)
+    def announce_query(self, query: str) -> None:
+        """Announce that this process runs the query: the driver program sends the query's messages here from now on."""
+        self.line.announce_query(query)
 
-    def last_words(self, running: Callable[[], bool]) -> None:
-        """Wait at most `LAST_WORDS_S` for news of the running batch.
+    def await_last_reports(self, running: Callable[[], bool]) -> None:
+        """Wait at most `LAST_REPORTS_TIMEOUT_S` for news of the running batch.
 
         Spark ends the process without waiting for it, and without saying how far its sink has come. The messages that
         Spark has already sent to the driver program may still be on their way.
         """
         self._stopping = True
         if self.connected and running():
-            self._enough.wait(LAST_WORDS_S)
+            self._enough.wait(LAST_REPORTS_TIMEOUT_S)
 
     def close(self) -> None:
         self.line.close()

@@ -94,7 +94,7 @@ class CompletedBatches:
 
 
 class SinkListener(StreamingQueryListener):
-    """A query listener that forwards completed batches and ended runs; other sources' batches cost one look."""
+    """A query listener that forwards completed batches and ended runs; batches of other sources cost one lookup."""
 
     def __init__(self, completed: CompletedBatches, server: ChannelServer, jvm: Any) -> None:
         """Set up the listener; it is not added to a session yet.
@@ -121,12 +121,12 @@ class SinkListener(StreamingQueryListener):
         return list(self._sessions)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self.look_at_plan(str(event.id), str(event.runId))
+        self.refuse_double_reads(str(event.id), str(event.runId))
 
-    def look_at_plan(self, query: str, run: str) -> None:
-        """Refuse the sources of a starting query that read a topic twice in one group.
+    def refuse_double_reads(self, query: str, run: str) -> None:
+        """Mark the sources of a starting query that read one topic in one group, so that they refuse to start.
 
-        The query has no sources yet. When its plan can't be inspected, the query starts without the check.
+        The query's sources do not run yet. When its plan can't be inspected, the query starts without the check.
         """
         try:
             for session in self.sessions():
@@ -146,9 +146,9 @@ class SinkListener(StreamingQueryListener):
         """Do nothing: the previous batch was reported already."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.hear(event.progress.json)
+        self.record_progress(event.progress.json)
 
-    def hear(self, progress: str) -> None:
+    def record_progress(self, progress: str) -> None:
         """Handle a query's progress, as JSON: one of its batches is done."""
         report = json.loads(progress)
         ends = [json.dumps(source["endOffset"]) for source in report["sources"]]
@@ -177,13 +177,13 @@ class _JsonProgressListener(JStreamingQueryListener):
 
     def onQueryStarted(self, jevent: Any) -> None:
         """Check the plan while the query waits to start."""
-        self.pylistener.look_at_plan(jevent.id().toString(), jevent.runId().toString())
+        self.pylistener.refuse_double_reads(jevent.id().toString(), jevent.runId().toString())
 
     def onQueryIdle(self, jevent: object) -> None:
         """Do nothing."""
 
     def onQueryProgress(self, jevent: Any) -> None:
-        self.pylistener.hear(jevent.progress().json())
+        self.pylistener.record_progress(jevent.progress().json())
 
 
 class Application:

@@ -77,7 +77,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         log.warning(
             "batch %d of a streaming query could not be written: %d records of completed tasks stay in their topics; "
             "the query's next start writes the "
-            "batch again, so that they are there twice",
+            "batch again, so the topics then have them twice",
             batchId,
             _total(messages),
         )

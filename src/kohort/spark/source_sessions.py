@@ -102,7 +102,7 @@ class Idle:
 
     Attributes:
         version: the assignment that the source knows, as in `Handed.version`.
-        ms: when the source checks again unless the assignment changes; at most `IDLE_MS`.
+        ms: the milliseconds until the source checks again, unless the assignment changes; at most `IDLE_MS`.
     """
 
     version: int
@@ -194,7 +194,7 @@ class SourceSession(Protocol):
             idle: the longest wait for an assignment that the source does not know yet; None: no wait.
         """
 
-    def stays(self) -> bool:
+    def keeps_trigger_waiting(self) -> bool:
         """Return whether a source that may plan nothing keeps asking, so that Spark's trigger does not end meanwhile.
 
         When Spark learns that there is nothing to read, it runs a batch without records if the query has timers, and
@@ -279,7 +279,7 @@ class SourceSessions:
         what = message.get("what")
         if what == "held":
             handed = session.wait_partitions(_integer_of(message, "wait_ms", WAIT_MS_MAX), Idle.from_message(message))
-            return {"hold": True, "stay": session.stays()} if handed is None else handed.to_message()
+            return {"hold": True, "stay": session.keeps_trigger_waiting()} if handed is None else handed.to_message()
         if what == "begin":
             return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}
         if what == "end":

@@ -27,7 +27,7 @@ from kohort.settings.config import declare_setting, did_you_mean, from_propertie
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import refuse_ignored, sort_options
 from kohort.spark.options import ClientOptions, passed_on
-from kohort.spark.source.catalog import reach_soon
+from kohort.spark.source.catalog import connect_or_fail
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
@@ -117,7 +117,7 @@ class TableReader(DataSourceReader):
         """
         options = self._options
         with RangeReader(options.bootstrap_servers, **options.settings()) as reader:
-            reach_soon(reader)
+            connect_or_fail(reader)
         if options.table == "topics":
             return [TablePart()]
         with _admin(options) as admin:

@@ -6,7 +6,6 @@ letters, digits, `.`, `_` and `-` (Kafka's `Topic.LEGAL_CHARS`). Each character 
 characters of that set that it has: `\p{Lower}` is `[a-z]`, `[a-z&&[^t]]` is `[a-su-z]`. A construct that can't be
 translated exactly is refused by name.
 
-Source: the documentation of `java.util.regex.Pattern`, Java SE 17; what that leaves open was observed on a JVM.
 Source: the documentation of `java.util.regex.Pattern`, Java SE 17; unspecified behaviour was observed on a JVM.
 """
 

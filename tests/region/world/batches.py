@@ -11,7 +11,7 @@ from kohort.region.messages import Cut
 from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import divide, letters_of
-from kohort.region.staged import Staged, StagedKey, together
+from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
 from tests.region.world.disk import SCHEMA, Disk
@@ -189,6 +189,6 @@ class BatchMember(Member):
                 Position(part.group, part.topic, part.topic_id, part.partition, end)
                 for part, end in sorted(self.ends().items())
             )
-            staged = together(self.finished_keys())
+            staged = merge_staged(self.finished_keys())
             letters, count = staged.letters, staged.dead_letters
             self.step(member_events.StateSaved(cut, ends, staged.keys, b"state", letters, count))

@@ -246,7 +246,7 @@ class Member:
         if self.flow.is_idle():
             self.ends_by(InvalidInputError("no table is in hand"))
             return
-        if self.flow.void:
+        if self.flow.discards_rows:
             return
         self.stages = True
         try:

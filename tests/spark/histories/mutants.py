@@ -69,14 +69,14 @@ def raises_by_a_batch_that_was_left() -> None:
 
 def releases_inside_a_batch() -> None:
     """Release partitions inside a batch, as soon as the group asks for them."""
-    begin = SourceMembership.begin
+    begin = SourceMembership.begin_batch
 
     def begun(self: SourceMembership, held: AssignedPartitions) -> bool:
         done = begin(self, held)
         self._busy = False
         return done
 
-    SourceMembership.begin = begun  # type: ignore[method-assign]
+    SourceMembership.begin_batch = begun  # type: ignore[method-assign]
 
 
 def drops_a_partition_of_a_repeated_batch() -> None:
@@ -129,7 +129,7 @@ def reads_again_what_was_left() -> None:
 
 def ends_on_an_overtaken_look() -> None:
     """Where the group has gone on during a look, the query is told that there is nothing new."""
-    plan, begin = SourceQuery.plan, GroupOffsets.begin
+    plan, begin = SourceQuery.plan, GroupOffsets.begin_batch
 
     class Overtaken(Exception):
         pass
@@ -140,13 +140,13 @@ def ends_on_an_overtaken_look() -> None:
         return True
 
     def planned(self: SourceQuery, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
-        GroupOffsets.begin = begun  # type: ignore[method-assign]
+        GroupOffsets.begin_batch = begun  # type: ignore[method-assign]
         try:
             return plan(self, start, limited=limited)
         except Overtaken:
             return None
         finally:
-            GroupOffsets.begin = begin  # type: ignore[method-assign]
+            GroupOffsets.begin_batch = begin  # type: ignore[method-assign]
 
     SourceQuery.plan = planned  # type: ignore[method-assign]
 

@@ -92,7 +92,7 @@ class Desk:
                 return None
             return Handed(self._version, self.epoch, GENERATION, tuple(self._parts.values()))
 
-    def stays(self) -> bool:
+    def keeps_trigger_waiting(self) -> bool:
         return self.keeps
 
     def begin(self, version: int, batch: int) -> bool:
@@ -159,7 +159,7 @@ class Region:
         options = parse_options(self.place.options(regionSeat=self.session, **more), streaming=True)
         handlers = {"done": lambda message: None}
         line = ChannelClient(self.board.address, handlers)
-        line.drives(identity)
+        line.announce_query(identity)
         query = SourceQuery(options, identity, partial(_region_place, line=line, session=self.session))
         self.made.append((query, line))
         line.start()

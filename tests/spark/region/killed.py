@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kohort.spark.region.folders import derive
+from kohort.spark.region.folders import clone_checkpoint
 
 
 class Killed:
@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def main(folder: str, batch: int) -> int:
     old, new = f"{folder}/e1", f"{folder}/e2"
     before = contents(Path(old))
-    derive(old, new, batch)
+    clone_checkpoint(old, new, batch)
     wanted = contents(Path(new))
     number = 0
     while True:
@@ -47,14 +47,14 @@ def main(folder: str, batch: int) -> int:
         shutil.rmtree(new)
         child = os.fork()
         if not child:
-            derive(old, new, batch, files=Killed(number))
+            clone_checkpoint(old, new, batch, files=Killed(number))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert os.WEXITSTATUS(status) == 0
             break
         assert not os.path.exists(new) or contents(Path(new)) == wanted, f"half a folder, killed at call {number}"
-        derive(old, new, batch)
+        clone_checkpoint(old, new, batch)
         assert contents(Path(new)) == wanted, f"another folder, killed at call {number}"
         assert not os.path.exists(f"{new}.tmp")
     assert contents(Path(old)) == before

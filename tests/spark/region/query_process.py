@@ -149,7 +149,7 @@ def patch(step: str, nth: int) -> None:
         case "half derived":
             _around(folders, "_check_whole", before=dies)
         case "derived":
-            _around(query_run, "derive", after=dies)
+            _around(query_run, "clone_checkpoint", after=dies)
         case "staged":
             _around(StagedBatches, "add", after=dies)
         case "contributes":

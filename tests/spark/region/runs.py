@@ -159,10 +159,10 @@ def taken_back_twice(
         runs[0].until_batch(plan.given_up, lambda: max(runs[0].snapshots(), default=0) > plan.back + 2)
     assert folders.last_batch(place[0]) == plan.given_up - 1
     before = contents(Path(place[0]))
-    folders.derive(place[0], place[1], plan.back)
+    folders.clone_checkpoint(place[0], place[1], plan.back)
     with settings(spark, {f"{_STORE}minDeltasForSnapshot": later_snapshots}):
         runs[1].until_batch(plan.last)
-        folders.derive(place[1], place[2], plan.again)
+        folders.clone_checkpoint(place[1], place[2], plan.again)
         runs[2].until_batch(plan.last_of_all)
     after = contents(Path(place[0]))
     changed = [path for path, data in before.items() if after.get(path, data) != data]

@@ -12,7 +12,7 @@ import pytest
 from tests.spark.region.runs import settings
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.folders import derive, last_batch
+from kohort.spark.region.folders import clone_checkpoint, last_batch
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
 MADE = 1_700_000_000
@@ -64,7 +64,7 @@ def test_files_are_read_again_from_where_the_query_continues(session: Any, tmp_p
         put(tmp_path / "in", number, number)
     first = run(lines(session, tmp_path / "in"), tmp_path / "e1")
     assert sorted(first) == list(range(7)) and any((tmp_path / "e1/sources/0").glob("*.compact"))
-    derive(f"{tmp_path}/e1", f"{tmp_path}/e2", 2)
+    clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e2", 2)
     put(tmp_path / "in", 7, 7)
     again = run(lines(session, tmp_path / "in"), tmp_path / "e2")
     assert min(again) == 3
@@ -86,8 +86,8 @@ def test_a_batch_without_rows_counts_as_any_other(session: Any, tmp_path: Path) 
     put(tmp_path / "in", 1, 12)
     first = run(windows(session, tmp_path / "in"), tmp_path / "e1")
     assert first == {0: [], 1: [], 2: [(0, 2)]} and last_batch(f"{tmp_path}/e1") == 2
-    derive(f"{tmp_path}/e1", f"{tmp_path}/e2", 1)
-    derive(f"{tmp_path}/e1", f"{tmp_path}/e3", 2)
+    clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e2", 1)
+    clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e3", 2)
     put(tmp_path / "in", 2, 13, 25)
     assert run(windows(session, tmp_path / "in"), tmp_path / "e2")[2] == [(0, 2)]
     third = run(windows(session, tmp_path / "in"), tmp_path / "e3")

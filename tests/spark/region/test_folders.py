@@ -24,7 +24,15 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region import folders
 from kohort.spark.region.checkpoint_files import Operator, StateKind, Store
-from kohort.spark.region.folders import check_place, derive, epoch_folder, forget, last_batch, operators, state_kinds
+from kohort.spark.region.folders import (
+    check_place,
+    clone_checkpoint,
+    epoch_folder,
+    last_batch,
+    operators,
+    remove_old_epochs,
+    state_kinds,
+)
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
 BACK = 2
@@ -53,7 +61,7 @@ def numbered(found: set[str], folder: str) -> set[int]:
 
 
 def test_logs_end_with_the_batch_and_state_one_behind_it(query: Path) -> None:
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     there, old = names(query / "e2"), names(query / "e1")
     assert last_batch(f"{query}/e2") == BACK
     assert numbered(there, "offsets") == numbered(there, "commits") == set(range(BACK + 1))
@@ -64,7 +72,7 @@ def test_logs_end_with_the_batch_and_state_one_behind_it(query: Path) -> None:
 
 
 def test_each_file_has_its_checksum_and_each_checksum_its_file(query: Path) -> None:
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     there = names(query / "e2")
     for name in there:
         folder, _, last = name.rpartition("/")
@@ -82,7 +90,7 @@ def _untouched(query: Path, act: Callable[[], None]) -> None:
 
 
 def test_files_are_links_but_for_those_that_name_their_place(query: Path) -> None:
-    _untouched(query, lambda: derive(f"{query}/e1", f"{query}/e2", BACK))
+    _untouched(query, lambda: clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK))
     anew = "state/0/_metadata/v2/0"
     for name in names(query / "e2") - {anew}:
         assert os.path.samefile(query / "e1" / name, query / "e2" / name)
@@ -100,13 +108,13 @@ def test_a_file_that_is_changed_through_its_link_would_be_noticed(query: Path) -
         Path(on_its_way, path).write_text(text)
 
     with mock.patch.object(folders, "_write_anew", write_into_the_link), pytest.raises(AssertionError):
-        _untouched(query, lambda: derive(f"{query}/e1", f"{query}/e2", BACK))
+        _untouched(query, lambda: clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK))
 
 
 def test_one_folder_is_derived_from_another_and_so_on(query: Path) -> None:
     for epoch, batch in ((2, 4), (3, 3), (10, 1), (11, 0)):
         before = 1 if epoch == 2 else max(int(path.name[1:]) for path in query.iterdir())
-        derive(epoch_folder(str(query), before), epoch_folder(str(query), epoch), batch)
+        clone_checkpoint(epoch_folder(str(query), before), epoch_folder(str(query), epoch), batch)
         assert last_batch(f"{query}/e{epoch}") == batch
         assert f"{query}/e{epoch}/state" in (query / f"e{epoch}/state/0/_metadata/v2/0").read_text()
 
@@ -116,8 +124,8 @@ def test_metadata_and_schemas_of_a_later_run_are_left_out(query: Path) -> None:
     later = "3_00000000-0000-0000-0000-000000000000"
     shutil.copy(next(state.glob("_stateSchema/default/0_*")), state / "_stateSchema/default" / later)
     shutil.copy(state / "_metadata/v2/0", state / "_metadata/v2/3")
-    derive(f"{query}/e1", f"{query}/e2", BACK)
-    derive(f"{query}/e1", f"{query}/e3", 3)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e3", 3)
     assert numbered(names(query / "e2"), "state/0/_metadata/v2") == {0}
     assert numbered(names(query / "e2"), "state/0/_stateSchema/default") == {0}
     assert numbered(names(query / "e3"), "state/0/_metadata/v2") == {0, 3}
@@ -132,7 +140,7 @@ def test_files_on_their_way_are_left_out(query: Path) -> None:
         "offsets/.9.crc",
     ):
         (query / "e1" / name).write_text("half")
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     assert not any(
         "tmp" in name or "9" in Path(name).name for name in names(query / "e2") if name.startswith("offsets")
     )
@@ -143,7 +151,7 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
     (query / "e1/sources/0").mkdir(parents=True)
     for name in ("0", ".0.crc", "9.compact", "12", ".13.x.tmp"):
         (query / "e1/sources/0" / name).write_text("v1")
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     assert {path.name for path in (query / "e2/sources/0").iterdir()} == {"0", ".0.crc", "9.compact", "12"}
 
 
@@ -167,30 +175,30 @@ def test_nothing_is_read_of_a_query_without_state(tmp_path: Path) -> None:
 
 def test_without_a_batch_the_folder_is_empty(tmp_path: Path) -> None:
     for _ in range(2):
-        derive(f"{tmp_path}/e1", f"{tmp_path}/q/e2", None)
+        clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/q/e2", None)
         assert [path.name for path in (tmp_path / "q").iterdir()] == ["e2"] and not names(tmp_path / "q/e2")
 
 
 def test_a_second_call_leaves_the_folder_as_it_is(query: Path) -> None:
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     inode = (query / "e2").stat().st_ino
     shutil.rmtree(query / "e1")
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     assert (query / "e2").stat().st_ino == inode
 
 
 @pytest.mark.parametrize("batch", [None, 1, 3])
 def test_a_folder_in_which_a_query_has_run_is_refused(query: Path, batch: int | None) -> None:
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     with pytest.raises(InvalidInputError, match="a query has run in it, up to batch 2"):
-        derive(f"{query}/e1", f"{query}/e2", batch)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", batch)
 
 
 def test_a_batch_planned_in_it_is_noticed(query: Path) -> None:
-    derive(f"{query}/e1", f"{query}/e2", BACK)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     shutil.copy(query / "e1/offsets/3", query / "e2/offsets/3")
     with pytest.raises(InvalidInputError, match="up to batch 3"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 # -- what is refused
@@ -208,7 +216,7 @@ def test_files_of_unknown_kinds_are_refused_by_name(query: Path, path: str) -> N
     (query / "e1" / path).parent.mkdir(exist_ok=True)
     (query / "e1" / path).write_text("?")
     with pytest.raises(InvalidInputError, match=re.escape(f"{query}/e1/{path}")):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     assert {entry.name for entry in query.iterdir()} == {"e1"}, "nothing was begun"
 
 
@@ -217,17 +225,17 @@ def test_what_spark_has_removed_is_named_with_its_setting(query: Path) -> None:
         (query / f"e1/offsets/{number}").unlink()
         (query / f"e1/commits/{number}").unlink()
     with pytest.raises(InvalidInputError, match=r"minBatchesToRetain"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     with pytest.raises(InvalidInputError, match=r"before batch 2, for it runs batch 5"):
-        derive(f"{query}/e1", f"{query}/e2", 1)
-    derive(f"{query}/e1", f"{query}/e2", BACK + 1)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", 1)
+    clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK + 1)
 
 
 @pytest.mark.parametrize("name", ["commits/2", "offsets/1", "offsets/2"])
 def test_a_log_with_a_gap_is_damaged(query: Path, name: str) -> None:
     (query / "e1" / name).unlink()
     with pytest.raises(CorruptDataError, match="missing or damaged"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 @pytest.mark.parametrize("gone", ["1/3.changelog", "1/3.changelog 1/3.zip", "0/1.zip 0/1.changelog 0/2.zip 0/3.zip"])
@@ -244,31 +252,31 @@ def test_state_that_could_not_be_loaded_is_noticed(query: Path, gone: str) -> No
     with (
         contextlib.nullcontext() if loads else pytest.raises(CorruptDataError, match=f"state/0/{partition} has no ver")
     ):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 def test_a_partition_that_is_not_there_is_noticed(query: Path) -> None:
     shutil.rmtree(query / "e1/state/0/1")
     with pytest.raises(CorruptDataError, match=r"state/0/1 has no version 3"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 def test_a_schema_that_is_not_there_is_noticed(query: Path) -> None:
     next((query / "e1/state/0/_stateSchema/default").glob("0_*")).unlink()
     with pytest.raises(CorruptDataError, match=r"_stateSchema/default/0_\S+, which is not there"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 def test_a_path_that_leads_elsewhere_is_refused(query: Path) -> None:
     path = query / "e1/state/0/_metadata/v2/0"
     path.write_text(path.read_text().replace("file:", "s3a:/"))
     with pytest.raises(InvalidInputError, match="which is no schema of state in this checkpoint"):
-        derive(f"{query}/e1", f"{query}/e2", BACK)
+        clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="is not there or empty"):
-        derive(f"{tmp_path}/e1", f"{tmp_path}/e2", BACK)
+        clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e2", BACK)
 
 
 def test_another_file_system_is_refused(query: Path) -> None:
@@ -278,7 +286,7 @@ def test_another_file_system_is_refused(query: Path) -> None:
     new = other / f"kohort-{os.getpid()}"
     try:
         with pytest.raises(InvalidInputError, match="one file system that has hard links"):
-            derive(f"{query}/e1", f"{new}/e2", BACK)
+            clone_checkpoint(f"{query}/e1", f"{new}/e2", BACK)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -292,7 +300,7 @@ def disk(checkpoints: dict[str, Path]) -> Volume:
 
 
 def _derive(calls: Calls) -> None:
-    derive(OLD, NEW, BACK, files=calls)
+    clone_checkpoint(OLD, NEW, BACK, files=calls)
 
 
 def _whole_or_absent(volume: Volume, wanted: dict[str, bytes], when: str) -> None:
@@ -442,10 +450,10 @@ def test_epochs_before_the_oldest_kept_are_forgotten(tmp_path: Path) -> None:
     for name in ("e1", "e2.tmp", "e3", "e4", "e7", "e8.tmp", "e9", "other", "e", "e1x"):
         (tmp_path / name / "state").mkdir(parents=True)
         (tmp_path / name / "state/0").write_text("v1")
-    assert forget(str(tmp_path), ()) == []
-    assert forget(str(tmp_path), (4, 9)) == [1, 2, 3]
+    assert remove_old_epochs(str(tmp_path), ()) == []
+    assert remove_old_epochs(str(tmp_path), (4, 9)) == [1, 2, 3]
     assert {path.name for path in tmp_path.iterdir()} == {"e4", "e7", "e8.tmp", "e9", "other", "e", "e1x"}
-    assert forget(str(tmp_path), (4, 9)) == [] and forget(f"{tmp_path}/none", (1,)) == []
+    assert remove_old_epochs(str(tmp_path), (4, 9)) == [] and remove_old_epochs(f"{tmp_path}/none", (1,)) == []
 
 
 def test_a_folder_that_a_zombie_writes_to_is_forgotten_later(disk: Volume) -> None:
@@ -461,5 +469,5 @@ def test_a_folder_that_a_zombie_writes_to_is_forgotten_later(disk: Volume) -> No
             folder.names["99"] = Node()
 
     calls.at = write
-    assert forget("/query", (2,), files=calls) == [] and wrote
-    assert forget("/query", (2,), files=Calls(trial)) == [1] and node_at(trial, OLD) is None
+    assert remove_old_epochs("/query", (2,), files=calls) == [] and wrote
+    assert remove_old_epochs("/query", (2,), files=Calls(trial)) == [1] and node_at(trial, OLD) is None

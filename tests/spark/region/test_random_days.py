@@ -55,7 +55,7 @@ class Runner:
         session = uuid.uuid4().hex
         self.days.sessions.add(session, self.desk)
         self.line = ChannelClient(self.days.board.address, {})
-        self.line.drives(self.name)
+        self.line.announce_query(self.name)
         options = parse_options(self.days.place.options(regionSeat=session, maxOffsetsPerTrigger=7))
         self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, session=session))
         self.line.start()

@@ -39,7 +39,7 @@ def both(tmp_path: Path) -> Iterator[Both]:
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The query's thread is busy with old folders after each sequence, until this is set."""
     go_on = threading.Event()
-    monkeypatch.setattr(query_run, "forget", lambda folder, kept: go_on.wait(20))
+    monkeypatch.setattr(query_run, "remove_old_epochs", lambda folder, kept: go_on.wait(20))
     yield go_on
     go_on.set()
 

@@ -132,7 +132,7 @@ class Asking:
 NEWS: list[Callable[[SourceAssignments], object]] = [
     lambda session: session.assign_partition(position(2, 5)),
     lambda session: session.remove_revoked([T1]),
-    lambda session: session.keep_from([T1]),
+    lambda session: session.stop_planning([T1]),
     lambda session: session.remove_partitions(),
 ]
 
@@ -212,7 +212,7 @@ def test_an_idle_source_waits_for_as_long_as_it_said_when_nothing_is_new() -> No
 
 def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
     session = Seated().session
-    session.keep_from([T0, TopicPartition("t", 9)])
+    session.stop_planning([T0, TopicPartition("t", 9)])
     held = session.wait_partitions(0, RUN)
     assert held is not None and [part.partition for part in held.parts] == [1]
     assert session.handed().keys() == {T0, T1}, "its end is contributed until it is let go"

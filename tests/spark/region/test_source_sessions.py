@@ -56,7 +56,7 @@ def answering(closing: Callable[[Any], Any]) -> Callable[..., ChannelClient]:
         board = closing(ChannelServer(answers={"ask": answer}))
         line: ChannelClient = closing(ChannelClient(board.address, {"done": heard}))
         line.board = board  # type: ignore[attr-defined]
-        line.drives("q1")
+        line.announce_query("q1")
         line.start()
         return line
 
@@ -107,7 +107,7 @@ import sys
 from kohort.spark.driver_channel import ChannelAddress, ChannelClient
 
 line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
-line.drives("q1")
+line.announce_query("q1")
 line.start()
 print(line.ask({"kind": "ask"}, 10)["first"], flush=True)
 print(line.ask({"kind": "ask"}, 1.0)["first"], flush=True)
@@ -162,7 +162,7 @@ def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_reported
     line = closing(ChannelClient(board.address, {}))
     with pytest.raises(ConnectionError, match="can't be reached on port"):
         line.ask({"kind": "ask"}, 0.05)
-    later = threading.Timer(0.1, lambda: (line.start(), line.drives("q1")))
+    later = threading.Timer(0.1, lambda: (line.start(), line.announce_query("q1")))
     later.start()
     assert line.ask({"kind": "ask"}, 60)["query"] == "q1"
 
@@ -246,7 +246,7 @@ def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(cl
     from kohort.spark.source_sessions import SOURCE_SESSIONS
 
     line = closing(ChannelClient(Application().channel_address, {}))
-    line.drives("q1")
+    line.announce_query("q1")
     line.start()
     desk = Desk("a", A)
     SOURCE_SESSIONS.add("of a test", desk)
@@ -271,7 +271,7 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     desk.before_begin = fail
     board = closing(ChannelServer(answers={"ask": sessions.answer}))
     line = closing(ChannelClient(board.address, {}))
-    line.drives("q1")
+    line.announce_query("q1")
     line.start()
     with pytest.raises(ConnectionError):
         line.ask({"kind": "ask", "seat": "s", "what": "begin", "version": 0, "batch": 1}, 60)

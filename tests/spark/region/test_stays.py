@@ -74,7 +74,7 @@ from tests.spark.region.test_stays import START, query_at
 ending = Ending()
 ending.install()
 line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
-line.drives("i")
+line.announce_query("i")
 line.start()
 query = query_at(line)
 try:
@@ -168,7 +168,7 @@ def test_a_session_stays_only_for_being_ahead(query: Driven) -> None:
     run, thread = query.run, query.threads[0]
     thread.leave_region()
     assert run.ask("held", wait_ms=0) == {"hold": True, "stay": False}, "Spark comes to rest, and is stopped"
-    thread.look_ahead(5, 2, 5)
+    thread.pace_checkpoints(5, 2, 5)
     assert run.ask("held", wait_ms=0) == STAYS
-    thread.look_ahead(4, 2, 5)
+    thread.pace_checkpoints(4, 2, 5)
     assert run.ask("held", wait_ms=0) == {"hold": True, "stay": False}

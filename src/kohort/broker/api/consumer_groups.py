@@ -77,7 +77,7 @@ def consumer_group_heartbeat(
     if refused:
         return _response(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if host.authorizer is not None:
-        host.heard_from(message.group_id, request)
+        host.remember_regex_caller(message.group_id, request)
     event = _event(host, request, fixed)
     held = request.client.held
 

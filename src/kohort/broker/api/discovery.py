@@ -40,7 +40,7 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         if message.cluster_id is not None and not host.places.is_here(message.cluster_id, message.node_id):
             return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
-        client.introduce(name, version, message.client_process)
+        client.set_software(name, version, message.client_process)
         client.lease_ms = host.lease_ms(client)
     response = ApiVersionsResponse(api_keys=[*host.api_keys])
     if request.version >= 3:

@@ -36,7 +36,7 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
         return metadata_of(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
-    return metadata_of(host, request, [asked_topic(host, request, topic, {}) for topic in once(asked)])
+    return metadata_of(host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)])
 
 
 def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
@@ -60,7 +60,7 @@ def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> M
     return None
 
 
-def once(asked: list[Asked]) -> list[Asked]:
+def without_duplicates(asked: list[Asked]) -> list[Asked]:
     """Return the topics that a Metadata request names, without duplicates."""
     return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from kohort.broker.api.metadata import Asked, TopicMetadata, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.api.metadata import (
+    Asked,
+    TopicMetadata,
+    asked_topic,
+    is_by_id,
+    metadata,
+    metadata_of,
+    without_duplicates,
+)
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
 from kohort.broker.dispatch import Handled, handled
@@ -51,7 +59,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
     A topic that was deleted recently is created, but reported as unknown, as Kafka does for every automatically created
     topic. A client that checks whether its deletion succeeded then sees that it did.
     """
-    asked = once(request.message.topics or [])
+    asked = without_duplicates(request.message.topics or [])
     creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
     plans: dict[str, TopicPlan] = {}
     refused: dict[str, KafkaError] = {}

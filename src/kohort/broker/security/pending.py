@@ -220,7 +220,7 @@ class TlsHandshake:
         self._loop.remove_reader(self._transport.fd)
         self._pending.waits = False
         self._stepping = True
-        self._logins.run("handshake", self._transport.shake, self._on_step)
+        self._logins.run("handshake", self._transport.continue_handshake, self._on_step)
 
     def _on_step(self, finished: asyncio.Future[bool]) -> None:
         self._stepping = False

@@ -278,7 +278,7 @@ class TlsTransport:
         self._incoming.write(data)
         return data
 
-    def shake(self) -> bool:
+    def continue_handshake(self) -> bool:
         """Continue the handshake with the received bytes; return whether it is complete. Uses no socket.
 
         Raises:

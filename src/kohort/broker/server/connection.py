@@ -73,7 +73,7 @@ class ClientSession:
         self.login: SaslLogin | None = None
         self._identity: Client | None = None
 
-    def introduce(self, name: str, version: str, process: str) -> None:
+    def set_software(self, name: str, version: str, process: str) -> None:
         """Record the client's software and process."""
         self.software = (name, version)
         self.process = process[: NAME_MAX_LENGTH + 1]

@@ -238,7 +238,7 @@ class Throttling:
         found = self._limit(quota, user, client_id)
         return 0.0 if found is None else self._record(*found, value)
 
-    def count_time(self, connection: Connection, seconds: float) -> None:
+    def charge_push_frame(self, connection: Connection, seconds: float) -> None:
         """Record the time that a push frame took, and stop reading from its connection if that exceeds the quota.
 
         Push frames have no client id, so quotas of users and the default of client ids apply.

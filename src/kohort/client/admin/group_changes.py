@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 class ChangeInputError(InvalidInputError):
-    """A change that is described in a wrong way, such as a time that is none."""
+    """A change with an invalid description, such as a malformed time."""
 
 
 # -- Suggestions for misspelled names of groups and topics

@@ -185,7 +185,7 @@ class Commits:
         self._auto_due_ms = now + self._config.auto_commit_interval_ms
         member = self._membership()
         if member is not None and member.carries_positions:
-            member.take_positions({part: position.offset for part, position in positions().items()})
+            member.set_positions_to_report({part: position.offset for part, position in positions().items()})
             return
         self._auto = self._commit_due(positions()) or self._auto
 

@@ -556,7 +556,7 @@ class ConsumerCore:
         """Give partitions up; `staying` is the membership, which may carry the last positions itself."""
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
-            staying.take_positions({part: positions[part].offset for part in gone if part in positions})
+            staying.set_positions_to_report({part: positions[part].offset for part in gone if part in positions})
         elif not lost and self.config.enable_auto_commit:
             kept = yield from self._last_commit({part: positions[part] for part in gone if part in positions})
             lost = not kept

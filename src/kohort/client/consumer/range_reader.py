@@ -14,7 +14,7 @@ from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.lookups import Lookups
 from kohort.client.net.cluster import BrokerById
-from kohort.client.net.health import reach
+from kohort.client.net.health import check_reachable
 from kohort.client.net.metadata import TopicInfo
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.net.topic_existence import present_topics
@@ -372,14 +372,14 @@ class RangeReader(Lookups, ClosedOnExit):
         log.warning("records lost: %s; continuing at offset %d", text, end)
         return True
 
-    def reach(self, timeout_ms: float) -> None:
+    def check_reachable(self, timeout_ms: float) -> None:
         """Connect to a broker within a time limit.
 
         Raises:
             TimedOutError: No broker could be connected; names addresses and causes.
             KafkaError: A login was refused, or another error that a retry does not cure; raised at once.
         """
-        self._client.call(reach(self._client.cluster, timeout_ms))
+        self._client.call(check_reachable(self._client.cluster, timeout_ms))
 
     def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
         """Return the topics that exist, asked now, with their ids and partitions; deleted ones are detected at once.

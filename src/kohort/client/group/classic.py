@@ -176,7 +176,7 @@ class ClassicProtocol:
         """
         assignment = read_assignment(bytes(content))
         if assignment is None:
-            raise CorruptDataError(f"assignment: {len(content)} bytes that are none")
+            raise CorruptDataError(f"assignment: {len(content)} bytes that can't be decoded")
         return sorted(assignment.partitions), assignment.user_data
 
     def assigned(

@@ -252,7 +252,7 @@ class Membership(ABC):
             return ()
         return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
 
-    def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+    def set_positions_to_report(self, positions: Mapping[TopicPartition, int]) -> None:
         """Take the positions of processed records, for a protocol that carries positions."""
         raise TypeError(f"{type(self).__name__} carries no positions")
 

@@ -435,7 +435,7 @@ class PushMembership(Membership):
             for part, offset in self._registry.items()
         ]
 
-    def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+    def set_positions_to_report(self, positions: Mapping[TopicPartition, int]) -> None:
         """Record positions of started partitions for the next Ping's answer."""
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 

@@ -119,7 +119,7 @@ def unreachable(bootstrap: Iterable[A], named: Collection[A], trouble: Callable[
     others = {address: trouble(address) for address in bootstrap if address not in named}
     answering = [str(address) for address, reason in others.items() if not reason]
     if failed and answering:
-        text = f"{', '.join(answering)} answers, but where it says that brokers are none can be reached"
+        text = f"{', '.join(answering)} answers, but none of the broker addresses that it names can be reached"
         return f"{text} ({'; '.join(failed)}): see advertised.listeners of the brokers"
     failed += [f"{address}: {reason}" for address, reason in others.items() if reason]
     return f"no broker can be reached ({'; '.join(failed)})" if failed else ""

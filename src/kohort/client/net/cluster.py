@@ -617,7 +617,7 @@ class Cluster:
         named = dict.fromkeys(broker.address for broker in self.metadata.brokers.values())
         if self.connections.connected(self.metadata.brokers) or (not named and self.connections.connected()):
             return ""
-        return unreachable(self.bootstrap, named, self.connections.trouble)
+        return unreachable(self.bootstrap, named, self.connections.unreachable_reason)
 
     def close(self) -> None:
         """Close every connection and cancel the cluster's own tasks. The driver closes itself after that."""

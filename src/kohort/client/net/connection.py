@@ -443,7 +443,7 @@ class BrokerConnections:
         """Return whether any connection to one of these nodes is ready; None: to any node."""
         return any(link.is_ready and (nodes is None or link.node in nodes) for link in self._links.values())
 
-    def trouble(self, address: Address) -> str:
+    def unreachable_reason(self, address: Address) -> str:
         """Return why an address can't be reached; empty when it is connected or no attempt was made."""
         links = [link for link in self._links.values() if link.address == address]
         if any(link.is_ready for link in links):

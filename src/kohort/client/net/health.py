@@ -9,7 +9,7 @@ _ASKED_MAX = 3
 """Limit on the cluster's brokers that are tried before the cluster counts as unreachable."""
 
 
-async def reach(cluster: Cluster, timeout_ms: float) -> None:
+async def check_reachable(cluster: Cluster, timeout_ms: float) -> None:
     """Connect to a broker that the cluster itself names, retrying until the time is over.
 
     Raises:

@@ -530,7 +530,11 @@ class JournalTerm:
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
-            log.warning("[journal %s] could not get a new producer epoch, retrying: %s", self._place, error)
+            log.warning(
+                "[journal %s] could not raise its producer epoch, retrying: %s",
+                self._place,
+                error,
+            )
         self._renewing = False
         self._news.resolve(None)
 

@@ -128,7 +128,7 @@ class MirroredShard:
         """Return the groups whose owners' nodes were not read since then."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
-    def look_again(self, names: list[str], now_s: float, every_s: float) -> None:
+    def record_reads(self, names: list[str], now_s: float, every_s: float) -> None:
         """Record that these groups' owners' nodes were read. Groups read at once become due one after the other."""
         for later, name in zip(reversed(range(len(names))), names, strict=True):
             self.looked.pop(name, None)
@@ -394,7 +394,7 @@ class GroupMirror:
                 await self._plan_gone(group, plan)
             elif await self._plan(group, group.shown, plan, is_due=name in overdue):
                 read.append(name)
-        view.look_again(read, now_s, every_s)
+        view.record_reads(read, now_s, every_s)
 
     async def _plan_gone(self, group: MirroredGroup, plan: Plan) -> None:
         if group.nodes is None:

@@ -77,7 +77,7 @@ def divide_partitions(
 def selected_topics(
     regex: str, excluding: bool, topics: Mapping[str, Topic], match: Callable[[str, Iterable[str]], Iterable[str]]
 ) -> frozenset[str]:
-    """Return the topics that a consumer's regular expression selects, or does not exclude."""
+    """Return the topics that match a consumer's regular expression or, if it is excluding, the other topics."""
     names = [name for name in sorted(topics) if not name.startswith(INTERNAL)]
     matches = frozenset(match(regex, names))
     return frozenset(names) - matches if excluding else matches

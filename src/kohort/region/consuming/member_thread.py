@@ -40,7 +40,7 @@ from kohort.region.consuming.waits import RetryWait
 from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
-from kohort.region.message_codec import UnknownMessageError, decode_heard, encode
+from kohort.region.message_codec import UnknownMessageError, decode_order, encode
 from kohort.region.messages import Cut, Identity, Waiting
 from kohort.region.parts import Part
 from kohort.region.record_codec import value_of
@@ -119,7 +119,7 @@ class PlaneLink:
     def start(self) -> None:
         self._thread.start()
 
-    def say(self, report: messages.Report) -> None:
+    def send_report(self, report: messages.Report) -> None:
         """Send a message, if there is a connection; a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
@@ -171,7 +171,7 @@ class PlaneLink:
         try:
             is_connected = self._is_connected(link)
             for body in link.bodies(SILENCE_S):
-                message = decode_heard(body)
+                message = decode_order(body)
                 if isinstance(message, messages.Alive):  # comes every second
                     link.send(encode(messages.Alive()))
                     is_connected = is_connected or self._is_connected(link)
@@ -477,7 +477,7 @@ class MemberThread(ABC):
         match effect:
             case events.SendReport(report):
                 if self._link is not None and not self._over:
-                    self._link.say(report)
+                    self._link.send_report(report)
             case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
             case events.LookUp():

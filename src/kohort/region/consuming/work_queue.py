@@ -149,7 +149,7 @@ class RecordQueue:
             self._lock.notify_all()
         self._changed()
 
-    def give_no_more(self) -> None:
+    def stop_handing_out(self) -> None:
         """Stop giving out tables, because the application closes the member.
 
         This takes no lock: a signal handler may call it.
@@ -169,11 +169,11 @@ class RecordQueue:
     def wait_void(self, timeout_s: float) -> None:
         """Wait until submitted rows are discarded, or the timeout has passed."""
         with self._lock:
-            self._lock.wait_for(lambda: self.void, timeout_s)
+            self._lock.wait_for(lambda: self.discards_rows, timeout_s)
 
     @property
-    def void(self) -> bool:
-        """Whether rows submitted now are discarded, because the region has reset meanwhile."""
+    def discards_rows(self) -> bool:
+        """Whether submitted rows are discarded, because the region has reset since their table was taken."""
         return self._busy is None or self._void or self._ended
 
     # -- the event thread
@@ -221,7 +221,7 @@ class RecordQueue:
             self._lock.notify_all()
 
     def forget(self, parts: Iterable[Part] | None = None) -> None:
-        """Submit and save nothing more of these partitions; None: of all partitions."""
+        """Discard the queued records and next offsets of these partitions; None: of all partitions."""
         with self._lock:
             gone = set(self._next) if parts is None else set(parts)
             self.dirty = self.dirty and parts is not None

@@ -80,7 +80,7 @@ class Checkpoints:
         if plane.config.checkpoint_every_ms is not None:
             plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
-    def look_at_time(self) -> None:
+    def want_if_due(self) -> None:
         """Request a checkpoint if the interval has passed."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
@@ -100,7 +100,7 @@ class Checkpoints:
     def begin_if_ready(self) -> None:
         """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
-        names = plane.cutters()
+        names = plane.participants()
         those = [plane.members[name] for name in names]
         ready = all(
             member.phase is MemberPhase.READING
@@ -124,7 +124,7 @@ class Checkpoints:
         plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
         for name in names:
             plane.members[name].phase = MemberPhase.READING
-            plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
+            plane.send(plane.members[name], Drain(plane.term, plane.cutting.cut))
 
     def begin_again(self, why: str) -> None:
         """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
@@ -133,8 +133,8 @@ class Checkpoints:
         if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
             return
         plane.log(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
-        cutters = plane.cutters()
-        names = tuple(name for name in cutting.names if name in cutters)
+        participants = plane.participants()
+        names = tuple(name for name in cutting.names if name in participants)
         if names:
             self._begin(names)
         else:
@@ -185,7 +185,7 @@ class Checkpoints:
         if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
             plane.state = RegionState.CHECKPOINTING
             for name in cutting.names:
-                plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
+                plane.send(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
 
     def drain_failed(self, event: Heard) -> None:
         """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
@@ -329,7 +329,7 @@ class Checkpoints:
             if member.identity != Identity(given.member_id, given.generation, given.instance_id):
                 self.identified(member)  # it has reported its new generation meanwhile
             else:
-                plane.say(member, Identify(plane.term, cutting.cut))
+                plane.send(member, Identify(plane.term, cutting.cut))
 
     def ended_when_stopped(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
@@ -392,7 +392,7 @@ class Checkpoints:
             for part in member.handed:
                 member.handed[part] = plane.positions[part].offset
             counts = plane.counts(member.name, member.epoch)
-            plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
+            plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
         self._let_leave([name for name in cutting.names if name not in cutting.manifest.stay])
         plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
         self._look_for_lone()
@@ -430,7 +430,7 @@ class Checkpoints:
                 member.left = True
                 member.handed.clear()
             else:
-                plane.let_leave(member)
+                plane.complete_leave(member)
 
     # -- publication
 
@@ -462,7 +462,7 @@ class Checkpoints:
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
-            plane.let_leave(member)
+            plane.complete_leave(member)
         plane.request(MembersChanged())
         self.commit_if_whole()
 

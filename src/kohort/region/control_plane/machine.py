@@ -139,13 +139,13 @@ class RegionMachine:
         """Run the continuations that waited for facts to be committed to the region's topic."""
         self.plane.saved(event.token)
 
-    def look_at_clock(self, event: ClockTick) -> None:
+    def check_deadlines(self, event: ClockTick) -> None:
         """Let each of the three machines check its deadlines."""
         del event
         self.membership.remove_unregistered()
         self.membership.remove_disconnected()
         self.membership.remove_incomplete_queries()
-        self.checkpoints.look_at_time()
+        self.checkpoints.want_if_due()
         self.checkpoints.fail_if_overdue()
         self.recovery.restart_if_overdue()
 
@@ -167,17 +167,17 @@ TABLE: dict[type, Mapping[RegionState, RegionTransition]] = {
     },
     ClockTick: {
         FORMING: row("members that have not registered in time are dead: the region resets",
-                     RegionMachine.look_at_clock, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                     RegionMachine.check_deadlines, RUNNING, DRAINING, *RESETS_OR_STOPS),
         RUNNING: row("a checkpoint is due; members that did not reconnect in time are dead: the region resets",
-                     RegionMachine.look_at_clock, DRAINING, *RESETS_OR_STOPS),
+                     RegionMachine.check_deadlines, DRAINING, *RESETS_OR_STOPS),
         DRAINING: row("the region resets if a member is late or dead",
-                      RegionMachine.look_at_clock, RUNNING, *RESETS_OR_STOPS),
+                      RegionMachine.check_deadlines, RUNNING, *RESETS_OR_STOPS),
         CHECKPOINTING: row("the region resets if a member is late or dead",
-                           RegionMachine.look_at_clock, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                           RegionMachine.check_deadlines, RUNNING, DRAINING, *RESETS_OR_STOPS),
         COMMITTING: row("after a death the region resets when the outcome is known; at once while a generation is "
-                        "requested, or not reported", RegionMachine.look_at_clock, *RESETS_OR_STOPS),
+                        "requested, or not reported", RegionMachine.check_deadlines, *RESETS_OR_STOPS),
         RESETTING: row("the reset restarts if a member is late; a dead member is not waited for",
-                       RegionMachine.look_at_clock, RUNNING, DRAINING, STOPPED),
+                       RegionMachine.check_deadlines, RUNNING, DRAINING, STOPPED),
         STOPPED: ignored("nothing is due"),
     },
 }  # fmt: skip

@@ -93,7 +93,7 @@ class RegionMembers:
             member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
         plane.miss_siblings(member)
         plane.expected.pop(member.name, None)
-        plane.say_all(Members(plane.term, plane.names()))
+        plane.send_all(Members(plane.term, plane.names()))
         if self._is_of_another_history(report):
             return
         if plane.state is RegionState.FORMING:
@@ -158,7 +158,7 @@ class RegionMembers:
         else:
             return False
         plane.log(LogLevel.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
-        plane.say(member, Refused(plane.term, why, remedy))
+        plane.send(member, Refused(plane.term, why, remedy))
         plane.close(member.connection)
         plane.unregister(member)
         return True
@@ -197,14 +197,14 @@ class RegionMembers:
         plane = self.plane
         why = f"another member of region {plane.region!r} has registered as {known.name!r}"
         for sibling in plane.siblings(known):
-            plane.say(sibling, Refused(plane.term, why))
+            plane.send(sibling, Refused(plane.term, why))
         self.gone(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
         """Refuse a member that returns after another one has taken its name: all its work is discarded."""
         plane = self.plane
         why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
-        plane.say_to(connection, Refused(plane.term, why))
+        plane.send_to(connection, Refused(plane.term, why))
         plane.close(connection)
 
     def _take_on(self, member: RegisteredMember, report: Register) -> None:
@@ -225,14 +225,16 @@ class RegionMembers:
     def refuse_while_stopped(self, event: Heard) -> None:
         """Refuse a member of a stopped region, with the cause."""
         plane = self.plane
-        plane.say_to(event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.how_to_resume()}"))
+        plane.send_to(
+            event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.how_to_resume()}")
+        )
         plane.close(event.connection)
 
     def admit(self, member: RegisteredMember) -> None:
         """Admit a member to work: in a new epoch if it has just started or must reset alone."""
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
-            plane.say(member, plane.welcome(member))
+            plane.send(member, plane.welcome(member))
             return
         plane.epoch += 1
         epoch, before = plane.epoch, member.epoch
@@ -244,7 +246,7 @@ class RegionMembers:
                 return  # a reset of all members has sent it
             fresh, member.epoch = member.epoch < 0, epoch
             order = plane.welcome(member, fresh=True) if fresh else plane.going_back(member)
-            plane.say(member, order)
+            plane.send(member, order)
             plane.request(MembersChanged())
 
         cause = f"{member.name} has started" if member.epoch < 0 else f"{member.name} goes back alone"
@@ -272,17 +274,17 @@ class RegionMembers:
             return
         if member.phase is MemberPhase.GOING_BACK:
             if member.epoch >= plane.floor:
-                plane.say(member, plane.going_back(member))
+                plane.send(member, plane.going_back(member))
             return
-        plane.say(member, plane.welcome(member, fresh=report.epoch < 0))
+        plane.send(member, plane.welcome(member, fresh=report.epoch < 0))
         cutting = plane.cutting
         if cutting is not None and member.name in cutting.names:
             if plane.state is RegionState.DRAINING and member.phase is MemberPhase.READING:
-                plane.say(member, Drain(plane.term, cutting.cut))
+                plane.send(member, Drain(plane.term, cutting.cut))
             elif plane.state is RegionState.CHECKPOINTING and member.phase is MemberPhase.DRAINED:
-                plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
+                plane.send(member, Checkpoint(plane.term, cutting.cut, cutting.names))
             elif member.name in cutting.unidentified:
-                plane.say(member, Identify(plane.term, cutting.cut))
+                plane.send(member, Identify(plane.term, cutting.cut))
         plane.request(CheckpointMayBegin())
 
     def form(self) -> None:
@@ -370,7 +372,7 @@ class RegionMembers:
             sibling.left = left
             sibling.handed.clear()
             if not left:
-                self.plane.let_leave(sibling)
+                self.plane.complete_leave(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
         """Return whether the member must stay: one of its sinks would not show a sequence that it needs to show."""

@@ -56,7 +56,7 @@ class Recovery:
         assert isinstance(report, AskReset)
         if report.initial and (why_not := self._unconfirmed(report.confirms)):
             plane.log(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
-            plane.say_to(event.connection, Declined(why_not))
+            plane.send_to(event.connection, Declined(why_not))
             return
         member = plane.member_on(event.connection)
         name = "" if member is None else member.name
@@ -141,7 +141,7 @@ class Recovery:
                 if member.epoch > epoch:
                     continue  # it has started after the reset, and holds nothing
                 fresh, member.epoch = member.epoch < 0, epoch
-                plane.say(member, plane.welcome(member, fresh=True) if fresh else plane.going_back(member))
+                plane.send(member, plane.welcome(member, fresh=True) if fresh else plane.going_back(member))
             self.end_if_all_are_back()
 
         plane.save(facts, continue_after_save)
@@ -225,7 +225,7 @@ class Recovery:
         def continue_after_save() -> None:
             plane.stopping = False
             for member in list(plane.members.values()):
-                plane.say(member, Stop(plane.term, cause, remedy))
+                plane.send(member, Stop(plane.term, cause, remedy))
                 plane.unregister(member)
             self.resume_if_settled()
 

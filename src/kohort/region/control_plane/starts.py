@@ -84,7 +84,7 @@ class StartOffsets:
         asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
         for position in known:
             member.handed[part_of(position)] = position.offset
-        plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
+        plane.send(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
     def _came_later(self, part: Part) -> bool:
         """Return whether a partition was added after its group had begun, to its topic or with a (recreated) topic."""

@@ -340,18 +340,18 @@ class Plane:
 
     # -- effects
 
-    def say(self, member: RegisteredMember, order: Order) -> None:
+    def send(self, member: RegisteredMember, order: Order) -> None:
         """Send an order to a member, if it is connected; a member that reconnects gets its orders again."""
         if member.connection != NOWHERE:
             self.effects.append(SendMessage(member.connection, order))
 
-    def say_to(self, connection: int, order: Order | Declined) -> None:
+    def send_to(self, connection: int, order: Order | Declined) -> None:
         """Send a message on a connection."""
         self.effects.append(SendMessage(connection, order))
 
-    def say_all(self, order: Order) -> None:
+    def send_all(self, order: Order) -> None:
         for member in self.members.values():
-            self.say(member, order)
+            self.send(member, order)
 
     def close(self, connection: int) -> None:
         self.effects.append(Close(connection))
@@ -393,7 +393,7 @@ class Plane:
             publisher = self.publisher(place)
             if publisher is not None:
                 number = self.number_in(place)
-                self.say(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
+                self.send(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
 
     # -- queries
 
@@ -431,10 +431,10 @@ class Plane:
         """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
         return self.contributors.get(name) == epoch
 
-    def cutters(self) -> tuple[str, ...]:
+    def participants(self) -> tuple[str, ...]:
         """Return the participants of a checkpoint that begins now.
 
-        A member that holds nothing and waits for siblings is none.
+        A member that has no partitions and waits for its siblings does not participate.
         """
         able = ((name, self.members[name]) for name in self.names())
         return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
@@ -495,10 +495,10 @@ class Plane:
         if not self.owed:
             self.published = self.sequence
 
-    def let_leave(self, member: RegisteredMember) -> None:
+    def complete_leave(self, member: RegisteredMember) -> None:
         """Unregister a member that leaves in order."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
-        self.say(member, Stop(self.term, *stopped))
+        self.send(member, Stop(self.term, *stopped))
         self.log(LogLevel.INFO, f"region {self.region}: {member.name} has left")
         self.unregister(member)
         self.offer_publish()
@@ -510,7 +510,7 @@ class Plane:
         self.asked = [request for request in self.asked if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
         self.miss_siblings(member)
-        self.say_all(Members(self.term, self.names()))
+        self.send_all(Members(self.term, self.names()))
 
     # -- description for operators
 

@@ -51,7 +51,7 @@ class MemberMachine(Member):
     # -- the control plane
 
     def on_connected(self, event: events.Connected) -> None:
-        self.say(
+        self.send(
             messages.Register(
                 self.name,
                 self.incarnation,
@@ -83,21 +83,21 @@ class MemberMachine(Member):
             if self.cut is not None and self.cut != order.cut:
                 self.contributed, self.ends = 0, {}
                 self.resume_reading()
-        self.say_again()
+        self.send_again()
 
-    def say_again(self) -> None:
+    def send_again(self) -> None:
         """Send the member's reports again that a new control plane may not have received."""
         if self.state is PENDING and not self.going_back:
-            self.say(messages.AskReset("partitions were released", forced=True))
+            self.send(messages.AskReset("partitions were released", forced=True))
         if self.failure is not None:
-            self.say(self.failure)
+            self.send(self.failure)
         if self.wants_back is not None:
-            self.say(self.wants_back)
+            self.send(self.wants_back)
         if self.closing:
-            self.say(messages.Leave())
+            self.send(messages.Leave())
         if self.held:
-            self.say(messages.Holding())
-        self.say(messages.AssignmentChanged(self.identity))
+            self.send(messages.Holding())
+        self.send(messages.AssignmentChanged(self.identity))
         self.ask_starts()
 
     def on_members(self, order: messages.Members) -> None:
@@ -116,7 +116,7 @@ class MemberMachine(Member):
         gone = tuple(part for part in self.assigned if part not in event.parts)
         self.forget_parts(gone)
         self.assigned = dict.fromkeys(event.parts)
-        self.say(messages.AssignmentChanged(self.identity, gone))
+        self.send(messages.AssignmentChanged(self.identity, gone))
         self.ask_starts()
 
     def on_revoked_unread(self, event: events.Revoked) -> None:
@@ -127,7 +127,7 @@ class MemberMachine(Member):
             self.release_partitions(event.parts)
         elif self.how.holds_back:
             self.held |= dict.fromkeys(event.parts)
-            self.say(messages.Holding())
+            self.send(messages.Holding())
         else:
             self.request_reset("partitions were revoked", event.parts)
 
@@ -140,7 +140,7 @@ class MemberMachine(Member):
     def request_reset(self, cause: str, parts: tuple[Part, ...]) -> None:
         """Request a reset of the region, because rows from these lost partitions are among the staged ones."""
         self.do(events.StopPolling(clear=True))
-        self.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
+        self.send(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}
         self.set_state(PENDING)
         self.release_partitions([*parts, *self.held])
@@ -169,7 +169,7 @@ class MemberMachine(Member):
             self.do(events.LookUp(order.number, first, added))
 
     def on_looked_up(self, event: events.LookedUp) -> None:
-        self.say(messages.Looked(event.number, event.found, event.topics))
+        self.send(messages.Looked(event.number, event.found, event.topics))
 
     # -- checkpoints
 
@@ -184,16 +184,16 @@ class MemberMachine(Member):
             self.contributed, self.ends = 0, {}
         self.cut = order.cut
         self.state = DRAINED
-        self.say(messages.Drained(order.cut))
+        self.send(messages.Drained(order.cut))
 
     def on_quiet(self, event: events.Quiet) -> None:
         if event.cut == self.cut:
             self.state = DRAINED
-            self.say(messages.Drained(event.cut))
+            self.send(messages.Drained(event.cut))
 
     def on_not_quiet(self, event: events.NotQuiet) -> None:
         if event.cut == self.cut:
-            self.say(messages.DrainFailed(event.cut, event.cause))
+            self.send(messages.DrainFailed(event.cut, event.cause))
 
     def on_checkpoint(self, order: messages.Checkpoint) -> None:
         if order.cut == self.cut:
@@ -232,15 +232,15 @@ class MemberMachine(Member):
         )
         self.contributed, self.ends, self.covered = event.cut.sequence, ends, dict(self.held)
         self.state, self.given = CHECKPOINTED, given
-        self.say(messages.Contributed(event.cut, given))
+        self.send(messages.Contributed(event.cut, given))
 
     def on_contribute_again(self, order: messages.Checkpoint) -> None:
         if order.cut == self.cut and self.given is not None:
-            self.say(messages.Contributed(order.cut, self.given))
+            self.send(messages.Contributed(order.cut, self.given))
 
     def on_identify(self, order: messages.Identify) -> None:
         del order
-        self.say(messages.AssignmentChanged(self.identity))
+        self.send(messages.AssignmentChanged(self.identity))
 
     def on_completed(self, order: messages.Completed) -> None:
         if self.complete(order.sequence, order.retired, counts=order.counts) and self.cut is not None:
@@ -267,8 +267,8 @@ class MemberMachine(Member):
     def on_reset(self, order: messages.Reset) -> None:
         if order.epoch == self.epoch:
             if not self.going_back:  # a repeated order, after a reconnect
-                self.say(messages.WasReset(order.epoch))
-                self.say_again()
+                self.send(messages.WasReset(order.epoch))
+                self.send_again()
             return
         self.cut, self.contributed, self.ends, self.failure = None, 0, {}, None
         self.epoch, self.sequence, self.wants_back = order.epoch, order.sequence, None
@@ -285,9 +285,9 @@ class MemberMachine(Member):
             return
         self.going_back = False
         self.set_state(RESET_COMPLETE)
-        self.say(messages.WasReset(event.epoch))
+        self.send(messages.WasReset(event.epoch))
         if self.closing:
-            self.say(messages.Leave())
+            self.send(messages.Leave())
             if not self._awaits_stop():
                 self.do(events.End())
             return
@@ -302,22 +302,22 @@ class MemberMachine(Member):
 
     def on_publish_ended(self, event: events.PublishEnded) -> None:
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
-        self.say(failed if event.cause else messages.Published(event.sequence, event.place))
+        self.send(failed if event.cause else messages.Published(event.sequence, event.place))
 
     def on_sink_waits(self, event: events.SinkWaits) -> None:
-        self.say(messages.Waiting(event.cause))
+        self.send(messages.Waiting(event.cause))
 
     def on_checkpoint_wanted(self, event: events.CheckpointWanted) -> None:
         del event
-        self.say(messages.AskCheckpoint())
+        self.send(messages.AskCheckpoint())
 
     def on_reset_wanted(self, event: events.ResetWanted) -> None:
         self.wants_back = messages.AskReset(event.cause)
-        self.say(self.wants_back)
+        self.send(self.wants_back)
 
     def on_failed(self, event: events.Failed) -> None:
         self.failure = messages.UnrecoverableFailure(event.cause, event.remedy)
-        self.say(self.failure)
+        self.send(self.failure)
 
     def on_closing(self, event: events.Closing) -> None:
         del event
@@ -326,12 +326,12 @@ class MemberMachine(Member):
             self.do(events.StopPolling(clear=True), events.End())
             return
         if self.begins:
-            self.say(messages.Leave())
+            self.send(messages.Leave())
             return
         if gone := tuple(self.assigned):  # start offsets may be on their way
             self.forget_parts(gone)
-            self.say(messages.AssignmentChanged(self.identity, gone))
-        self.say(messages.Leave())
+            self.send(messages.AssignmentChanged(self.identity, gone))
+        self.send(messages.Leave())
         if not self._awaits_stop():
             self.do(events.StopPolling(clear=True), events.End())
 

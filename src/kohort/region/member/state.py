@@ -114,7 +114,7 @@ class Member:
     def do(self, *effects: Effect) -> None:
         self.effects += effects
 
-    def say(self, report: messages.Report) -> None:
+    def send(self, report: messages.Report) -> None:
         self.do(events.SendReport(report))
 
     def set_state(self, state: RegionMemberState) -> None:
@@ -133,7 +133,7 @@ class Member:
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1
-            self.say(messages.AskStarts(self._asks, wanted))
+            self.send(messages.AskStarts(self._asks, wanted))
 
     def forget_parts(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -147,7 +147,7 @@ class Member:
         gone = tuple(parts)
         self.forget_parts(gone)
         self.do(events.ReleasePartitions(gone))
-        self.say(messages.AssignmentChanged(self.identity, gone))
+        self.send(messages.AssignmentChanged(self.identity, gone))
 
     def resume_reading(self) -> None:
         """Read and submit again after a checkpoint."""

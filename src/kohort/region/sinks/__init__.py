@@ -115,7 +115,7 @@ class Sink(Protocol):
 
         An operator says that it has moved.
 
-        The topic has the new name by then, if the sink also has `known` (`known_there` explains it).
+        The topic has the new name by then, if the sink also has `known` (`stored_name_and_sequence` explains it).
 
         Returns:
             The earlier name; empty: the region has written nothing there yet.
@@ -157,7 +157,7 @@ def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions
         publish(sequence, keys, positions)
 
 
-def known_there(sink: Sink) -> tuple[str, int] | None:
+def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
     """Return the name stored in a destination, whatever the sink calls it, and the sequence that it shows.
 
     A sink provides this in a method `known()`. It lets an operator repeat an interrupted `adopt`: the topic has the

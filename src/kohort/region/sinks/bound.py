@@ -41,7 +41,7 @@ class Bound:
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
-        """Return the name stored in the destination, and the sequence that it shows; `known_there` uses it."""
+        """Return the name stored in the destination, and the sequence that it shows, for `stored_name_and_sequence`."""
         name = self._written_name()
         there = type(self).__new__(type(self))
         there.__dict__.update(self.__dict__, _kept=None, _place=name or self.place)

@@ -697,13 +697,13 @@ class DeltaTable(InFolder):
         sync_folder(self._files, self.path)
 
     def _mark_done(self, sequence: int) -> None:
-        staged_files.mark(self._files, self._own, sequence)
+        staged_files.mark_published(self._files, self._own, sequence)
 
     def _is_marked(self, sequence: int) -> bool:
         return staged_files.is_marked(self._files, self._own, sequence)
 
     def _last_marked(self) -> int:
-        return staged_files.last_marked(self._files, self._own)
+        return staged_files.last_published(self._files, self._own)
 
     def _forget(self, names: Iterable[str]) -> None:
         """Give staged pieces to the sweep: their data first, so that another process can finish after a crash here.
@@ -718,6 +718,6 @@ class DeltaTable(InFolder):
 
 
 def _second_name(name: str) -> str:
-    """Return a name for a staged file in the table, with an attempt of its own."""
+    """Return the name that a staged file gets in the table: its own, with a new attempt id."""
     epoch, region, _, number = name.split("-")
     return f"{epoch}-{region}-{uuid.uuid4().hex[:16]}-{number}"

@@ -553,14 +553,14 @@ class DuckLakeTable(InFolder):
     # -- progress and cleanup
 
     def _marked(self, state: _LakeState) -> int:
-        return staged_files.last_marked(self._files, self._folder(state))
+        return staged_files.last_published(self._files, self._folder(state))
 
     def _mark(self, state: _LakeState, sequence: int) -> None:
         try:
-            staged_files.mark(self._files, self._folder(state), sequence)
+            staged_files.mark_published(self._files, self._folder(state), sequence)
         except FileNotFoundError:
             make_folder(self._files, self._folder(state))
-            staged_files.mark(self._files, self._folder(state), sequence)
+            staged_files.mark_published(self._files, self._folder(state), sequence)
 
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""

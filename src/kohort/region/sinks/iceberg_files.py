@@ -166,11 +166,11 @@ class TableStore(Protocol):
     def remove(self, location: str) -> None:
         """Remove an object, if it is there."""
 
-    def mark(self, folder: str, sequence: int) -> None:
-        """Mark a sequence as done. A late call can't undo a newer mark."""
+    def mark_published(self, folder: str, sequence: int) -> None:
+        """Mark a sequence as published. A late call can't undo a newer mark."""
 
-    def marked(self, folder: str) -> int:
-        """Return the last sequence that is marked as done; 0: none."""
+    def last_published(self, folder: str) -> int:
+        """Return the last sequence that is marked as published; 0: none."""
 
 
 def store_of(table: Table, place: str) -> TableStore:
@@ -219,16 +219,16 @@ class _LocalStore:
     def remove(self, location: str) -> None:
         remove(self._files, self._path(location))
 
-    def mark(self, folder: str, sequence: int) -> None:
+    def mark_published(self, folder: str, sequence: int) -> None:
         path = self._path(folder)
         try:
-            staged_files.mark(self._files, path, sequence)
+            staged_files.mark_published(self._files, path, sequence)
         except FileNotFoundError:
             make_folder(self._files, path)
-            staged_files.mark(self._files, path, sequence)
+            staged_files.mark_published(self._files, path, sequence)
 
-    def marked(self, folder: str) -> int:
-        return staged_files.last_marked(self._files, self._path(folder))
+    def last_published(self, folder: str) -> int:
+        return staged_files.last_published(self._files, self._path(folder))
 
 
 class _RemoteStore:
@@ -254,14 +254,14 @@ class _RemoteStore:
         with contextlib.suppress(FileNotFoundError):
             self._io.delete(location)
 
-    def mark(self, folder: str, sequence: int) -> None:
+    def mark_published(self, folder: str, sequence: int) -> None:
         there = self._marks(folder)
         if max(there, default=0) < sequence:
             self.put_file(folder, f"{_MARK}{sequence}", b"done")
         for old in sorted(there)[:-MARKS_KEPT]:
             self.remove(f"{folder}/{_MARK}{old}")
 
-    def marked(self, folder: str) -> int:
+    def last_published(self, folder: str) -> int:
         return max(self._marks(folder), default=0)
 
     def _marks(self, folder: str) -> list[int]:

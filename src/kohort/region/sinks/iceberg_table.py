@@ -645,10 +645,10 @@ class IcebergTable(Bound):
     # -- progress and cleanup
 
     def _marked(self, lake: Table) -> int:
-        return store_of(lake, self.place).marked(self._folder(lake))
+        return store_of(lake, self.place).last_published(self._folder(lake))
 
     def _mark(self, lake: Table, sequence: int) -> None:
-        store_of(lake, self.place).mark(self._folder(lake), sequence)
+        store_of(lake, self.place).mark_published(self._folder(lake), sequence)
 
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""

@@ -590,7 +590,7 @@ class ParquetFolder(InFolder):
         return FolderGenerations(self._files, self.path, self._id)
 
     def _last_marked(self) -> int:
-        return staged_files.last_marked(self._files, f"{self.path}/_region")
+        return staged_files.last_published(self._files, f"{self.path}/_region")
 
     def adopt(self) -> str:
         """Write this sink's name into the owner marker, and return the earlier one."""
@@ -603,7 +603,7 @@ class ParquetFolder(InFolder):
         return staged_files.is_marked(self._files, f"{self.path}/_region", sequence)
 
     def _mark(self, sequence: int) -> None:
-        staged_files.mark(self._files, f"{self.path}/_region", sequence)
+        staged_files.mark_published(self._files, f"{self.path}/_region", sequence)
 
     # -- cleanup
 

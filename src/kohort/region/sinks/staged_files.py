@@ -37,7 +37,7 @@ def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
     return max(marks(files, folder), default=0) >= sequence
 
 
-def mark(files: FileCalls, folder: str, sequence: int) -> None:
+def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
     """Mark the sequence as published, durably. A late call can't undo a newer mark."""
     if not is_marked(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -46,8 +46,8 @@ def mark(files: FileCalls, folder: str, sequence: int) -> None:
         remove(files, f"{folder}/{_MARK}{old}")
 
 
-def last_marked(files: FileCalls, folder: str) -> int:
-    """Return the last sequence that is certainly done; 0: none."""
+def last_published(files: FileCalls, folder: str) -> int:
+    """Return the last sequence that is marked as published, once the mark is durable; 0: none."""
     last = max(marks(files, folder), default=0)
     if last:
         sync_folder(files, folder)

@@ -10,7 +10,7 @@ replaces files by renames and never writes into one, so both folders can share a
 must change is rewritten. Kinds of files that kohort does not know are refused by name.
 
 The order of durability: rewritten files and the entries of all folders come before the new folder's rename. The rename
-comes before `derive` returns. Spark writes the bytes of linked files, and does not sync them.
+comes before `clone_checkpoint` returns. Spark writes the bytes of linked files, and does not sync them.
 """
 
 from __future__ import annotations
@@ -256,13 +256,13 @@ def _unknown(old: str, path: str) -> InvalidInputError:
 
 __all__ = [
     "check_place",
-    "derive",
+    "clone_checkpoint",
     "epoch_folder",
     "find_source",
-    "forget",
     "last_batch",
     "offsets_of",
     "operators",
+    "remove_old_epochs",
     "state_kinds",
 ]
 
@@ -304,7 +304,7 @@ def epoch_folder(query_folder: str, epoch: int) -> str:
     return f"{query_folder}/e{epoch}"
 
 
-def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) -> None:
+def clone_checkpoint(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) -> None:
     """Clone a checkpoint up to a batch, so that Spark continues from there; the old one stays as it is.
 
     The call may be repeated after it failed or the process died at any point. If the folder exists, the call only
@@ -342,7 +342,7 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
     sync_folder(files, os.path.dirname(new))
 
 
-def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
+def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
     """Remove the folders of epochs before the oldest kept one; return the removed epochs.
 
     A folder that a zombie is writing to at this moment is left to a later call.

@@ -243,7 +243,7 @@ def _named(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def look(
+def check_query(
     spark: SparkSession,
     build: Build,
     options: Sequence[Mapping[str, str]],

@@ -29,7 +29,7 @@ from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import LetterLog
 from kohort.region.staged import Staged
 from kohort.spark.region.checkpoint_files import find_source, last_batch, last_planned, offsets_of
-from kohort.spark.region.folders import derive, epoch_folder, forget
+from kohort.spark.region.folders import clone_checkpoint, epoch_folder, remove_old_epochs
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import QueryThread
@@ -320,7 +320,7 @@ class RegionQuery:
             if given.saved.batch != given.run.began:
                 self._unplanned = self._slow = 0
             kept = {state.epoch for state in (before, given.saved, self._run) if state is not None}
-        self._posted.put(partial(forget, self._folder, kept))
+        self._posted.put(partial(remove_old_epochs, self._folder, kept))
         return dead_letters
 
     def settled(self, member: int) -> None:
@@ -376,7 +376,7 @@ class RegionQuery:
         if saved is not None:
             refuse_other(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
-        derive(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
+        clone_checkpoint(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
         seats = {uuid4().hex: member.assignments.start(epoch) for member in self._members()}
         for id, seat in seats.items():
             SOURCE_SESSIONS.add(id, seat)
@@ -442,7 +442,7 @@ class RegionQuery:
         ahead = run.staged.ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
-            member.look_ahead(ahead, kept // 4, kept // 2)
+            member.pace_checkpoints(ahead, kept // 4, kept // 2)
 
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
         """Handle the end of a run; restart it without a reset of the region if it has planned nothing."""

@@ -119,7 +119,7 @@ class DeclaredQuery:
     divides: bool = False
     undecoded: tuple[tuple[str, ...], ...] = ()
 
-    def what(self) -> list[str]:
+    def source_texts(self) -> list[str]:
         """Return a text for each source of a query that says which topics it reads."""
         pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
         return [

@@ -111,8 +111,14 @@ class QueryThread(MemberThread):
         self._leaves = True
         self.wake()
 
-    def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
-        """Request a region checkpoint if the query is far ahead of the last one, and hold it if it is further."""
+    def pace_checkpoints(self, ahead: int, asks_at: int, holds_at: int) -> None:
+        """Keep the query near the last region checkpoint.
+
+        Args:
+            ahead: the batches that the query has run since that checkpoint.
+            asks_at: this many batches ahead, request a checkpoint.
+            holds_at: this many batches ahead, begin no batch until the checkpoint is complete.
+        """
         if ahead >= holds_at:
             self.assignments.pause_batches(AHEAD, stays=True)  # timers alone could run more batches than Spark retains
         else:
@@ -198,7 +204,7 @@ class QueryThread(MemberThread):
             return
         while self._asked_back:
             event = self._asked_back.popleft()
-            self.assignments.keep_from(map(partition_of, event.parts))
+            self.assignments.stop_planning(map(partition_of, event.parts))
             self._kept.append(event)
         self.assignments.resume_batches(RELEASE)
 

@@ -63,7 +63,7 @@ class SourceAssignments:
             parts = tuple(part for partition, part in sorted(self._parts.items()) if partition not in self._kept)
             return Handed(self._version, self._epoch, self._generation, parts)
 
-    def stays(self) -> bool:
+    def keeps_trigger_waiting(self) -> bool:
         """Return whether Spark's trigger must not even be told that there is nothing to read."""
         with self._changed:
             return any(self._holds.values())
@@ -124,7 +124,7 @@ class SourceAssignments:
             )
             self._changes()
 
-    def keep_from(self, partitions: Iterable[TopicPartition]) -> None:
+    def stop_planning(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop planning partitions that are being revoked; the member still owns them."""
         with self._changed:
             self._kept |= set(partitions) & self._parts.keys()
@@ -194,8 +194,8 @@ class RunSession:
     def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
         return self.assignments.wait_partitions(wait_ms, self.run, idle)
 
-    def stays(self) -> bool:
-        return self.assignments.stays()
+    def keeps_trigger_waiting(self) -> bool:
+        return self.assignments.keeps_trigger_waiting()
 
     def begin(self, version: int, batch: int) -> bool:
         return self.assignments.begin(version, batch)  # versions are unique across runs

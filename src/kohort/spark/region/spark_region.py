@@ -32,7 +32,7 @@ from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.folders import check_place
-from kohort.spark.region.query_factory import Build, BuiltQuery, look
+from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
 from kohort.spark.region.query_run import LEAD, RegionQuery
 from kohort.spark.region.query_spec import (
     PINNED,
@@ -223,7 +223,7 @@ class SparkRegionSettings(ConnectionSettings, total=False):
         metrics_listen: HOST:PORT of the Prometheus endpoint; beyond loopback it needs `metrics_tls` with
             `metrics_client_ca`, or `metrics_insecure`.
         metrics_tls: a PEM file of a private key and certificates: metrics are encrypted.
-        metrics_client_ca: a PEM file of authorities: who reads metrics must show a certificate of theirs.
+        metrics_client_ca: a PEM file of authorities: clients must show a certificate that one of them has issued.
         metrics_insecure: everyone may read metrics, also from other machines.
     """
 
@@ -359,7 +359,9 @@ class SparkRegion:
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
         """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
-        built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
+        built = check_query(
+            self._spark, declared.build, raw, declared.mode, declared.source_texts(), declared.undecoded
+        )
         check_sink(declared, built)
         return built, check_state(declared, built)
 
@@ -426,7 +428,7 @@ class SparkRegion:
         started.query.start()
         for member in started.members:
             self._region.count_in(member)
-            member.start(self._region.reach)
+            member.start(self._region.connect_to_control_plane)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
         """Start the declared queries, and block until they are stopped or have caught up.
@@ -625,7 +627,7 @@ def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> Behaviou
     Args:
         declared: the query.
         shares: whether its state moves with partitions, or it has none.
-        keeps: whether its state, and each of its groups, waits for it while it is away.
+        keeps: whether the region keeps the query's state and groups for it while it does not run.
     """
     sources = len(declared.sources)
     of = uuid4().hex if sources > 1 else ""

@@ -22,7 +22,7 @@ from kohort.region.consuming.staging import sink_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import divide, letters_of, letters_of_records
-from kohort.region.staged import Staged, StagedKey, together
+from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.spark.region.query_factory import LETTER
 
 if TYPE_CHECKING:
@@ -163,14 +163,14 @@ class StagedBatches:
             missing = [number for number in wanted if number not in self._batches]
             if missing:
                 raise CorruptDataError(f"batch {missing[0]} is in the checkpoint's log, and nothing of it is staged")
-            return together(self._batches[number] for number in wanted)
+            return merge_staged(self._batches[number] for number in wanted)
 
     def forget_contribution(self) -> int:
         """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
         with self._lock:
             done = [self._batches.pop(number) for number in sorted(self._batches) if number <= self._given]
             self._after = self._given
-            return together(done).dead_letters
+            return merge_staged(done).dead_letters
 
     def after(self) -> int:
         """Return the last batch that a complete checkpoint includes; -1 if none does."""

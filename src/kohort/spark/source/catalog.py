@@ -22,7 +22,7 @@ from kohort.spark.topic_pattern import as_glob, topic_pattern
 log = logging.getLogger("kohort.spark")
 
 
-def lose(text: str, remedy: str, *, strict: bool) -> None:
+def report_loss(text: str, remedy: str, *, strict: bool) -> None:
     """Report that records are lost, or may be: by an error, or with failOnDataLoss=false by a warning.
 
     Args:
@@ -35,7 +35,7 @@ def lose(text: str, remedy: str, *, strict: bool) -> None:
     """
     if strict:
         raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")
-    log.warning("records may be lost: %s; by failOnDataLoss=false, the query %s", text, remedy)
+    log.warning("records may be lost: %s; because of failOnDataLoss=false, the query %s", text, remedy)
 
 
 # -- The catalog of topics
@@ -68,14 +68,14 @@ class Present:
         return {tp.topic for tp in self.partitions}
 
 
-def reach_soon(reader: RangeReader) -> None:
+def connect_or_fail(reader: RangeReader) -> None:
     """Connect to a broker, and fail soon if none answers.
 
     Raises:
         TimedOutError: no broker was reached within `REACH_MS`; names addresses and causes.
         KafkaError: authentication failed, without waiting.
     """
-    reader.reach(min(REACH_MS, reader.config.default_api_timeout_ms))
+    reader.check_reachable(min(REACH_MS, reader.config.default_api_timeout_ms))
 
 
 class TopicCatalog:
@@ -91,7 +91,7 @@ class TopicCatalog:
     def _reader(self) -> RangeReader:
         """The reader, connected to a broker."""
         if not self._reached:
-            reach_soon(self._client)
+            connect_or_fail(self._client)
             self._reached = True
         return self._client
 
@@ -225,7 +225,7 @@ class TopicCatalog:
             text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
             text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
             text += "group's offsets were copied: then set them anew there)"
-            lose(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
+            report_loss(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
         without = self.without_commit(tp for tp in partitions if tp not in known)
         return known | self.beginnings(earlier) | without
 
@@ -233,7 +233,7 @@ class TopicCatalog:
         """Return where partitions without a committed offset start, by `kafka.auto.offset.reset`.
 
         Raises:
-            OffsetError: the setting is none.
+            OffsetError: the setting is `none`.
         """
         wanted = list(partitions)
         reset = self._options.kafka.get("auto.offset.reset", "latest")

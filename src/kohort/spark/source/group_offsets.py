@@ -12,7 +12,7 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, resume_at
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog, lose
+from kohort.spark.source.catalog import TopicCatalog, report_loss
 from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
 from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, Replay
 from kohort.spark.source.progress import MemberProgress
@@ -184,7 +184,7 @@ def first_positions(
         catalog: looks up offsets.
         bound: the start from the options.
         again: topics that were deleted and re-created.
-        there: the partitions that a fresh query has found; nothing once it has had partitions.
+        there: the partitions that a fresh query has found; empty once the query has had partitions.
     """
     wanted = list(partitions)
     new = [tp for tp in wanted if tp.topic in again or tp not in there]
@@ -246,7 +246,7 @@ def refuse_beyond(
     """Refuse starting offsets beyond a partition's end, before they are committed.
 
     Raises:
-        InvalidInputError: the options ask for one.
+        InvalidInputError: the options ask for such an offset.
     """
     for tp, at in first.items():
         if at > ends[tp]:
@@ -280,7 +280,7 @@ def within(
         text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
         if options.group_id is not None:
             text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
-        lose(text, f"goes on at {first}", strict=options.fail_on_data_loss)
+        report_loss(text, f"goes on at {first}", strict=options.fail_on_data_loss)
         settled[tp] = first
     return settled
 
@@ -327,7 +327,7 @@ class GroupOffsets:
         self._noted = False
 
     def resume(self, start: BatchOffset) -> None:
-        """Take over where the checkpoint says that the query continues; once."""
+        """Take over the positions from which the checkpoint says that the query continues. Later calls do nothing."""
         self._resume(start)
 
     def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
@@ -543,20 +543,20 @@ class GroupOffsets:
         """
         return self._group is None or self._group.is_settled(expected)
 
-    def begin(self, held: AssignedPartitions, batch: int) -> bool:
+    def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
         Return False if the group has rebalanced since `held`.
         """
-        begun = self._group is None or self._group.begin(held)
+        begun = self._group is None or self._group.begin_batch(held)
         self._begun = batch if begun else self._begun
         return begun
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
-        return self._group is None or self._group.read()
+        return self._group is None or self._group.begin_reading()
 
-    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a completed batch, then release revoked partitions."""
         self._done.update(batch.reached())
         for tp in batch.spans:
@@ -566,11 +566,11 @@ class GroupOffsets:
         try:
             self._commit(self._group, batch, timeout_ms)
         except CommitFailedError as error:
-            self._group.end()
+            self._group.end_batch()
             self._taken = None
             self._lost(batch, error)
             return
-        self._group.end()
+        self._group.end_batch()
 
     def _commit(self, group: InGroup, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch's ends without partitions that were deleted meanwhile, which the next check reports."""
@@ -658,7 +658,7 @@ class GroupOffsets:
             at = held.starts
             readable = planned.of(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
-            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch) and self.read():
+            if self._mark_left(readable, kept, held) and self.begin_batch(held, planned.batch) and self.begin_reading():
                 return held, readable, kept
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
@@ -670,7 +670,7 @@ class GroupOffsets:
                 del spans[tp]  # deleted meanwhile; the next check reports it
             elif span.end > ends[tp]:
                 text = f"{tp} ends at offset {ends[tp]}, the batch to be read again goes on to {span.end}"
-                lose(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
+                report_loss(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
                 del spans[tp]
         return spans
 
@@ -738,9 +738,9 @@ class GroupOffsets:
             return True
         return found.stamp is not None and self._own(tp) and found.stamp.batch < planned.batch
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return the member's state for the query's progress."""
-        return MemberProgress() if self._group is None else self._group.standing()
+        return MemberProgress() if self._group is None else self._group.member_progress()
 
     def close(self) -> None:
         """Leave the group."""

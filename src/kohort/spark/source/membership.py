@@ -201,7 +201,7 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 
 
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
-    """Return whether another member's pattern may match all topics; True if it is none that can be matched here."""
+    """Return whether another member's pattern may match all topics; True if it can't be matched here."""
     try:
         return len(matching_names(regex, topics)) == len(topics)
     except InvalidInputError:
@@ -283,16 +283,16 @@ class InGroup(Protocol):
             expected: partitions that some member has in a whole assignment.
         """
 
-    def begin(self, held: AssignedPartitions) -> bool:
+    def begin_batch(self, held: AssignedPartitions) -> bool:
         """Begin a batch: until it ends, no partition is released.
 
         Return False if the group has rebalanced since `held`.
         """
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
 
-    def end(self) -> None:
+    def end_batch(self) -> None:
         """End a committed batch, and release revoked partitions."""
 
     def commit(
@@ -308,7 +308,7 @@ class InGroup(Protocol):
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return the member's state for the query's progress."""
 
     def close(self) -> None:
@@ -324,8 +324,8 @@ class SourceMembership:
     Spark plans the sources of a query one after the other, and asks for the first one's tasks when all have planned.
     Two sources of a query may be in one group, or two queries may have sources in the same two groups. Then the second
     source may wait for a rebalance that waits for the first one's batch. So a batch is abandoned if partitions are
-    being revoked and Spark does not ask for its tasks soon. Nothing of it has been read, and `read` plans the remaining
-    partitions again.
+    being revoked and Spark does not ask for its tasks soon. Nothing of it has been read, and the query plans the
+    remaining partitions again.
     """
 
     def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
@@ -453,7 +453,7 @@ class SourceMembership:
         assignment = self._member.assignment()  # a generation continues while its partitions are released
         return assignment.generation == held.generation and set(held.partitions) <= set(assignment.partitions)
 
-    def begin(self, held: AssignedPartitions) -> bool:
+    def begin_batch(self, held: AssignedPartitions) -> bool:
         """Begin a batch: revocations wait until it ends.
 
         Return False if the group has rebalanced since `held`, or may have.
@@ -468,7 +468,7 @@ class SourceMembership:
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
         with self._lock:
             self._unread = False
@@ -490,7 +490,7 @@ class SourceMembership:
                 UNREAD_BATCH_TIMEOUT_MS,
             )
 
-    def end(self) -> None:
+    def end_batch(self) -> None:
         """End a committed batch, and release revoked partitions.
 
         An error of the membership is raised to the planning thread, from here and from the watching thread.
@@ -553,7 +553,7 @@ class SourceMembership:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._member.committed(list(partitions)))
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return the member's state for the query's progress, with all rebalances so far."""
         with self._lock:
             self._count_rebalances()
@@ -707,16 +707,16 @@ class OffsetKeeper:
         """Return True: assigned partitions are never revoked."""
         return True
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Return True: no batch is abandoned."""
         return True
 
-    def begin(self, held: AssignedPartitions) -> bool:
+    def begin_batch(self, held: AssignedPartitions) -> bool:
         """Return True: assigned partitions are never revoked."""
         del held
         return True
 
-    def end(self) -> None:
+    def end_batch(self) -> None:
         """Do nothing: without a group membership no partition is ever revoked."""
 
     def commit(
@@ -747,7 +747,7 @@ class OffsetKeeper:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return an empty state: the query is not a member."""
         return MemberProgress()
 

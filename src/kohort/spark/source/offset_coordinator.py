@@ -89,8 +89,8 @@ class Replay:
 class OffsetCoordinator(Protocol):
     """The coordination of a query's offsets with its group or region.
 
-    The planning thread calls all methods. The thread that learns of a sink's end calls `finish` too, but only while a
-    batch runs, when the planning thread makes no calls.
+    The planning thread calls all methods. The thread that learns of a sink's end calls `finish_batch` too, but only
+    while a batch runs, when the planning thread makes no calls.
     """
 
     def resume(self, start: BatchOffset) -> None:
@@ -137,10 +137,10 @@ class OffsetCoordinator(Protocol):
             expected: partitions that some member has in a whole assignment.
         """
 
-    def begin(self, held: AssignedPartitions, batch: int) -> bool:
+    def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Record that Spark has asked for the batch's tasks.
 
         Return False if the batch was abandoned and must be planned again.
@@ -148,7 +148,7 @@ class OffsetCoordinator(Protocol):
         A batch that waits for this call waits for other sources of its query; see `SourceMembership`.
         """
 
-    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch that its sink has completed and the checkpoint has.
 
         Raises:
@@ -164,7 +164,7 @@ class OffsetCoordinator(Protocol):
             planned: the batch as it was planned.
         """
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return the member's state for the query's progress."""
 
     def close(self) -> None:

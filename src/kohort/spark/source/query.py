@@ -32,7 +32,7 @@ def lag_report(
     ends: Mapping[TopicPartition, int],
     generation: int,
     group: str | None,
-    standing: MemberProgress,
+    member_progress: MemberProgress,
 ) -> dict[str, Any]:
     """Return a query's positions and the ends of its partitions, as plain JSON.
 
@@ -41,7 +41,7 @@ def lag_report(
         ends: end offsets of the owned partitions.
         generation: the group's generation; -1 without a group.
         group: the group's name; None: the query has no group.
-        standing: the query's group membership.
+        member_progress: the query's group membership.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -52,12 +52,12 @@ def lag_report(
             "lag": max(0, ends[tp] - position),
         }
     lag = sum(report["lag"] for numbers in topics.values() for report in numbers.values())
-    downtime_ms = None if standing.downtime_ms is None else round(standing.downtime_ms)
+    downtime_ms = None if member_progress.downtime_ms is None else round(member_progress.downtime_ms)
     return {
         "group": group,
-        "member": standing.member_id,
+        "member": member_progress.member_id,
         "generation": generation,
-        "rebalances": standing.rebalances,
+        "rebalances": member_progress.rebalances,
         "lastDowntimeMs": downtime_ms,
         "lag": lag,
         "topics": topics,
@@ -277,7 +277,7 @@ class SourceQuery:
         assert running is not None
         self._known = True
         try:
-            self._coordinator.finish(running, timeout_ms)
+            self._coordinator.finish_batch(running, timeout_ms)
         except CommitFailedError:
             self._running = None
             raise
@@ -304,7 +304,7 @@ class SourceQuery:
             if spans is not None:
                 due = any(span.offsets for span in spans.values())
                 if due or (start.batch == 0 and self._coordinator.keeps_start()):
-                    if self._coordinator.begin(held, start.batch + 1):
+                    if self._coordinator.begin_batch(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
                 elif self._is_settled() and self._coordinator.is_current(held):
@@ -407,7 +407,7 @@ class SourceQuery:
         """Return what to read of a batch: all of it if it is running, otherwise what the coordinator decides."""
         with self._ending:
             running = self._running
-            if running is not None and running.batch == planned.batch and self._coordinator.read():
+            if running is not None and running.batch == planned.batch and self._coordinator.begin_reading():
                 return running
             self._running = None
         self.identity, self._batch = planned.query, start.batch
@@ -421,7 +421,9 @@ class SourceQuery:
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
-        return lag_report(self._positions, self._ends, generation, self._options.group_id, self._coordinator.standing())
+        return lag_report(
+            self._positions, self._ends, generation, self._options.group_id, self._coordinator.member_progress()
+        )
 
     def close(self) -> None:
         """Leave the group or region, after committing a completed batch whose commit was interrupted."""

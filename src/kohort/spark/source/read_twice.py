@@ -107,7 +107,7 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
     """Refuse a source whose query reads one of its topics in the same group by another source too.
 
     Raises:
-        InvalidInputError: the query does.
+        InvalidInputError: the query has two such sources.
         OSError: files can't be locked here.
     """
     if not ReaderLock.is_held(_name(load)):

@@ -385,7 +385,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
-    from kohort.spark.source.catalog import lose
+    from kohort.spark.source.catalog import report_loss
 
     every = catalog.partitions()
     refuse_not_read("startingOffsets", starting, every)
@@ -414,7 +414,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
             )
         start, end = min(start, last[tp]), min(end, last[tp])
         if start < min(first[tp], end):
-            lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
+            report_loss(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
         spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))
     return BatchOffset("", spans=spans, ids=ids)
 
@@ -497,7 +497,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if identity is not None:
             self._query.identity = identity
             if self._receiver is not None:
-                self._receiver.drives(identity)
+                self._receiver.announce_query(identity)
         return self._query
 
     def _make_coordinator(self, options: SourceOptions, catalog: TopicCatalog) -> OffsetCoordinator:
@@ -636,7 +636,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query = self._query
         if self._receiver is not None:
             if query is not None and self._watch is not None and not self._watch.orphaned:
-                self._receiver.last_words(query.is_running)
+                self._receiver.await_last_reports(query.is_running)
             self._receiver.close()
         self._query = None
         if query is not None:

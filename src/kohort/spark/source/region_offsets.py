@@ -12,7 +12,7 @@ from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog, lose
+from kohort.spark.source.catalog import Present, TopicCatalog, report_loss
 from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
@@ -196,7 +196,7 @@ class RegionOffsets:
     def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
         self._send(LostRecords(text, strict, tuple(parts)).to_message(self._session))
-        lose(text, remedy, strict=strict)
+        report_loss(text, remedy, strict=strict)
 
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -237,16 +237,16 @@ class RegionOffsets:
         """Return True: a region's query does not end on an empty result."""
         return True
 
-    def read(self) -> bool:
+    def begin_reading(self) -> bool:
         """Return True: the driver program abandons no batch."""
         return True
 
-    def begin(self, held: AssignedPartitions, batch: int) -> bool:
+    def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Ask the driver program whether a batch may begin; until it ends, no partition is released."""
         self._known = None  # records are waiting: the next lookup is due at once, even if this batch may not begin
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 
-    def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Report to the driver program that a batch is complete. The source commits nothing: the region does.
 
         Do not wait for the answer, because the thread that receives answers may call this. Messages arrive in order.
@@ -263,11 +263,11 @@ class RegionOffsets:
         del start
         raise InvalidInputError(
             f"batch {planned.batch} was planned by an earlier run, in epoch {planned.epoch}, and not finished: a "
-            "region's query begins with a checkpoint folder that ends with a finished batch. Let SparkRegion derive "
+            "region's query begins with a checkpoint folder that ends with a finished batch. Let SparkRegion clone "
             "it, and change nothing in it by hand"
         )
 
-    def standing(self) -> MemberProgress:
+    def member_progress(self) -> MemberProgress:
         """Return an empty state: the member is in the driver program."""
         return MemberProgress()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
-from kohort.spark.source.catalog import Present, TopicCatalog, lose
+from kohort.spark.source.catalog import Present, TopicCatalog, report_loss
 
 
 class TopicIds:
@@ -72,7 +72,7 @@ class TopicIds:
     def _report_deleted(self, topic: str) -> None:
         if topic in self._watched and topic not in self.gone:
             text = f"topic {topic}{self._named(topic)} was deleted: what the query had not read of it is lost"
-            lose(text, "goes on without it", strict=self._strict)
+            report_loss(text, "goes on without it", strict=self._strict)
         self.gone.add(topic)
 
     def _is_another(self, topic: str, now: TopicId | None) -> bool:
@@ -98,7 +98,7 @@ class TopicIds:
             "which the offsets were copied: then set the group's offsets anew there, and use a fresh checkpoint)"
         )
         remedy = "reads the new one where its group is in it, else from its beginning"
-        lose(text, remedy, strict=self._strict and topic not in self.gone)
+        report_loss(text, remedy, strict=self._strict and topic not in self.gone)
 
     def _named(self, topic: str) -> str:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""

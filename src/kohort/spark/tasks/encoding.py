@@ -1,4 +1,4 @@
-"""Values of the sink behind a schema's id: the schema is registered once for a batch, on the driver."""
+"""Values of the sink with a schema id before them: the driver registers the schema once for each batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kohort.spark.sink_options import SinkOptions
 
 @dataclass(frozen=True, slots=True)
 class ValueEncoding:
-    """How a task makes bytes of the column `value`, as plain values that are pickled to the workers.
+    """The encoding of the column `value` as bytes, in plain values that are pickled to the workers.
 
     Attributes:
         form: avro, json or protobuf.
@@ -38,8 +38,8 @@ class ValueEncoding:
         """Register the schema of the column `value` in the schema registry, and return its encoding.
 
         Raises:
-            InvalidInputError: the type has no Avro schema, or the registry refuses the schema; or columns are no fields
-                of the message.
+            InvalidInputError: the type has no Avro schema, or the registry refuses the schema; or the message
+                lacks a field for a column.
             RetriableError: the registry can't be reached.
         """
         from kohort.schema_registry.avro_values import avro_writer
@@ -142,7 +142,7 @@ def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
     """Check that a column has no fields beside those of a message.
 
     Raises:
-        InvalidInputError: it has, or is no struct.
+        InvalidInputError: the column has such fields, or is no struct.
     """
     from kohort.schema_registry.protobuf_values import is_map, well_known
 
@@ -187,7 +187,7 @@ def _utc_kind(kind: Any) -> Any:
 
 
 def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes dicts of maps, which Arrow gives as pairs; None: the type has none."""
+    """Return a function that makes dicts of maps, which Arrow gives as pairs; None: the type has no maps."""
     if pa.types.is_map(kind):
         inner = _with_maps(kind.item_type) or (lambda item: item)
         return lambda found: None if found is None else {key: inner(item) for key, item in found}

@@ -302,7 +302,7 @@ def json_schema_of(kind: DataType) -> dict[str, Any]:
     """Return the JSON Schema, of draft 7, of a type whose values `ValueEncoding` writes as JSON.
 
     An object has no other properties than the struct's fields. Fields that may be null are not required, since they are
-    left out; other parts that may be null are of one more type.
+    left out; other parts that may be null also allow the type null.
 
     Args:
         kind: a type that `arrow_type` takes.

@@ -47,7 +47,7 @@ def _one_by_one(values: Column, rows: Sequence[int], parts: Parts) -> None:
 
 
 class PrefixedJsonDecoder:
-    """A decoder of JSON behind a schema's id, as Confluent's serializer of JSON Schema writes it.
+    """A decoder of JSON with a schema id before it, as Confluent's serializer of JSON Schema writes it.
 
     The type of values is declared, so that the schemas themselves are not needed.
     """
@@ -56,7 +56,7 @@ class PrefixedJsonDecoder:
         self._decoder = decoder
 
     def decode(self, values: Column) -> Parts:
-        """Decode every value after its prefix; one without is bad.
+        """Decode every value after its prefix; a value without a prefix is bad.
 
         Args:
             values: binary values.

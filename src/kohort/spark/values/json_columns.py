@@ -494,7 +494,7 @@ def _scales(kind: Kind) -> Iterator[int]:
 
 
 def _too_long(scale: int) -> str:
-    """Return a pattern of numbers that may need more than 128 bits at a scale: Arrow's reader truncates them."""
+    """Return a regular expression for JSON numbers that may exceed a 128-bit decimal: Arrow truncates them."""
     return rf"[0-9.][eE][+-]?[0-9]|[0-9]{{{max(1, 39 - scale)}}}"
 
 

@@ -1,4 +1,4 @@
-"""A record of the threads inside an object's methods: a signal handler that interrupts one must not wait for it."""
+"""The threads that are inside an object's methods: a signal handler that interrupted one must not wait for it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Inside:
-    """The threads inside an object's methods. It takes no lock, because a signal handler may interrupt anywhere."""
+class CallingThreads:
+    """The threads that are inside an object's methods. It takes no lock: a signal handler may interrupt anywhere."""
 
     def __init__(self) -> None:
         self._threads: set[int] = set()
 
-    def is_here(self) -> bool:
-        """Return whether the calling thread is inside a method already, and runs a handler or callback within it."""
+    def include_this_thread(self) -> bool:
+        """Return whether this thread is inside a method already: a signal handler or callback interrupts it there."""
         return threading.get_ident() in self._threads
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Mark the calling thread as inside a method; a nested call leaves it so until the outer one ends."""
+        """Count this thread as inside a method until the block ends; a nested block changes nothing."""
         ident = threading.get_ident()
         if ident in self._threads:
             yield
