@@ -25,7 +25,7 @@ from typing import Generic, TypeAlias, TypeVar, Unpack
 from kohort.client.admin.groups import SendRequest, describe_groups_at
 from kohort.client.admin.values import GroupDescription, GroupListing
 from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
-from kohort.client.net.health import reach
+from kohort.client.net.health import check_reachable
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import EARLIEST, HIGHEST_BY_NAME, LATEST, OffsetAndMetadata, offset_fetch
 from kohort.client.setting_types import ConnectionSettings
@@ -639,7 +639,7 @@ class LagReader(ClosedOnExit):
         Raises:
             KafkaError: No broker could be connected, or it refused the login; names addresses and causes.
         """
-        self._client.call(reach(self._client.cluster, timeout_ms))
+        self._client.call(check_reachable(self._client.cluster, timeout_ms))
 
     @property
     def cluster_id(self) -> str | None:

@@ -406,7 +406,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
                     f"{name} asks for offset {at} of {held}; failOnDataLoss=false reads what is there"
                 )
             if at > last[tp]:
-                lose(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
+                report_loss(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
         if starting.is_chosen(tp) and ending.is_chosen(tp) and start > end:
             raise InvalidInputError(
                 f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
