@@ -193,7 +193,7 @@ class Fetch:
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
-            records = _records(result, source.files.crowded)
+            records = _records_read(result, source.files.crowded)
         except DamagedError as error:
             refused = _failed(index, error.code)
             if self._request.client.is_own:
@@ -320,7 +320,7 @@ def replica_of(request: Request[FetchRequest]) -> int:
     return message.replica_state.replica_id if request.version >= 15 else message.replica_id
 
 
-def _records(result: ReadResult, crowded: bool) -> Records:
+def _records_read(result: ReadResult, crowded: bool) -> Records:
     if result.size < COPY_BYTES or crowded:
         return result.bytes()
     return [
