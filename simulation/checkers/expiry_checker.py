@@ -161,7 +161,7 @@ class ExpiryChecker(Checker):
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         if not self.chance.likely(self.SHARE):
             return
-        now_ms = self.world.now_ms
+        now_ms, held_back_ms = self.world.now_ms, machine.context.ages.held_back_ms
         for group_id, kept in self._groups.items():
             group = machine.context.find(group_id)
             if group is None:
@@ -169,7 +169,7 @@ class ExpiryChecker(Checker):
             for partition in kept.at_ms:
                 left_ms = self._left_ms(kept, partition)
                 rests = not self._may_stay(group_id, kept, partition)
-                if left_ms is None or left_ms > 0 or not rests or group.has_pending(partition):
+                if left_ms is None or left_ms + held_back_ms > 0 or not rests or group.has_pending(partition):
                     kept.due_since_ms.pop(partition, None)
                     continue
                 since_ms = kept.due_since_ms.setdefault(partition, now_ms)

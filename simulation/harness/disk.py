@@ -19,7 +19,7 @@ from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.journal.protocol import Owner
-from kohort.log import store
+from kohort.log import retention
 from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS, offsets_file, replace_file
 from kohort.log.compaction import Compaction
 from kohort.log.config import LogConfig
@@ -208,8 +208,8 @@ class Disk:
         now_ms = self.world.wall_ms
         with contextlib.suppress(OSError):
             log.settle()
-            store.flush_settled(log, now_ms)
-            store.close_for_compaction(log, now_ms)
+            retention.flush_settled(log, now_ms)
+            retention.close_for_compaction(log, now_ms)
             if self.compacts and self._compaction is None and (run := Compaction.due(log, now_ms)) is not None:
                 self._begin(run, log)
         if self.log is log and self.files is not None:

@@ -263,6 +263,7 @@ class Run:
     def do_weeks(self, jump_ms: int) -> None:
         """Weeks pass on the wall clock, by which positions expire, and nothing happens in them."""
         self.world.skew_ms += jump_ms
+        self.server.pass_weeks()
 
     def do_commit(self, group_id: str, topic: str, retention_ms: int) -> None:
         """Someone who is in no group commits a position, perhaps with a time of its own."""

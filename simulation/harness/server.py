@@ -29,6 +29,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.ids import NO_TOPIC_ID
+from kohort.io.age_clock import AgeClock
 from simulation.checkers.group_checkers import Checkers
 from simulation.harness.disk import Disk, DiskJournal
 from simulation.harness.driver import VirtualDriver
@@ -86,6 +87,11 @@ class Server:
         self._ending: dict[int, bool] = {}
         network.receive = self.receive
         network.server_sees_close = self.on_closed
+
+    def pass_weeks(self) -> None:
+        """Let the process take a jump of the wall clock for time that has passed."""
+        if self._machine is not None:
+            self._machine.context.ages = AgeClock(self.world.wall_ms, self.world.now_ms)
 
     @property
     def machine(self) -> GroupMachine | None:

@@ -104,6 +104,11 @@ class Fleet:
         for coordinator in self.coordinators:
             self.world.after(self.chance.upto(500), coordinator.start)
 
+    def pass_weeks(self) -> None:
+        """Let all take a jump of the wall clock for time that has passed."""
+        for coordinator in self.coordinators:
+            coordinator.pass_weeks()
+
     def crash(self, down_ms: int) -> None:
         """One of them dies: most often the one that serves; the others notice that it refuses connections."""
         serving = [

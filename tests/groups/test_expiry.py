@@ -257,3 +257,27 @@ def test_no_position_goes_while_it_is_not_known_what_a_pattern_matches() -> None
     assert deleted.errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,)
     trial.do_work()
     assert trial.committed() == 1
+
+
+@pytest.mark.parametrize("own_time", [False, True], ids=["retention of the shard", "retention of the commit"])
+def test_clock_that_is_set_forward_for_less_than_an_hour_expires_nothing(own_time: bool) -> None:
+    trial = make_trial()
+    trial.commit(1, **({"retention_ms": HOUR_MS} if own_time else {}))
+    trial.wall_ms += 10 * 365 * 24 * HOUR_MS
+    trial.pass_time(HOUR_MS // 2)
+    assert trial.committed() == 1
+    trial.wall_ms -= 10 * 365 * 24 * HOUR_MS
+    trial.pass_time(HOUR_MS // 2 - CHECK_MS)
+    assert trial.committed() == 1
+    trial.pass_time(2 * CHECK_MS)
+    assert trial.committed() == -1, "the time that has passed counts"
+
+
+def test_clock_that_is_set_back_expires_nothing_early() -> None:
+    trial = make_trial()
+    trial.wall_ms -= 10 * 24 * HOUR_MS
+    trial.commit(1)
+    trial.pass_time(HOUR_MS - CHECK_MS)
+    assert trial.committed() == 1
+    trial.pass_time(2 * CHECK_MS)
+    assert trial.committed() == -1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kohort.log import Compaction, Isolation, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError
 from kohort.log.index import AbortedRange
-from kohort.log.store import close_for_compaction
+from kohort.log.retention import close_for_compaction
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, keyed, small, values

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kohort.log import OpenOptions, PartitionLog
-from kohort.log.store import enforce
+from kohort.log.retention import enforce
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, small

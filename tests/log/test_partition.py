@@ -25,7 +25,7 @@ from kohort.log import (
     PartitionLog,
 )
 from kohort.log.files import FileCache
-from kohort.log.store import enforce
+from kohort.log.retention import enforce
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
 from tests.log.making import CRASHED, NOW, batch, keyed, small, values
 

@@ -19,7 +19,7 @@ from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
 from kohort.log.compaction import compact_now
 from kohort.log.cooperative import run_steps
-from kohort.log.store import enforce
+from kohort.log.retention import enforce
 from tests.log.making import NOW, batch, keyed, values
 
 

@@ -14,6 +14,7 @@ import pytest
 from kohort.errors import CorruptDataError
 from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE, _Resolution
 from kohort.testing import EmbeddedSchemaRegistry
+from tests.broker.driven import files_up_to
 
 V1 = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 V2 = {**V1, "fields": [*V1["fields"], {"name": "b", "type": "string", "default": ""}]}
@@ -228,3 +229,20 @@ def test_type_named_like_a_primitive_in_a_namespace_is_no_primitive(registry: Em
 
 def test_fixture_is_a_registry(kohort_schema_registry: EmbeddedSchemaRegistry) -> None:
     assert ask(kohort_schema_registry, "GET", "/subjects") == (200, [])
+
+
+def test_full_disk_leaves_nothing_of_a_schema_whose_id_another_one_gets(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    long = {**V1, "name": "L" * 5_000}
+    with EmbeddedSchemaRegistry(folder) as running:
+        assert ask(running, "POST", "/subjects/a/versions", schema(V1)) == (200, {"id": 1})
+        size = (folder / FILE).stat().st_size
+        with files_up_to(size + 100):
+            for _ in range(2):
+                status, answer = ask(running, "POST", "/subjects/b/versions", schema(long))
+                assert (status, answer["error_code"]) == (500, 50001)
+                assert "nothing was changed" in answer["message"]
+        assert ask(running, "POST", "/subjects/c/versions", schema(V2)) == (200, {"id": 2})
+    with EmbeddedSchemaRegistry(folder) as running:
+        assert ask(running, "GET", "/subjects") == (200, ["a", "c"])
+        assert ask(running, "GET", "/schemas/ids/2") == (200, {"schema": json.dumps(V2)})

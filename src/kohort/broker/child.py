@@ -7,6 +7,7 @@ has ended. Standard output gets one line when clients can connect, or an error, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -20,6 +21,8 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import KafkaError
 from kohort.io.log_throttle import log_to_stderr
 
+log = logging.getLogger("kohort.broker")
+
 PARENT_CHECK_S = 0.5
 CONTROL_BYTES = 1 << 16
 
@@ -28,15 +31,25 @@ def main() -> None:
     """Run a broker with the options from standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.readline())
     log_to_stderr(options["log_level"])
+    control: Control | None = None
+
+    def report_ready(broker: BrokerServer, ended: asyncio.Event) -> None:
+        nonlocal control
+        control = Control(broker, ended, options["parent"])
+        control.start()
+
     try:
         serve(
             options["data_dir"],
             options["listen"],
             options["config"],
-            lambda broker, ended: Control(broker, ended, options["parent"]).start(),
+            report_ready,
         )
     except KafkaError as error:
-        _say({"error": error.message, "code": int(error.code)})
+        if control is None:
+            _say({"error": error.message, "code": int(error.code)})
+        else:  # the parent waits for no answer
+            log.error("%s", error.message)
         sys.exit(1)
     finally:
         if options["temporary"] and os.getppid() != options["parent"]:

@@ -16,7 +16,12 @@ from kohort.groups.events import Event, GroupSettings, TopicImage
 log = logging.getLogger("kohort.groups")
 
 _NEW_NOW: Final[Callable[[tuple[int, int]], Now]] = partial(tuple.__new__, Now)
-_PROOF_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_ELAPSED_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def elapsed_ms() -> int:
+    """Return the time of a monotonic clock that also counts system sleep, where there is one."""
+    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
 class ShardHost(Protocol):
@@ -74,7 +79,7 @@ class LoopDriver:
 
     def elapsed_ms(self) -> int:
         """Return the time of a clock that also counts system sleep, where there is one."""
-        return time.clock_gettime_ns(_PROOF_CLOCK) // 1_000_000
+        return elapsed_ms()
 
     def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
         """Schedule an action on the event loop at a monotonic time in ms."""

@@ -69,6 +69,7 @@ from kohort.groups.events import (
 )
 from kohort.ids import AclOperation, TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
+from kohort.io.thread_pools import run_in_pool
 from kohort.journal.protocol import Journal
 from kohort.name_patterns import matching_names
 from kohort.wire.discovery import ApiVersionsResponse
@@ -557,7 +558,7 @@ class GroupHost:
             return
         from kohort.broker.background_tasks import run  # loads the assignors: only when first needed
 
-        future = self.loop.run_in_executor(self._thread_of(work), run, work, visible)
+        future = run_in_pool(self.loop, self._thread_of(work), partial(run, work, visible))
         self._work.add(future)
 
         def deliver_result(finished: asyncio.Future[Event]) -> None:
@@ -588,7 +589,7 @@ class GroupHost:
             if not finished.cancelled():
                 done(finished.result())
 
-        self.loop.run_in_executor(self._matching, match_in_thread).add_done_callback(deliver_result)
+        run_in_pool(self.loop, self._matching, match_in_thread).add_done_callback(deliver_result)
 
     # -- topics that regular expressions may select
 

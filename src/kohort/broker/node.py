@@ -18,6 +18,7 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
 from kohort.broker.config.settings import BrokerConfig, super_users
 from kohort.broker.config.users import Users
+from kohort.broker.driver import elapsed_ms
 from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
@@ -32,6 +33,7 @@ from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.groups.effects import FindOffsets
 from kohort.groups.events import Event, GroupSettings, OffsetsFound, PushPosition
+from kohort.io.age_clock import PATIENCE_MS, AgeClock
 from kohort.io.log_throttle import IntervalThrottle
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, PartitionLog
@@ -48,6 +50,10 @@ STREAMS_REFUSAL_LINE_S = 3600.0
 """The shortest time between two lines about the same group: Kafka Streams may replace its threads without end."""
 MAINTAIN_BUSY_S = 0.05
 """Pause between slices of work while a compaction is in progress."""
+
+
+def _clocks_ms() -> tuple[int, int]:
+    return time.time_ns() // 1_000_000, elapsed_ms()
 
 
 class Node(GroupHost):
@@ -76,6 +82,7 @@ class Node(GroupHost):
         places = SingleBrokerEndpoints(live, store, self.port)
         super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)
         self.id = self.config.node_id
+        self._ages = AgeClock(*_clocks_ms())
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
         self.slices = SliceQueue(loop)
@@ -109,6 +116,7 @@ class Node(GroupHost):
                 self.waits,
                 self.producer_ids.take,
                 self.next_request_id,
+                self.age_ms,
             )
         )
         self.streams_refusals = IntervalThrottle(STREAMS_REFUSAL_LINE_S)
@@ -190,13 +198,26 @@ class Node(GroupHost):
         client.waits.clear()
         super().client_lost(client)
 
+    def age_ms(self) -> int:
+        """Return the time for what is deleted by age."""
+        held_back = self._ages.held_back_ms
+        now_ms = self._ages.now_ms(*_clocks_ms())
+        if self._ages.held_back_ms and not held_back:
+            log.warning(
+                "the clock was set forward by %.1f h: for %d minutes nothing is deleted by its new time; set it right "
+                "if it is wrong",
+                self._ages.held_back_ms / 3_600_000,
+                PATIENCE_MS // 60_000,
+            )
+        return now_ms
+
     def _maintain(self) -> None:
         late_s = self.loop.time() - self._maintenance_due
         if late_s >= LOOP_PAUSE_S:
             log.warning("the broker's event loop was blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:
-            busy = self.store.maintain(time.time_ns() // 1_000_000)
+            busy = self.store.maintain(self.age_ms())
         except OSError as error:
             log.error(
                 "retention, compaction or flushing in the data folder failed, the next round tries again: %s", error

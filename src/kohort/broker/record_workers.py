@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kohort.errors import CorruptDataError, KafkaError
 from kohort.ids import TopicPartition
+from kohort.io.thread_pools import run_in_pool
 from kohort.log import CheckedBatches, PartitionLog, Search, prepare_batches
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class RecordWorkers:
             if not finished.cancelled():
                 self._finish_check(batches.partition, done, finished)
 
-        self._loop.run_in_executor(self._producing, check_batches).add_done_callback(deliver_result)
+        run_in_pool(self._loop, self._producing, check_batches).add_done_callback(deliver_result)
 
     def _finish_check(
         self, partition: TopicPartition, done: _Done, finished: asyncio.Future[CheckedBatches | KafkaError]
@@ -161,7 +162,7 @@ class RecordWorkers:
             following = partial(search.send, finished.result()) if error is None else partial(search.throw, error)
             self._resume_search(search, following, outcome)
 
-        self._loop.run_in_executor(self._reading, job).add_done_callback(deliver_result)
+        run_in_pool(self._loop, self._reading, job).add_done_callback(deliver_result)
 
     def compact(self, job: Callable[[], None]) -> Future[None]:
         """Run a part of a compaction in a thread."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +23,7 @@ from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
 from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, announce, serve_until_ended
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.log_throttle import log_to_stderr
 from kohort.log import LogStore, StoreLimits
 from kohort.log.filesystem import restrict_umask
@@ -29,6 +31,16 @@ from kohort.log.filesystem import restrict_umask
 log = logging.getLogger("kohort.broker")
 
 LISTEN_DEFAULT = "127.0.0.1:9092"
+_REMEDIES = {
+    errno.ENOSPC: "make room on its file system",
+    errno.EDQUOT: "make room in its user's quota",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EROFS: "mount its file system for writing",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files on this machine (fs.file-max)",
+}
+"""What to do about an error of a data folder."""
 
 
 class Beside(Protocol):
@@ -141,10 +153,20 @@ class BrokerServer:
         self.serving.listen()
 
     async def close(self) -> None:
-        """Stop accepting clients, answer waiting requests, and write all state to disk."""
+        """Stop accepting clients, answer waiting requests, and write all state to disk.
+
+        Raises:
+            KafkaError: the state could not be written; the text says what to do.
+        """
         if self._beside is not None:
             await self._beside.close()
-        await self.serving.close()
+        try:
+            await self.serving.close()
+        except OSError as error:
+            raise KafkaError(
+                f"the data folder {self.node.data_dir} was not closed in order: {_cause_and_remedy(error)}. The next "
+                "start recovers it: what was acknowledged is kept"
+            ) from error
 
 
 def serve(
@@ -168,10 +190,22 @@ def serve(
     """
 
     def start_broker(loop: asyncio.AbstractEventLoop) -> BrokerServer:
-        return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
+        try:
+            return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
+        except OSError as error:
+            raise KafkaError(
+                f"the data folder {data_dir} can't be opened: {_cause_and_remedy(error)}, and start the broker again: "
+                "what was acknowledged is kept"
+            ) from error
 
     restrict_umask()
     serve_until_ended(start_broker, BrokerServer.begin, on_ready)
+
+
+def _cause_and_remedy(error: OSError) -> str:
+    cause = error.strerror or str(error)
+    where = "" if error.filename is None else f" ({os.fspath(error.filename)})"
+    return f"{cause}{where}; {_REMEDIES.get(error.errno or 0, 'repair that')}"
 
 
 def run_broker(

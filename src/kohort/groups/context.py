@@ -31,6 +31,7 @@ from kohort.groups.records import (
 from kohort.groups.step import Step
 from kohort.groups.table import Trigger, UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
+from kohort.io.age_clock import AgeClock
 
 GROUP_NAME_CHARS: Final = 1_000
 """Names of groups count toward `group.coordinator.max.groups`: this many characters as one more group."""
@@ -207,6 +208,7 @@ class Context(Step):
         downgrade: the conversion of a consumer group to a classic one; the machine sets it.
         imports: the groups whose earlier coordinator is being asked.
         expiring: groups that the current offset expiration has still to look at.
+        ages: the clock of offset expiration.
     """
 
     def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]]) -> None:
@@ -216,6 +218,7 @@ class Context(Step):
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
         self.downgrade: Downgrade = stays_consumer
+        self.ages = AgeClock(0, 0)
 
     def emit(self, record: Record) -> None:
         """Apply a record to the hard state now, and append it with the step's effects."""

@@ -78,6 +78,7 @@ from kohort.groups.push.group import PushGroup
 from kohort.groups.records import Record
 from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange
+from kohort.io.age_clock import AgeClock
 
 # -- What administrators ask: describe, list and delete groups
 
@@ -258,6 +259,7 @@ class GroupMachine:
         """
         context = self.context
         context.begin(now)
+        context.ages = AgeClock(now.wall_ms, now.mono_ms)
         context.image = image
         context.settings = dict(settings)
         context.sessions_from_ms = now.mono_ms + ownership_proof_ms

@@ -372,11 +372,11 @@ class CommittedOffsets:
 
     def is_expired(self, group: Group, record: OffsetCommitted) -> bool:
         """Return whether a position's retention is over."""
-        wall_ms = self.context.now.wall_ms
+        now_ms = self.context.ages.now_ms(self.context.now.wall_ms, self.context.now.mono_ms)
         if record.expire_ms >= 0:
-            return wall_ms >= record.expire_ms
+            return now_ms >= record.expire_ms
         start_ms = max(record.commit_ms, group.membership.empty_since_ms())
-        return wall_ms - start_ms >= self.context.config.offsets_retention_ms
+        return now_ms - start_ms >= self.context.config.offsets_retention_ms
 
 
 def all_accepted_reply(size: int) -> OffsetCommitReply:

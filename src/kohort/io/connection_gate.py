@@ -6,15 +6,43 @@ connection nothing either: for a newcomer the oldest of them is closed. A handsh
 
 from __future__ import annotations
 
+import errno
+import socket
+import socketserver
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
+from typing import Any, Final
 
 STRANGERS_MAX = 256
 """Limit on connections in their handshake: descriptors, or threads, that strangers can hold."""
 STRANGERS_OF_ADDRESS_MAX = 128
 """The most strangers of one address, so that one host can't take all."""
+
+ACCEPT_PAUSE_S: Final = 0.5
+_LACKS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class PausingServer(socketserver.TCPServer):
+    """A server of the standard library that pauses when it can't accept a connection.
+
+    Without descriptors, the connection stays in the system's queue, and the library's loop would try without end.
+    """
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection.
+
+        Raises:
+            OSError: it can't be accepted; the server tries again.
+        """
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _LACKS:
+                time.sleep(ACCEPT_PAUSE_S)
+            raise
 
 
 class _Phase(Enum):

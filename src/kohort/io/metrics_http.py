@@ -34,6 +34,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kohort.errors import KafkaError
+from kohort.io.connection_gate import PausingServer
 from kohort.io.log_throttle import FailureThrottle
 from kohort.io.platforms import reserve_port
 from kohort.io.server_certificates import ServerCertificates
@@ -98,7 +99,7 @@ class _Scrape:
     since: float
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _Server(ThreadingMixIn, PausingServer, WSGIServer):
     """The HTTP server. Slow clients can't keep others out.
 
     A connection beyond `SCRAPES_MAX` takes the place of the oldest one, first of those that have not sent their whole

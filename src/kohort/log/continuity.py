@@ -6,6 +6,8 @@ them: a flipped bit in one of these fields breaks the continuity at this batch o
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import struct
 from array import array
 from bisect import bisect_right
@@ -17,6 +19,7 @@ from typing import Final, NamedTuple
 
 from kohort.errors import CorruptDataError
 from kohort.log.damage import LogDamage
+from kohort.log.filesystem import write_all
 from kohort.log.results import OpenFile
 from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
 from kohort.wire.checksum import crc32c
@@ -377,3 +380,47 @@ def whole_end(file: OpenFile, position: int, size: int, offset: int, *, whole_wr
             break
         found = offset
     return found
+
+
+# -- After a flush that failed
+
+
+def sync_batches(file: OpenFile, start: int, end: int, *, again: bool) -> None:
+    """Fsync a file; after a failure, write the batches between two positions again.
+
+    The kernel reports a failed write once, and takes the pages for clean from then on. The next fsync would succeed
+    without writing them. Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
+
+    Args:
+        file: the file.
+        start: where the bytes begin that no fsync has covered.
+        end: where they end.
+        again: write them again at first, because an earlier call failed.
+
+    Raises:
+        OSError: the disk failed, or the bytes are not those that were appended: some file systems bring the old ones
+            back. The next call must have `again`.
+    """
+    if again:
+        _write_again(file, start, end)
+    try:
+        file.fs.fsync(file.fd)
+    except OSError:
+        with contextlib.suppress(OSError):  # now, because this process may die before the next attempt
+            _write_again(file, start, end)
+        raise
+
+
+def _write_again(file: OpenFile, start: int, end: int) -> None:
+    fs, fd = file.fs, file.fd
+    while start < end:
+        try:
+            header = parse_header(fs.pread(fd, HEADER_SIZE, start))
+            batch = fs.pread(fd, header.size, start)
+            if len(batch) < header.size or not crc_ok(batch, header):
+                raise CorruptDataError("the checksum does not fit")
+        except CorruptDataError as error:
+            why = f"a flush failed, and the bytes from position {start} on are lost ({error}); restart the broker"
+            raise OSError(errno.EIO, why) from None
+        write_all(fd, batch, start, fs)
+        start += header.size

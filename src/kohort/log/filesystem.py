@@ -156,12 +156,30 @@ def remove_if_exists(path: StrPath, fs: FileSystem = SYSTEM) -> None:
         fs.unlink(path)
 
 
-def sync_file(path: StrPath, fs: FileSystem = SYSTEM) -> None:
-    """Make a file's bytes survive a power loss, if it exists."""
+def sync_file(path: StrPath, fs: FileSystem = SYSTEM, *, again: bool = False) -> None:
+    """Make a file's bytes survive a power loss, if it exists.
+
+    After a failure they are written again, because the kernel takes them for written from then on.
+
+    Args:
+        path: the file.
+        fs: the file system.
+        again: write them again at first, because an earlier call failed.
+
+    Raises:
+        OSError: the disk failed; the next call must have `again`.
+    """
     with contextlib.suppress(FileNotFoundError):
         fd = fs.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fs.fsync(fd)
+            if again:
+                write_all(fd, read_open(fd, fs), 0, fs)
+            try:
+                fs.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):  # now, because this process may die before the next attempt
+                    write_all(fd, read_open(fd, fs), 0, fs)
+                raise
         finally:
             fs.close(fd)
 

@@ -98,8 +98,9 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
 
 
 def _write_note(lock_fd: int, boot_id: str) -> None:
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()} {boot_id}\n".encode(), 0)
+    note = f"{os.getpid()} {boot_id}\n".encode()
+    os.pwrite(lock_fd, note, 0)  # over the old one, which takes no room: a broker must start on a full disk
+    os.ftruncate(lock_fd, len(note))
     os.fsync(lock_fd)
 
 

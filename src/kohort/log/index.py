@@ -77,14 +77,34 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
         fs.close(fd)
 
 
-class OffsetIndex:
-    """The offset index: maps offsets to positions. Offsets are relative to the segment's base."""
+class _IndexFile:
+    """The file of an index, as far as fsync is concerned."""
 
-    __slots__ = ("_flushed", "_fs", "_path", "_replaces", "offsets", "positions")
+    __slots__ = ("_fs", "_path", "_unsure")
 
-    def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
+    def __init__(self, path: str, fs: FileSystem) -> None:
         self._path = path
         self._fs = fs
+        self._unsure = False
+
+    def _sync_file(self) -> None:
+        """Fsync the file, if there is one. What an earlier attempt failed to flush is written again.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        again, self._unsure = self._unsure, True
+        sync_file(self._path, self._fs, again=again)
+        self._unsure = False
+
+
+class OffsetIndex(_IndexFile):
+    """The offset index: maps offsets to positions. Offsets are relative to the segment's base."""
+
+    __slots__ = ("_flushed", "_replaces", "offsets", "positions")
+
+    def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
+        super().__init__(path, fs)
         self.offsets = array("i")
         self.positions = array("i")
         self._flushed = 0
@@ -190,21 +210,20 @@ class OffsetIndex:
 
     def sync(self) -> None:
         """Fsync the file, if there is one."""
-        sync_file(self._path, self._fs)
+        self._sync_file()
 
     def touch(self) -> None:
         """Create an empty file if there is none: Kafka's log dump reads no time index without an offset index."""
         append_to_file(self._path, b"", self._fs)
 
 
-class TimeIndex:
+class TimeIndex(_IndexFile):
     """The time index: maps the largest timestamp so far to an offset, which is relative to the segment's base."""
 
-    __slots__ = ("_flushed", "_fs", "_path", "offsets", "timestamps")
+    __slots__ = ("_flushed", "offsets", "timestamps")
 
     def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
-        self._path = path
-        self._fs = fs
+        super().__init__(path, fs)
         self.timestamps = array("q")
         self.offsets = array("i")
         self._flushed = 0
@@ -286,7 +305,7 @@ class TimeIndex:
 
     def sync(self) -> None:
         """Fsync the file, if there is one."""
-        sync_file(self._path, self._fs)
+        self._sync_file()
 
 
 class AbortedRange(NamedTuple):
@@ -298,14 +317,13 @@ class AbortedRange(NamedTuple):
     last_stable_offset: int
 
 
-class TransactionIndex:
+class TransactionIndex(_IndexFile):
     """The transaction index: the aborted transactions whose marker is in this segment."""
 
-    __slots__ = ("_flushed", "_fs", "_path", "_synced", "entries")
+    __slots__ = ("_flushed", "_synced", "entries")
 
     def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
-        self._path = path
-        self._fs = fs
+        super().__init__(path, fs)
         self._flushed = self._synced = 0
         self.entries: list[AbortedRange] = []
 
@@ -350,7 +368,7 @@ class TransactionIndex:
         if len(self.entries) <= self._synced:
             return False
         self.flush()
-        sync_file(self._path, self._fs)
+        self._sync_file()
         self._synced = len(self.entries)
         return True
 

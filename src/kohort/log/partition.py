@@ -170,6 +170,7 @@ class PartitionLog:
         log._cleanings = [(0, options.cleaned_offset)]  # when an earlier process cleaned is not known: long ago
         flushed = options.clean or log.missing
         log.flushed_offset = log.end_offset if flushed else min(options.verified_offset or 0, log.end_offset)
+        log.active.synced_size = log.active.size if flushed else 0
         return log
 
     def _forget_ended_aborts(self, cleaned_offset: int) -> None:

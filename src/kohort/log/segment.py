@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
-from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
+from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey, sync_batches
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
@@ -49,6 +49,7 @@ class SegmentFile:
         gaps: whether offsets may be missing between batches, because the segment was compacted.
         epochs: the valid leader epochs of the batches.
         readable: whether the file can be opened.
+        synced_size: the bytes at the beginning that this process, or a clean end before it, has fsynced.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class SegmentFile:
         "_since_entry",
         "_since_flush",
         "_torn",
+        "_unsure",
         "base_offset",
         "end_offset",
         "epochs",
@@ -74,6 +76,7 @@ class SegmentFile:
         "readable",
         "sealed",
         "size",
+        "synced_size",
         "time_index",
         "touched",
         "transactions",
@@ -94,10 +97,10 @@ class SegmentFile:
         self.gaps = False
         self.epochs = Epochs()
         self.readable = True
-        self._torn = False
+        self._torn = self._unsure = False
         self.base_offset = base_offset
         self.end_offset = base_offset
-        self.size = 0
+        self.size = self.synced_size = 0
         self.max_timestamp = -1
         self.max_timestamp_offset = -1
         self.first_timestamp = -1
@@ -350,6 +353,7 @@ class SegmentFile:
         relative = self.index.offsets[-1] if self.index.offsets else 0
         self.time_index.truncate_to_offset(relative + 1)
         self.size = position
+        self.synced_size = min(self.synced_size, position)
         self.end_offset = self.base_offset
         self._since_entry = 0
         self.hints.clear()
@@ -413,9 +417,13 @@ class SegmentFile:
         Returns:
             Whether a file may have been created.
 
+        Raises:
+            OSError: the disk failed. The bytes are written again before the next attempt counts.
         """
         if self.readable:
-            self._fs.fsync(self.open().fd)
+            file, again, self._unsure = self.open(), self._unsure, True
+            sync_batches(file, self.synced_size, self.size, again=again)
+            self.synced_size, self._unsure = self.size, False
         return self.transactions.sync()
 
     def sync_indexes(self) -> None:

@@ -30,6 +30,7 @@ from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
+from kohort.log.retention import close_for_compaction, enforce, flush_settled
 from kohort.log.strays import DELETED, remove_strays
 from kohort.log.validator import CheckedBatches
 
@@ -126,95 +127,6 @@ class UnreadableLog(PartitionLog):
         """Do nothing: nothing is open."""
 
 
-# -- Retention and flushing of whole segments
-
-_SETTLE_MS = 60_000
-"""Closed segments are fsynced this long after their last write, when the kernel has already written them."""
-
-
-def enforce(log: PartitionLog, now_ms: int) -> int:
-    """Delete old segments by age, size and log start; return how many.
-
-    A segment is deleted only if all of it is below the last stable offset. The last segment is rolled first when it is
-    old.
-
-    """
-    count = _before_start(log)
-    if log.config.deletes:
-        count = max(count, _aged(log, now_ms), _too_many_bytes(log))
-    stable = log.last_stable_offset
-    while count and log.segments[count - 1].end_offset > stable:
-        count -= 1
-    if count == len(log.segments):
-        if not log.active.size:
-            count -= 1
-        else:
-            log.roll()
-    if count:
-        log.drop_segments(count)
-    return count
-
-
-def _before_start(log: PartitionLog) -> int:
-    count = 0
-    for segment in log.segments[:-1]:
-        if segment.end_offset > log.log_start_offset:
-            break
-        count += 1
-    return count
-
-
-def _aged(log: PartitionLog, now_ms: int) -> int:
-    limit = log.config.retention_ms
-    if limit < 0:
-        return 0
-    count = 0
-    for number, segment in enumerate(log.segments):
-        if not segment.size:  # compaction left nothing of it, or it is new: records after it may be old
-            continue
-        latest = segment.max_timestamp
-        if latest < 0:
-            latest = int(segment.written_ms())
-        if latest - now_ms > limit:
-            text = "%s: a record is stamped %.1f h ahead of the clock: nothing from it on is deleted by age until then"
-            logging.getLogger("kohort.log").warning(text, segment.name, (latest - now_ms) / 3_600_000)
-        if now_ms - latest <= limit:
-            break
-        count = number + 1
-    return count
-
-
-def _too_many_bytes(log: PartitionLog) -> int:
-    limit = log.config.retention_bytes
-    if limit < 0:
-        return 0
-    spare = log.size_bytes() - limit
-    count = 0
-    for segment in log.segments:
-        spare -= segment.size
-        if spare < 0:
-            break
-        count += 1
-    return count
-
-
-def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
-    """Roll the last segment if it delays compaction beyond `max.compaction.lag.ms`."""
-    first = log.active.first_timestamp
-    if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
-        log.roll()
-
-
-def flush_settled(log: PartitionLog, now_ms: int) -> None:
-    """Fsync closed segments that were last written some time ago, so that a power loss requires no check of them."""
-    for segment in log.segments[:-1]:
-        if segment.end_offset <= log.flushed_offset:
-            continue
-        if now_ms - segment.written_ms() < _SETTLE_MS:
-            return
-        log.flush(segment.end_offset)
-
-
 # -- Checkpoints of a data folder: the recovery point, log start and compaction progress of each log
 
 
@@ -273,6 +185,15 @@ log = logging.getLogger("kohort.log")
 
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
+
+
+def _is_due(since_ms: int, now_ms: int, interval_ms: int) -> bool:
+    """Return whether an interval has passed, or the clock was set back: waiting until it catches up may take years."""
+    return not 0 <= now_ms - since_ms < interval_ms
+
+
+def _named(tp: TopicPartition, error: OSError) -> OSError:
+    return OSError(error.errno, f"partition {tp}: {error}")
 
 
 class LogStore(ClosedOnExit):
@@ -697,16 +618,24 @@ class LogStore(ClosedOnExit):
         Maintenance consists of timed flushes, retention, compaction, expiry of producers, and checkpoints. Call this
         about once a second, and earlier if it returns True: there is more to do.
 
+        `now_ms` may go back or jump: a round is due when an interval has passed in either direction.
+
         Raises:
-            OSError: the disk failed; the next round tries again.
+            OSError: the disk failed for some partitions, while the others were maintained; the next round tries again.
         """
-        self._flush_by_time(now_ms)
+        failure = self._flush_by_time(now_ms)
+        has_more = self._maintain_slice(now_ms)
+        if failure is not None:
+            raise failure
+        return has_more
+
+    def _maintain_slice(self, now_ms: int) -> bool:
         began = time.monotonic()
         for _ in self.removing():
             if time.monotonic() >= began + _SLICE_S / 2:
                 break
         if self._upkeep is None:
-            if now_ms - self._round_ms < self.round_ms:
+            if not _is_due(self._round_ms, now_ms, self.round_ms):
                 return bool(self._doomed)
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
@@ -717,36 +646,51 @@ class LogStore(ClosedOnExit):
                 return True
         return bool(self._doomed)
 
-    def _flush_by_time(self, now_ms: int) -> None:
-        """Fsync what has waited for `flush.ms`, counted from the call that saw it first."""
+    def _flush_by_time(self, now_ms: int) -> OSError | None:
+        """Fsync what has waited for `flush.ms`, counted from the call that saw it first; return the first failure."""
+        failure: OSError | None = None
         for tp, partition in self._logs.items():
             limit = partition.config.flush_ms
             if limit == FLUSH_NEVER_MS or partition.end_offset == partition.flushed_offset:
                 self._unflushed.pop(tp, None)
-            elif now_ms - self._unflushed.setdefault(tp, now_ms) >= limit:
-                partition.flush()
-                del self._unflushed[tp]
+            elif _is_due(self._unflushed.setdefault(tp, now_ms), now_ms, limit):
+                try:
+                    partition.flush()
+                except OSError as error:  # the others must not wait for this one's disk
+                    failure = failure or _named(TopicPartition(*tp), error)
+                else:
+                    del self._unflushed[tp]
+        return failure
 
     def _round(self, now_ms: int) -> Iterator[bool]:
         limits = self.limits
-        aged = now_ms - self._retention_ms >= limits.retention_check_ms
-        forgets = now_ms - self._producers_ms >= limits.producer_check_ms
+        aged = _is_due(self._retention_ms, now_ms, limits.retention_check_ms)
+        forgets = _is_due(self._producers_ms, now_ms, limits.producer_check_ms)
         self._retention_ms = now_ms if aged else self._retention_ms
         self._producers_ms = now_ms if forgets else self._producers_ms
+        failure: OSError | None = None
         for tp, partition in self.partitions():
             if not partition.readable:
                 continue
-            partition.settle()
-            if aged:
-                enforce(partition, now_ms)
             if forgets:
                 partition.producers.expire(now_ms - limits.producer_id_expiration_ms)
-            flush_settled(partition, now_ms)
-            yield False
-            if self._logs.get(tp) is partition:
-                yield from self._compact(tp, partition, now_ms)
-        self._catalog.settle()
-        self._write_checkpoints()
+            try:
+                partition.settle()
+                if aged:
+                    enforce(partition, now_ms)
+                flush_settled(partition, now_ms)
+                yield False
+                if self._logs.get(tp) is partition:
+                    yield from self._compact(tp, partition, now_ms)
+            except OSError as error:  # on a full disk, the retention of the others makes the room that this one needs
+                failure = failure or _named(tp, error)
+        try:
+            self._catalog.settle()
+            self._write_checkpoints()
+        except OSError as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[bool]:
         close_for_compaction(partition, now_ms)
@@ -784,16 +728,26 @@ class LogStore(ClosedOnExit):
         write_points(self.path, self.partitions())
 
     def close(self) -> None:
-        """Flush all logs, record a clean shutdown, and release the folder."""
+        """Flush all logs, record a clean shutdown, and release the folder.
+
+        Raises:
+            OSError: the disk failed for some partitions; the next start recovers the folder.
+        """
         if self._closed:
             return
         self._closed = True
+        failure: OSError | None = None
         clean = False
         try:
-            for _, partition in self.partitions():
-                partition.close()
+            for tp, partition in self.partitions():
+                try:
+                    partition.close()
+                except OSError as error:  # the others are flushed all the same
+                    failure = failure or _named(tp, error)
             self._catalog.settle()
             self._write_bounds()
+            if failure is not None:
+                raise failure
             clean = True
         finally:
             self._owned.release(clean=clean)

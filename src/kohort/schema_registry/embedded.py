@@ -8,6 +8,7 @@ fields and error codes.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json  # not msgspec: schemas and requests are text of other programs
 import os
@@ -18,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
+from kohort.io.connection_gate import PausingServer
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.avro_values import avro_writer
@@ -315,7 +318,8 @@ class Subjects:
         if file is not None:
             for line in _whole_lines(file):
                 self._replay(file, line)
-            self._file = file.open("ab")
+            self._file = file.open("ab", buffering=0)
+        self._torn_from = -1
 
     def close(self) -> None:
         """Close the file."""
@@ -466,10 +470,27 @@ class Subjects:
         self._ids[schema.kind, schema.key] = number
 
     def _write_line(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line).encode() + b"\n")
-            self._file.flush()
+        """Append a line durably.
+
+        Raises:
+            RetriableError: the disk is full or fails. Nothing of the line remains: its id goes to another schema.
+        """
+        if self._file is None:
+            return
+        rest = memoryview(json.dumps(line).encode() + b"\n")
+        try:
+            if self._torn_from >= 0:
+                self._file.truncate(self._torn_from)
+            self._torn_from = os.fstat(self._file.fileno()).st_size
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
+        except OSError as error:
+            if self._torn_from >= 0:
+                with contextlib.suppress(OSError):  # or before the next line
+                    self._file.truncate(self._torn_from)
+            raise RetriableError(f"{self._file.name} can't be written: {error.strerror}; nothing was changed") from None
+        self._torn_from = -1
 
     def _replay(self, file: Path, line: bytes) -> None:
         try:
@@ -561,7 +582,7 @@ class EmbeddedSchemaRegistry:
         self.close()
 
 
-class _RegistryServer(ThreadingHTTPServer):
+class _RegistryServer(ThreadingMixIn, PausingServer, HTTPServer):
     """The HTTP server, which refuses connections beyond a limit."""
 
     daemon_threads = True
@@ -576,7 +597,11 @@ class _RegistryServer(ThreadingHTTPServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started; the server closes the connection
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -7,6 +7,7 @@ PRODUCER_FENCED, get INVALID_PRODUCER_EPOCH instead.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from typing import TypeAlias
@@ -34,6 +35,8 @@ from kohort.wire.transactions import (
     ListTransactionsResponse,
 )
 
+log = logging.getLogger("kohort.broker")
+
 _Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic
 
 
@@ -46,7 +49,11 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
     if (message.producer_id < 0) != (message.producer_epoch < 0):
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if transactional_id is None:
-        return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
+        try:
+            return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
+        except OSError as error:  # the answer is Kafka's while it has no block of ids
+            log.error("no producer id could be reserved on the disk, the producer retries: %s", error)
+            return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, producer_epoch=-1)
     if transactional_id == "":
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from kohort.broker.security.principals import Principal
 from kohort.broker.security.tls import ServerTls, TlsTransport
+from kohort.io.thread_pools import run_in_pool
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.broker")
@@ -126,7 +127,7 @@ class PendingLogins:
         threads = self._threads.get(purpose)
         if threads is None:
             threads = self._threads[purpose] = ThreadPoolExecutor(THREADS, f"kohort-{purpose}")
-        self._loop.run_in_executor(threads, work).add_done_callback(done)
+        run_in_pool(self._loop, threads, work).add_done_callback(done)
 
     def close(self) -> None:
         """Close all clients, and stop the threads."""

@@ -171,6 +171,7 @@ class TransactionHost:
     waits: Purgatory
     fresh_producer_id: Callable[[], int]
     next_request_id: Callable[[], int]
+    age_ms: Callable[[], int]
 
 
 class Transactions:
@@ -186,6 +187,7 @@ class Transactions:
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._steps: dict[str, asyncio.Handle] = {}
         self._waits = MarkerWaits()
+        self._open_since_ms: dict[str, int] = {}
         self._closed = False
 
     def start(self) -> None:
@@ -319,6 +321,8 @@ class Transactions:
             partitions=(*known.partitions, *new) if ongoing else tuple(new),
             start_ms=known.start_ms if ongoing else _wall_ms(),
         )
+        if not ongoing:
+            self._open_since_ms[transactional_id] = _mono_ms()
         try:
             self._save(begun)
         except OSError as failure:
@@ -636,9 +640,10 @@ class Transactions:
     def _check_timeouts(self) -> None:
         if self._closed:
             return
-        now_ms = _wall_ms()
-        for transaction in list(self._known.values()):
-            if transaction.status is Status.ONGOING and now_ms - transaction.start_ms > transaction.timeout_ms:
+        ongoing = [known for known in self._known.values() if known.status is Status.ONGOING]
+        self._open_since_ms = {transaction.id: self._open_since(transaction) for transaction in ongoing}
+        for transaction in ongoing:
+            if _mono_ms() - self._open_since_ms[transaction.id] > transaction.timeout_ms:
                 log.info(  # comes with every killed application of Kafka Streams
                     "transaction %s aborted: open for longer than its timeout of %d ms",
                     transaction.id,
@@ -647,10 +652,20 @@ class Transactions:
                 self._fence(transaction)
         self._host.loop.call_later(self._host.config.transaction_abort_interval_ms / 1000, self._check_timeouts)
 
+    def _open_since(self, transaction: Transaction) -> int:
+        """Return when a transaction began, by the monotonic clock: steps of the wall clock must not end or prolong it.
+
+        For one that an earlier process began, the wall clock tells how old it was when it was first looked at.
+        """
+        known = self._open_since_ms.get(transaction.id)
+        if known is not None:
+            return known
+        return _mono_ms() - min(max(0, _wall_ms() - transaction.start_ms), transaction.timeout_ms)
+
     def _expire(self) -> None:
         if self._closed:
             return
-        before = _wall_ms() - self._host.config.transactional_id_expiration_ms
+        before = self._host.age_ms() - self._host.config.transactional_id_expiration_ms
         settled = (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
         for transaction in list(self._known.values()):
             if transaction.status in settled and transaction.update_ms < before:
@@ -694,3 +709,7 @@ def _is_next_producer(known: Transaction, producer: tuple[int, int]) -> bool:
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _mono_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,107 @@
+"""Upkeep on a disk that is full or fails, and by a clock that is set back: nothing that works has to wait for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kohort.ids import TopicPartition
+from kohort.log import LogStore, PartitionLog
+from tests.log.making import NOW, batch, keyed
+
+SMALL = {"segment.bytes": "2000", "retention.ms": "1000"}
+COMPACTED = {"segment.bytes": "2000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+DAY_MS = 86_400_000
+LATER = 1_000 * DAY_MS
+"""After the start of the store by any clock."""
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def maintain(store: LogStore, now_ms: int) -> None:
+    while store.maintain(now_ms):
+        pass
+
+
+def filled(store: LogStore, name: str, configs: dict[str, str]) -> PartitionLog:
+    store.create_topic(name, 1, configs)
+    log = store.partition(TopicPartition(name, 0))
+    for number in range(100):
+        log.append(keyed((b"%d" % (number % 3), bytes(60))), NOW)
+    return log
+
+
+def test_retention_makes_room_while_compaction_of_another_partition_finds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition that can't be compacted comes first in each round."""
+    with LogStore(tmp_path / "d") as store:
+        compacted = filled(store, "a", COMPACTED)
+        aged = filled(store, "b", SMALL)
+        now_ms = int(time.time() * 1000) + LATER
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            patch.setattr(os, "write", full)
+            with pytest.raises(OSError, match=r"a-0.*No space"):
+                maintain(store, now_ms)
+            assert compacted.cleaned_offset == 0
+            assert len(aged.segments) == 1, "all closed segments are gone, though the last one can't be closed"
+        maintain(store, now_ms + LATER)
+        assert compacted.cleaned_offset > 0
+        assert aged.log_start_offset == aged.end_offset
+
+
+def test_partition_whose_flush_fails_stops_neither_the_flushes_nor_the_retention_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogStore(tmp_path / "d") as store:
+        timed = {"flush.ms": "1000", "retention.ms": "-1"}
+        first, second, aged = (
+            filled(store, name, configs) for name, configs in zip("abc", (timed, timed, SMALL), strict=True)
+        )
+        bad = first.active.open().fd
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            if fd == bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(fd)
+
+        now_ms = int(time.time() * 1000) + LATER
+        maintain(store, now_ms)
+        second.append(batch(b"x"), NOW)
+        aged.append(batch(b"x"), NOW)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            first.append(batch(b"x"), NOW)
+            maintain(store, now_ms + 1)
+            with pytest.raises(OSError, match=r"a-0.*Input"):
+                maintain(store, now_ms + LATER)
+        assert second.flushed_offset == second.end_offset
+        assert aged.log_start_offset == aged.end_offset
+        assert first.flushed_offset < first.end_offset
+        maintain(store, now_ms + LATER)
+        assert first.flushed_offset == first.end_offset
+
+
+def test_upkeep_continues_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    with LogStore(tmp_path / "d") as store:
+        compacted = filled(store, "a", COMPACTED)
+        timed = filled(store, "b", {"flush.ms": "1000", "retention.ms": "-1"})
+        now_ms = int(time.time() * 1000) + LATER
+        maintain(store, now_ms)
+        done = compacted.cleaned_offset
+        assert done > 0
+        for number in range(100):
+            compacted.append(keyed((b"%d" % (number % 3), bytes(60))), NOW)
+        timed.append(batch(b"x"), NOW)
+        maintain(store, now_ms)
+        maintain(store, now_ms - DAY_MS)
+        assert compacted.cleaned_offset > done
+        assert timed.flushed_offset == timed.end_offset

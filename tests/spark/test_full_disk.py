@@ -1,0 +1,57 @@
+"""A query whose checkpoint lies on a full disk ends, and goes on exactly once there is room."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.conftest import Sink, Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_200)]
+
+EACH = 40
+
+
+@pytest.fixture
+def tiny_checkpoint(stage: Stage) -> Iterator[Path]:
+    """The checkpoint's folder, on a file system of one megabyte."""
+    folder = stage.folder / "checkpoint-q"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a file system can't be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(ballast: Path) -> None:
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65_536, 4_096, 1):
+            try:
+                while file.write(b"\0" * size):
+                    pass
+            except OSError:
+                continue
+
+
+def test_each_record_comes_once_when_the_checkpoint_had_no_room(
+    run: Callable[..., Any], stage: Stage, tiny_checkpoint: Path
+) -> None:
+    sink = Sink()
+    stage.produce(EACH)
+    query = run(sink)
+    stage.until(lambda: sink.values() == list(range(EACH)), "the query reads the first records")
+    ballast = tiny_checkpoint / "ballast"
+    fill(ballast)
+    stage.produce(EACH)
+    stage.until(lambda: not query.isActive, "the query ends")
+    assert "No space left on device" in str(query.exception())
+    ballast.unlink()
+    query = run(sink)
+    stage.until(lambda: sink.values() == list(range(2 * EACH)), "the query goes on")
+    stage.until(lambda: stage.lag() == 0, "the group has all offsets")
