@@ -218,20 +218,28 @@ def test_groups_are_read_at_once_when_a_lapsed_session_resumes(broker: Broker, m
         until(lambda: held(watch) == SHARES, "it has read all groups again", 60)
 
 
+@pytest.mark.parametrize(
+    ("denial", "is_up"),
+    [
+        pytest.param(
+            Fault("ListGroups", "fail", client_id="blind", times=None, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+            False,
+            id="nothing",
+        ),
+        pytest.param(Fault("DescribeGroups", "close", client_id="blind", times=None), True, id="no-group-it-lists"),
+    ],
+)
 def test_exporter_that_cannot_read_gives_its_shares_up_until_it_can(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, denial: Fault, is_up: bool
 ) -> None:
     """The heartbeats of such an exporter continue, so that nobody would show its groups while it is a member."""
     monkeypatch.setattr(cluster_watch, "STALE_MIN_S", 0.5)
     servers = broker.bootstrap_servers
     with watching(servers, "blind", 0.1) as blind, watching(servers, "other", 0.1) as other:
         until(lambda: held(blind) + held(other) == SHARES and held(blind) > 0 < held(other), "both have shares", 60)
-        denial = Fault(
-            "ListGroups", "fail", client_id="blind", times=None, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        )
         fault = broker.faults.add(denial)
         until(lambda: held(other) == SHARES, "the other has all groups", 60)
-        assert held(blind) == 0 and not blind.state.is_up
+        assert held(blind) == 0 and blind.state.is_up is is_up
         fault.remove()
         until(lambda: held(blind) > 0, "it takes shares again", 60)
         until(lambda: held(blind) + held(other) == SHARES, "each group is shown once", 60)

@@ -181,7 +181,10 @@ class ClusterWatch:
                 self.shares.note_failed_read(self._stale_s)
             raise
         if self.shares is not None:
-            self.shares.note_read(of_shares=bool(self._begun))
+            if _is_blind(report):
+                self.shares.note_failed_read(self._stale_s)
+            else:
+                self.shares.note_read(of_shares=bool(self._begun))
         return report
 
     def _begin_shares(self) -> Mapping[int, int]:
@@ -234,6 +237,12 @@ class ClusterWatch:
         if self._said and not failures:
             log.info("[cluster %s] lag is read again: the last read had no failures", self.name)
         self._said = frozenset(failures)
+
+
+def _is_blind(report: LagReport) -> bool:
+    """Return whether a read reached none of its groups, though it could list them: another process may reach them."""
+    away = {"unreachable", "timed_out"}
+    return bool(report.errors) and not report.groups and {reason_of(e) for e in report.errors.values()} <= away
 
 
 def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
