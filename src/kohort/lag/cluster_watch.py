@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kohort.errors import KafkaError
@@ -181,7 +181,7 @@ class ClusterWatch:
                 self.shares.note_failed_read(self._stale_s)
             raise
         if self.shares is not None:
-            if _is_blind(report):
+            if is_blind(report, self._reader.listing or ()):
                 self.shares.note_failed_read(self._stale_s)
             else:
                 self.shares.note_read(of_shares=bool(self._begun))
@@ -239,10 +239,16 @@ class ClusterWatch:
         self._said = frozenset(failures)
 
 
-def _is_blind(report: LagReport) -> bool:
-    """Return whether a read reached none of its groups, though it could list them: another process may reach them."""
-    away = {"unreachable", "timed_out"}
-    return bool(report.errors) and not report.groups and {reason_of(e) for e in report.errors.values()} <= away
+def is_blind(report: LagReport, listing: Collection[str]) -> bool:
+    """Return whether a read reached none of its groups, though it could list them: another process may reach them.
+
+    Args:
+        report: The read.
+        listing: The names of the cluster's groups. Other names are of checkpoints, which every process reads.
+    """
+    reasons = {reason_of(error) for name, error in report.errors.items() if name in listing}
+    is_any_read = any(name in listing for name in report.groups)
+    return bool(reasons) and not is_any_read and reasons <= {"unreachable", "timed_out"}
 
 
 def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
