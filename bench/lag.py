@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import statistics
@@ -52,7 +53,7 @@ class Cluster:
     partitions: int
 
     def fill(self) -> None:
-        """Make the topics and the groups: each has read one of three records in each of its partitions."""
+        """Make the topics and the groups: each has read one or two of three records in each of its partitions."""
         with Admin(self.place.servers) as admin, Producer(self.place.servers) as producer:
             admin.create_topics([NewTopic(self._topic(number), self.partitions) for number in range(TOPICS)]).all()
             for _ in range(3):
@@ -63,11 +64,12 @@ class Cluster:
         self.commit(1)
 
     def commit(self, offset: int) -> None:
-        """Commit an offset in all partitions of all groups."""
+        """Commit an offset in all partitions of all groups; for a third of the groups the next one."""
         with Admin(self.place.servers) as admin:
             for number in range(self.groups):
                 parts = [TopicPartition(self._topic(number % TOPICS), part) for part in range(self.partitions)]
-                admin.alter_consumer_group_offsets(self._group(number), dict.fromkeys(parts, offset)).all()
+                at = dict.fromkeys(parts, offset + (number % 3 == 0))
+                admin.alter_consumer_group_offsets(self._group(number), at).all()
 
     def _topic(self, number: int) -> str:
         return f"lag-{self.groups}-{number}"
@@ -351,9 +353,11 @@ def _running(command: Sequence[str], environment: dict[str, str]) -> Iterator[su
 
 
 def _page_of(address: str, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=READY_S) as answer:
-        text: str = answer.read().decode()
-        return text
+    """Return a page, compressed on its way if the server can do that, as Prometheus asks for it."""
+    request = urllib.request.Request(f"http://{address}{path}", headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=READY_S) as answer:
+        body: bytes = answer.read()
+        return (gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body).decode()
 
 
 def _until_page(

@@ -13,7 +13,7 @@ the last 300 s. Both are its defaults.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription, RebalanceCause
@@ -44,6 +44,8 @@ class Trace:
         rate: What is written.
         stuck: Partitions that no member can read on, from a second on.
         open_transaction: The same, because of an open transaction, until it ends.
+        member_per_s: What a member reads at most.
+        downtime_s: How long nobody reads after a change of members.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Trace:
     rate: Rate
     stuck: dict[int, int] = field(default_factory=dict)
     open_transaction: dict[int, tuple[int, int]] = field(default_factory=dict)
+    member_per_s: float = MEMBER_PER_S
+    downtime_s: int = STANDSTILL_S
 
     def blocks(self, partition: int, second: int) -> bool:
         """Return whether nobody can read on in a partition."""
@@ -135,11 +139,11 @@ class SimulatedGroup:
     def step(self) -> None:
         """Let a second pass."""
         if self.asked != self.members and self.second >= self.joins_at:
-            self.members, self.reads_at = self.asked, self.second + STANDSTILL_S
+            self.members, self.reads_at = self.asked, self.second + self.trace.downtime_s
             cause = RebalanceCause(self.second * 1_000, "joined", "scaled")
             self.rebalances = [
                 *self.rebalances[-4:],
-                GroupRebalanced((cause,), 0, self.reads_at * 1_000, 1, self.members, STANDSTILL_S * 1_000),
+                GroupRebalanced((cause,), 0, self.reads_at * 1_000, 1, self.members, self.trace.downtime_s * 1_000),
             ]
         for number, log in enumerate(self.written):
             log.append(log[-1] + self.trace.rate(number, self.second))
@@ -156,7 +160,7 @@ class SimulatedGroup:
     def _read(self, member: int) -> None:
         """Read the partitions of a member, the shortest backlog first, each with an equal part of what is left."""
         open_ones = [number for number in self.owned_by(member) if not self.trace.blocks(number, self.second)]
-        left = MEMBER_PER_S
+        left = self.trace.member_per_s
         backlogs = sorted((self.written[number][-1] - self.read[number], number) for number in open_ones)
         for place, (backlog, number) in enumerate(backlogs):
             count = min(backlog, left / (len(backlogs) - place))
@@ -170,7 +174,7 @@ class SimulatedGroup:
     def is_helpable(self, number: int) -> bool:
         """Return whether a member could read the partition faster than it is written."""
         writes = self.trace.rate(number, self.second)
-        return not self.trace.blocks(number, self.second) and writes < MEMBER_PER_S
+        return not self.trace.blocks(number, self.second) and writes < self.trace.member_per_s
 
     def snapshot(self) -> ClusterSnapshot:
         """Return what a reader of lag would see."""
@@ -221,24 +225,44 @@ class KohortRule(Rule):
         return decision.wanted, decision.why
 
 
+class HorizontalAutoscaler:
+    """Kubernetes' Horizontal Pod Autoscaler as it is without configuration.
+
+    Args:
+        most: The most members.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._recent: list[tuple[int, int]] = []
+
+    def wanted(self, metric: float, members: int, wanted: int, second: int) -> int:
+        """Return how many members are wanted.
+
+        Args:
+            metric: The metric, divided by its target for one member.
+            members: The members that are there.
+            wanted: The members that were wanted last.
+            second: The time.
+        """
+        is_near = abs(metric / max(1, members) - 1) <= HPA_TOLERANCE
+        asked = max(1, min(members if is_near else math.ceil(metric), self._most))
+        since = second - HPA_DOWN_S
+        self._recent = [*((at, number) for at, number in self._recent if at > since), (second, asked)]
+        return min(wanted, max(number for _, number in self._recent)) if asked < wanted else asked
+
+
 class KedaRule(Rule):
     """KEDA's scaler for Kafka with the Horizontal Pod Autoscaler."""
 
     def __init__(self) -> None:
-        self._recent: list[tuple[int, int]] = []
+        self._autoscaler = HorizontalAutoscaler(PARTITIONS)
 
     def wanted(self, group: SimulatedGroup) -> tuple[int, str]:
         """Return how many members are wanted now, and why."""
-        threshold = MEMBER_PER_S * MAX_LAG_S
+        threshold = group.trace.member_per_s * MAX_LAG_S
         lag = sum(int(log[-1]) - offset for log, offset in zip(group.written, group.committed, strict=True))
-        ratio = lag / threshold / max(1, group.members)
-        asked = group.members if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(lag / threshold)
-        asked = max(1, min(asked, PARTITIONS))
-        since = group.second - HPA_DOWN_S
-        self._recent = [*((at, number) for at, number in self._recent if at > since), (group.second, asked)]
-        if asked < group.asked:
-            asked = min(group.asked, max(number for _, number in self._recent))
-        return asked, "lag"
+        return self._autoscaler.wanted(lag / threshold, group.members, group.asked, group.second), "lag"
 
 
 def run(trace: Trace, rule: Rule, members: int = 2) -> Outcome:
@@ -259,16 +283,20 @@ def run(trace: Trace, rule: Rule, members: int = 2) -> Outcome:
     return outcome
 
 
-def main() -> None:
-    """Print the table of docs/lag.md."""
+def print_table(outcomes: Mapping[str, tuple[Outcome, Outcome]]) -> None:
+    """Print the outcomes of kohort's rule and of KEDA's, by trace."""
     print("| trace | changes | s over the target | member hours | changes, KEDA | s over, KEDA | member hours, KEDA |")
     print("|---|---|---|---|---|---|---|")
-    for trace in TRACES:
-        ours, theirs = run(trace, KohortRule()), run(trace, KedaRule())
+    for name, (ours, theirs) in outcomes.items():
         print(
-            f"| {trace.name} | {ours.changes} | {ours.over_s} | {ours.member_h:.1f} "
+            f"| {name} | {ours.changes} | {ours.over_s} | {ours.member_h:.1f} "
             f"| {theirs.changes} | {theirs.over_s} | {theirs.member_h:.1f} |"
         )
+
+
+def main() -> None:
+    """Print the table of docs/lag.md."""
+    print_table({trace.name: (run(trace, KohortRule()), run(trace, KedaRule())) for trace in TRACES})
 
 
 if __name__ == "__main__":

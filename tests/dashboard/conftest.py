@@ -110,3 +110,36 @@ def behind(servers: str, topic: str, group: str) -> None:
             )
         producer.flush()
         admin.alter_consumer_group_offsets(group, {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 0}).all()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
+    from tools.dashboard_picture import CHROMIUM_OPTIONS, chromium_path
+
+    if chromium_path() is None:
+        pytest.skip("Debian's package chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(CHROMIUM_OPTIONS))
+        yield browser
+        browser.close()
+
+
+class Window:
+    """A page in Chromium, and what its console said."""
+
+    def __init__(self, chromium: Any, dashboard: Dashboard, **settings: Any) -> None:
+        self.said: list[str] = []
+        self.page = chromium.new_context(**settings).new_page()
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.goto(f"http://{dashboard.server.address}/")
+
+    def close(self) -> None:
+        self.page.context.close()
+
+    def text(self, selector: str) -> str:
+        text: str = self.page.inner_text(selector)
+        return text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.dashboard.conftest import Dashboard, behind
+from tests.dashboard.conftest import Dashboard, Window, behind
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Producer, TopicPartition
@@ -14,40 +14,11 @@ from kohort.client.admin.values import NewTopic
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 
-from tools.dashboard_picture import CHROMIUM_OPTIONS, DESKTOP, PHONE, chromium_path
+from tools.dashboard_picture import DESKTOP, PHONE
 
 Serve = Callable[..., Dashboard]
 MARKUP = "<img src=x onerror=document.title='run'>"
 WIDER = "document.documentElement.scrollWidth > window.innerWidth"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if chromium_path() is None:
-        pytest.skip("Debian's package chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(CHROMIUM_OPTIONS))
-        yield browser
-        browser.close()
-
-
-class Window:
-    """A page in Chromium, and what its console said."""
-
-    def __init__(self, chromium: Any, dashboard: Dashboard, **settings: Any) -> None:
-        self.said: list[str] = []
-        self.page = chromium.new_context(**settings).new_page()
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.goto(f"http://{dashboard.server.address}/")
-
-    def close(self) -> None:
-        self.page.context.close()
-
-    def text(self, selector: str) -> str:
-        text: str = self.page.inner_text(selector)
-        return text
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kohort.io.metrics_http import CONTENT_TYPE, metrics_app, metrics_page
+from kohort.io.metrics_http import CONTENT_TYPE, WrittenFamily, metrics_app, metrics_page, number_text
 
 NAMES = ("plain", "", 'quote"d', "back\\slash", "line\nbreak", "ünïcode", 'all\\"\n\\n of them', "a,b={}")
 
@@ -67,7 +67,7 @@ def asked(method: str = "GET", **environ: str) -> tuple[str, dict[str, str], byt
 
 
 def test_page_is_the_librarys() -> None:
-    page = metrics_page(Everything().collect(), compressed=False)
+    page = b"".join(metrics_page(Everything().collect(), compressed=False))
     assert page.decode() == librarys_page().decode()
     read = {family.name: family for family in text_string_to_metric_families(page.decode())}
     assert [sample.labels["topic"] for sample in read["lag"].samples] == list(NAMES)
@@ -75,9 +75,41 @@ def test_page_is_the_librarys() -> None:
 
 def test_scraper_that_takes_gzip_gets_the_same_page() -> None:
     status, headers, body = asked(HTTP_ACCEPT_ENCODING="deflate, gzip;q=1.0")
-    assert (status, headers) == ("200 OK", {"Content-Type": CONTENT_TYPE, "Content-Encoding": "gzip"})
-    assert gzip.decompress(body) == librarys_page()
-    assert asked() == ("200 OK", {"Content-Type": CONTENT_TYPE}, librarys_page())
+    sent_headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(body))}
+    assert (status, headers) == ("200 OK", {**sent_headers, "Content-Encoding": "gzip"})
+    page = librarys_page()
+    assert gzip.decompress(body) == page
+    assert asked() == ("200 OK", {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(page))}, page)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_long_page_is_whole_in_several_pieces(encoding: str) -> None:
+    class Long(Collector):
+        def describe(self) -> Iterator[Metric]:
+            return iter(())
+
+        def collect(self) -> Iterator[Metric]:
+            gauge = GaugeMetricFamily("lag", "Lag", labels=("group",))
+            for number in range(20_000):
+                gauge.add_metric((f"group-{number}",), number)
+            yield gauge
+            yield WrittenFamily(
+                "kept", "Written", ("group",),
+                lambda: (f'kept{{group="g-{number}"}} {number_text(number)}\n' for number in range(10_000)),
+                lambda: (((f"g-{number}",), number) for number in range(10_000)),
+            )  # fmt: skip
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Long())
+    sent_headers: list[dict[str, str]] = []
+    pieces = metrics_app(Long())(
+        {"REQUEST_METHOD": "GET", "HTTP_ACCEPT_ENCODING": encoding},
+        lambda _, headers: sent_headers.append(dict(headers)),
+    )
+    assert len(pieces) > 2
+    body = b"".join(pieces)
+    assert sent_headers[0]["Content-Length"] == str(len(body))
+    assert (gzip.decompress(body) if encoding else body) == generate_latest(registry)
 
 
 def test_families_are_chosen_by_name() -> None:

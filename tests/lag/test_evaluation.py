@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -331,3 +332,43 @@ def test_share_group_is_shown_as_what_it_is() -> None:
     snapshot = ClusterSnapshot(EPOCH_MS, {"jobs": GroupReading(share, members_known=False)})
     group = evaluate(snapshot).groups["jobs"]
     assert (group.description.type, group.status, group.activity) == ("Share", LagStatus.OK, "unknown")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_of_one_topic_have_the_lag_that_each_has_alone(seed: int) -> None:
+    """Groups that stand at one offset share what is remembered of it. Each must have its own facts nevertheless.
+
+    They read in steps of their own, stand still, are reset, and go on where others are.
+    """
+    chance = random.Random(seed)
+    parts = [TopicPartition("orders", number) for number in range(3)]
+    groups = [f"g-{number}" for number in range(12)]
+    at = {(group, part): 0 for group in groups for part in parts}
+    end = dict.fromkeys(parts, 0)
+    together: LagReport | None = None
+    alone: dict[str, LagReport] = {}
+    for read in range(30):
+        for part in parts:
+            end[part] = 0 if chance.random() < 0.01 else end[part] + chance.choice((0, 0, 1, 5))
+        for place in at:
+            at[place] = chance.choice((at[place], at[place], at[place], end[place[1]], max(0, end[place[1]] - 3), 0))
+        bounds = {part: PartitionBounds(0, end[part], end[part]) for part in parts}
+        readings = {
+            group: GroupReading(
+                STABLE if number % 2 else EMPTY, True, {part: OffsetAndMetadata(at[group, part]) for part in parts}
+            )
+            for number, group in enumerate(groups)
+        }
+        readings = {
+            group: replace(reading, description=replace(reading.description, group_id=group))
+            for group, reading in readings.items()
+        }
+        now_ms = EPOCH_MS + read * READ_MS
+        together = evaluate(ClusterSnapshot(now_ms, readings, {}, bounds, {}), together)
+        for group, reading in readings.items():
+            snapshot = ClusterSnapshot(now_ms, {group: reading}, {}, bounds, {})
+            alone[group] = evaluate(snapshot, alone.get(group))
+            assert together.groups[group] == alone[group].groups[group]
+    assert together is not None
+    anchors = {id(part.trend.last) for group in together.groups.values() for part in group.partitions if part.trend}
+    assert len(anchors) < len(at), "some are shared"

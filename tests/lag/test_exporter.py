@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.processes import KOHORT, Start
 from tests.support.waiting import until
@@ -17,6 +18,7 @@ from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode
+from kohort.io.metrics_http import metrics_page
 from kohort.lag import LagReader, cluster_watch, exporter
 from kohort.lag.cluster_watch import ClusterWatch, WatchState
 from kohort.lag.exporter import COUNTERS, METRICS, LagExporter
@@ -259,3 +261,25 @@ def test_sigterm_ends_it_while_a_cluster_is_away(start: Start) -> None:
     assert process.stdout is not None and process.stdout.readline().startswith("ready ")
     process.terminate()
     assert process.wait(60) == 0
+
+
+def test_page_of_groups_is_the_one_that_the_library_writes(broker: Broker) -> None:
+    """The metrics of partitions write their own lines, with the labels of a member, of none, and of odd names."""
+    servers = broker.bootstrap_servers
+    behind(servers, "t", 'g "quoted" \\ and\nbroken')
+    behind(servers, "u", "read")
+    with Consumer(servers, group_id="read", client_id='reader "1"', enable_auto_commit=False) as consumer:
+        consumer.subscribe(["u"])
+        until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partitions", 60)
+        watch = ClusterWatch('local "east"', LagReader(servers), 3_600)
+        try:
+            until(lambda: watch.state.report is not None, "the cluster is read", 60)
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(LagExporter([watch]))
+            page = b"".join(metrics_page(LagExporter([watch]).collect(), compressed=False)).decode()
+            assert page == generate_latest(registry).decode()
+        finally:
+            watch.close()
+    assert 'client_id="reader \\"1\\"",cluster_name="local \\"east\\""' in page
+    assert page.count("\nkafka_consumergroup_group_lag{") == 4
+    assert page.count("\nkafka_partition_latest_offset{") == 4

@@ -20,12 +20,12 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
-from kohort.client.admin.values import NewTopic
+from kohort.client.admin.values import GroupDescription, NewTopic
 from kohort.client.group import member as member_module
 from kohort.client.group.member import GroupMember
-from kohort.errors import ErrorCode, KafkaError
-from kohort.lag import LagReader, LagStatus, cluster_watch, exporter_shares
-from kohort.lag.cluster_watch import ClusterWatch
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.lag import GroupLag, LagReader, LagReport, LagStatus, cluster_watch, exporter_shares
+from kohort.lag.cluster_watch import ClusterWatch, is_blind
 from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_of
 
 GROUPS = [f"shared-{number}" for number in range(24)]
@@ -218,23 +218,52 @@ def test_groups_are_read_at_once_when_a_lapsed_session_resumes(broker: Broker, m
         until(lambda: held(watch) == SHARES, "it has read all groups again", 60)
 
 
+@pytest.mark.parametrize(
+    ("denial", "is_up"),
+    [
+        pytest.param(
+            Fault("ListGroups", "fail", client_id="blind", times=None, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+            False,
+            id="nothing",
+        ),
+        pytest.param(Fault("DescribeGroups", "close", client_id="blind", times=None), True, id="no-group-it-lists"),
+    ],
+)
 def test_exporter_that_cannot_read_gives_its_shares_up_until_it_can(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, denial: Fault, is_up: bool
 ) -> None:
     """The heartbeats of such an exporter continue, so that nobody would show its groups while it is a member."""
     monkeypatch.setattr(cluster_watch, "STALE_MIN_S", 0.5)
     servers = broker.bootstrap_servers
     with watching(servers, "blind", 0.1) as blind, watching(servers, "other", 0.1) as other:
         until(lambda: held(blind) + held(other) == SHARES and held(blind) > 0 < held(other), "both have shares", 60)
-        denial = Fault(
-            "ListGroups", "fail", client_id="blind", times=None, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        )
         fault = broker.faults.add(denial)
         until(lambda: held(other) == SHARES, "the other has all groups", 60)
-        assert held(blind) == 0 and not blind.state.is_up
+        assert held(blind) == 0 and blind.state.is_up is is_up
         fault.remove()
         until(lambda: held(blind) > 0, "it takes shares again", 60)
         until(lambda: held(blind) + held(other) == SHARES, "each group is shown once", 60)
+
+
+TIMED_OUT, DENIED = TimedOutError("late"), NotAuthorizedError("no", ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("errors", "groups", "blind"),
+    [
+        pytest.param({"a": TIMED_OUT, "b": TIMED_OUT}, (), True, id="no-group"),
+        pytest.param({"a": TIMED_OUT}, ("b",), False, id="some-groups"),
+        pytest.param({"a": TIMED_OUT, "b": DENIED}, (), False, id="a-right-is-missing"),
+        pytest.param({"query": TIMED_OUT}, (), False, id="checkpoint-hangs"),
+        pytest.param({"a": TIMED_OUT}, ("query",), True, id="only-a-checkpoint-is-read"),
+        pytest.param({}, (), False, id="no-groups-at-all"),
+    ],
+)
+def test_exporter_is_blind_if_it_reaches_none_of_the_groups_that_it_lists(
+    errors: dict[str, KafkaError], groups: tuple[str, ...], blind: bool
+) -> None:
+    described = {name: GroupLag(GroupDescription(name, "Classic", "Empty", "", "", ())) for name in groups}
+    assert is_blind(LagReport(0, described, errors), {"a", "b"}) is blind
 
 
 def test_exporter_that_fails_again_and_again_waits_longer_before_it_takes_shares(

@@ -153,6 +153,40 @@ def test_partition_that_several_members_read_has_no_single_owner_and_is_assigned
     assert single.owner == MEMBER
 
 
+@pytest.mark.parametrize(
+    ("reads", "status"),
+    [
+        pytest.param([(10, 90 - 5 * n, 100) for n in range(10)], LagStatus.OK, id="others-acknowledged"),
+        pytest.param([(10, 40, 100 + 5 * n) for n in range(10)], LagStatus.OK, id="as-many-written-as-acknowledged"),
+        pytest.param([(10, 40 + 10 * n, 100 + 20 * n) for n in range(10)], LagStatus.OK, id="more-written"),
+        pytest.param([(10, 40, 100)] * 10, LagStatus.STALL, id="nothing-acknowledged"),
+        pytest.param([(10, 40 + 5 * n, 100 + 5 * n) for n in range(10)], LagStatus.STALL, id="only-written"),
+        pytest.param([(10, 40 + 5 * n, 107 + 5 * n) for n in range(10)], LagStatus.STALL, id="written-after-the-count"),
+        pytest.param([(90, 10, 100), *[(10, 90, 100)] * 8], LagStatus.STALL, id="reset-then-nothing"),
+        pytest.param([(90, 10, 100), *[(10, 90 - 5 * n, 100) for n in range(9)]], LagStatus.OK, id="reset-and-read"),
+    ],
+)
+def test_record_that_nobody_acknowledges_is_no_stall_of_a_share_group_that_reads_on(
+    reads: list[tuple[int, int, int]], status: LagStatus
+) -> None:
+    """The start offset stands before it. That alone is no sign that nothing is read."""
+    (part,) = evaluated(*[(*read, SHARE_GROUP) for read in reads]).groups["jobs"].partitions
+    assert (part.committed, part.lag, part.status) == (reads[-1][0], reads[-1][1], status)
+    assert bool(part.consumed_per_s) == (status is LagStatus.OK)
+
+
+def test_lag_that_the_coordinator_leaves_out_once_is_no_progress_and_no_new_beginning() -> None:
+    report = None
+    for number in range(10):
+        lags = {} if number == 5 else {ORDERS: 40}
+        reading = GroupReading(SHARE_GROUP, True, {ORDERS: OffsetAndMetadata(10)}, lags=lags)
+        oldest, bounds = {(ORDERS, 10): EPOCH_MS}, {ORDERS: PartitionBounds(0, 100, 100)}
+        at_ms = EPOCH_MS + number * READ_MS
+        report = evaluate(ClusterSnapshot(at_ms, {"jobs": reading}, {}, bounds, oldest), report)
+    assert report is not None
+    assert report.groups["jobs"].status is LagStatus.STALL
+
+
 def test_members_of_a_share_group_are_wanted_for_what_each_of_them_reads() -> None:
     """Two members read one partition together. By its owner alone one of them would read everything."""
     members = tuple(replace(MEMBER, member_id=f"m-{number}") for number in range(2))

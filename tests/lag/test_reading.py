@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.support.waiting import until
@@ -13,7 +14,10 @@ from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode, KafkaError
+from kohort.io.metrics_http import metrics_page
 from kohort.lag import LagReader, LagReport, ReadFailure
+from kohort.lag.cluster_watch import ClusterWatch
+from kohort.lag.exporter import LagExporter
 from kohort.lag.reading import ATTEMPTS_MAX, GROUPS_PER_REQUEST
 from kohort.lag.record_times import OFFSETS_MAX, ROUNDS_MAX
 
@@ -124,6 +128,72 @@ def test_silent_broker_is_named_and_the_next_read_is_whole(broker: Broker, reade
     fault.remove()
     whole = reader.read()
     assert not whole.failures and whole.groups["g-0"].partitions[0].time_lag_ms is not None
+
+
+def change_answers(reader: LagReader, monkeypatch: pytest.MonkeyPatch, api: str, change: Callable[[Any], None]) -> None:
+    """Changes answers of an API on their way to the reader."""
+    cluster = reader._client.cluster
+    send = cluster.send
+
+    async def sent(*args: Any, **more: Any) -> Any:
+        answer = await send(*args, **more)
+        if type(answer).__name__ == f"{api}Response":
+            change(answer)
+        return answer
+
+    monkeypatch.setattr(cluster, "send", sent)
+
+
+@pytest.mark.parametrize("api", ["DescribeGroups", "OffsetFetch"])
+def test_group_that_an_answer_leaves_out_is_an_error_of_this_group_alone(
+    broker: Broker, reader: LagReader, monkeypatch: pytest.MonkeyPatch, api: str
+) -> None:
+    """The read ended with KeyError, so that no group had a lag."""
+    behind(broker, "t", 3, 2)
+
+    def leave_out(answer: Any) -> None:
+        answer.groups = [group for group in answer.groups if group.group_id != "g-1"]
+
+    change_answers(reader, monkeypatch, api, leave_out)
+    report = reader.read()
+    assert {name: group.sum_lag for name, group in report.groups.items()} == {"g-0": 2, "g-2": 2}
+    assert report.errors.keys() == {"g-1"}
+    assert "g-1" in str(report.errors["g-1"]) and "answer" in str(report.errors["g-1"])
+
+
+def test_partition_that_an_answer_leaves_out_is_unavailable_alone(
+    broker: Broker, reader: LagReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(broker, "t", 1, 2)
+
+    def leave_out(answer: Any) -> None:
+        for topic in answer.topics:
+            topic.partitions = [part for part in topic.partitions if part.partition_index != 0]
+
+    change_answers(reader, monkeypatch, "ListOffsets", leave_out)
+    first, second = reader.read().groups["g-0"].partitions
+    assert (first.cause, first.lag, second.cause, second.lag) == ("unavailable", None, None, 1)
+
+
+def test_group_that_two_brokers_list_is_on_the_page_once(
+    broker: Broker, reader: LagReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a coordinator moves, both list its groups, and the whole page was refused for it (kminion #335)."""
+    behind(broker, "t", 2, 2)
+
+    def repeat(answer: Any) -> None:
+        answer.groups = [*answer.groups, *answer.groups]
+
+    change_answers(reader, monkeypatch, "ListGroups", repeat)
+    watch = ClusterWatch("c", reader, 3_600)
+    try:
+        until(lambda: watch.state.report is not None, "the cluster is read")
+        page = b"".join(metrics_page(LagExporter([watch]).collect(), compressed=False)).decode()
+    finally:
+        watch.close()
+    series = [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
+    assert 'kafka_consumergroup_group_sum_lag{cluster_name="c",group="g-1"}' in series
+    assert len(series) == len(set(series))
 
 
 @pytest.mark.parametrize("api", ["DescribeGroups", "OffsetFetch", "ListOffsets"])

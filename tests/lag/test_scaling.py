@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from simulation.scaling import TRACES, KedaRule, KohortRule, Outcome, Trace, run
+from simulation.recorded_traffic import ROOT, asked_of_recording, recordings
+from simulation.scaling import TRACES, KedaRule, KohortRule, Outcome, Trace, print_table, run
 
 from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription, RebalanceCause
 from kohort.ids import TopicPartition
@@ -15,6 +17,7 @@ from kohort.lag.evaluation import Anchor, Trend
 from kohort.lag.scaling import DOWN_AFTER_MS, MEASURE_MS, START_MS, ScalingDecision, ScalingState, ScalingTarget, decide
 
 BY_NAME = {trace.name: trace for trace in TRACES}
+RECORDED = ("spike", "ramp", "quiet night", "stuck partition", "hot key", "open transaction")
 TARGET = ScalingTarget(30_000)
 
 
@@ -294,3 +297,73 @@ def test_group_that_reads_nothing_gets_no_members_for_its_lag() -> None:
     decision = group.look(30, 50, 0, 60_000)
     assert decision.wanted == MEMBERS
     assert decision.why == "nothing is read, so that no number of members is known to help"
+
+
+# -- Recorded traffic of real groups
+
+
+@functools.cache
+def scaled(name: str) -> tuple[Outcome, Outcome]:
+    recording = recordings()[name]
+    trace, members = recording.trace(), recording.samples[0].members
+    return run(trace, KohortRule(), members), run(trace, KedaRule(), members)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recording_is_of_a_real_group_with_members_that_join_and_leave(name: str) -> None:
+    recording = recordings()[name]
+    members = [sample.members for sample in recording.samples]
+    assert (members[0], max(members), members[-1]) == (3, 4, 3)
+    assert recording.downtime_ms and all(
+        earlier <= later
+        for before, sample in pairwise(recording.samples)
+        for earlier, later in zip((*before.committed, *before.end), (*sample.committed, *sample.end), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_group_changes_less_often_and_is_late_for_less_time_than_by_keda(name: str) -> None:
+    ours, theirs = scaled(name)
+    assert ours.changes < theirs.changes
+    assert ours.over_s < theirs.over_s
+
+
+@pytest.mark.parametrize("name", ["stuck partition", "hot key", "quiet night"])
+def test_recorded_group_does_not_grow_where_no_member_helps(name: str) -> None:
+    """A partition that had just got stuck asked for a member of its own until it was `STALL`. KEDA goes up for each."""
+    ours, theirs = scaled(name)
+    assert ours.most == 3 < theirs.most
+
+
+@pytest.mark.parametrize("name", ["stuck partition", "open transaction"])
+def test_partition_that_nobody_could_read_is_named_and_asks_for_nobody(name: str) -> None:
+    """The rule looks at the group as it was, and wants no more members while the partition stands still."""
+    recording = recordings()[name]
+    decisions, _ = asked_of_recording(recording)
+    trace = recording.trace()
+    since, until = trace.open_transaction.get(3, (trace.stuck.get(3, 0), trace.seconds))
+    during = [
+        decision
+        for sample, decision in zip(recording.samples, decisions, strict=True)
+        if since <= sample.at_ms // 1_000 <= until
+    ]
+    assert len(during) > 40
+    assert {decision.wanted for decision in during} == {3}
+    assert TopicPartition("orders", 3) in during[-1].blocked
+
+
+def test_decisions_about_recordings_are_facts_of_the_recording() -> None:
+    """No clock and no chance of this machine is in them."""
+    first, second = (asked_of_recording(recordings()["ramp"]) for _ in range(2))
+    assert first == second
+    assert first[0][-1].wanted > 3 <= first[1][-1]
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*BY_NAME, *RECORDED]))
+def test_table_of_the_page_has_the_outcomes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two names are in both tables."""
+    page = (ROOT / "docs" / "lag.md").read_text("utf-8")
+    outcomes = [outcomes for known, outcomes in ((BY_NAME, both), (RECORDED, scaled)) if name in known]
+    for of in outcomes:
+        print_table({name: of(name)})
+        assert capsys.readouterr().out.splitlines()[-1] in page.splitlines()

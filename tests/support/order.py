@@ -87,6 +87,7 @@ LONG = tuple(
         "cli/test_group_resets.py",
         "dashboard/test_history.py",
         "spark/test_coordinators.py",
+        "dashboard/test_accessibility.py",
         "dashboard/test_server.py",
         "dashboard/test_logins.py",
         "region/test_link.py",

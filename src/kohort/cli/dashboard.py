@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_registry_option,
+    collect_seldom,
     duration_option,
     listen_address,
     log_to_stderr,
@@ -34,10 +34,6 @@ if TYPE_CHECKING:  # a web server is imported by the command that needs it
 LISTEN_DEFAULT = "127.0.0.1:8480"
 HOST_NAME = re.compile(r"\w([\w-]*\w)?(\.\w([\w-]*\w)?)*", re.ASCII)
 """A name as browsers send it: other letters arrive in the form xn--."""
-COLLECT_AFTER = (10_000, 1_000, 10)
-"""Thresholds of Python's cyclic garbage collector. A full collection stops every thread, and takes 0.2 s over the reads
-of 25,000 partitions; Python's own thresholds make one in each read, during which no page is sent. Reads have no cycles,
-so that they are freed without it. These thresholds make one in many reads of that size."""
 _COMMON = Common()
 
 
@@ -177,7 +173,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
         lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS, schema_registry)
     except InvalidInputError as error:
         raise UsageError(f"--schema-registry: {error.message}") from error
-    gc.set_threshold(*COLLECT_AFTER)
+    collect_seldom()
     log_to_stderr()
     with ExitStack() as stack:
         if file is not None:

@@ -18,6 +18,7 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_names,
+    collect_seldom,
     listen_address,
     log_to_stderr,
     make_client,
@@ -168,6 +169,7 @@ def exporter(  # noqa: PLR0913 - each is an option
 
     clusters = _clusters(servers, config)
     checkpoints = _checkpoints_of_clusters(spark_checkpoint, [cluster.name for cluster in clusters])
+    collect_seldom()
     log_to_stderr()
     is_read = threading.Event()
     with ExitStack() as stack:

@@ -252,6 +252,8 @@ def heading(key: str) -> str:
 def _text(value: Any) -> str:
     if value is None or value == "":
         return "-"
+    if type(value) is str or type(value) is int:  # most values, of which a table may have 100,000
+        return printable(str(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, bytes):
@@ -341,6 +343,7 @@ def _show_columns(rows: Sequence[Row], columns: Iterable[str]) -> None:
     keys = list(columns)
     cells = [[_text(row.get(key)) for key in keys] for row in rows]
     headings = [key.upper().replace("_", "-") for key in keys]
-    widths = [max(len(line[index]) for line in [headings, *cells]) for index in range(len(headings))]
-    for line in [headings, *cells]:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    lines = [headings, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
+    sys.stdout.write("".join(padded))

@@ -2,7 +2,8 @@
 
 prometheus-client writes the same page. An exporter shows 75,000 samples for 500 groups of 50 partitions. The library
 takes 20 µs for each, since it checks each label's name. It compresses the page as well as it can, which takes another
-second. Here a sample takes 2 µs, and one family is in memory at a time.
+second. Here a sample takes 2 µs, and one family is in memory at a time. A family of many samples writes its own lines
+(`WrittenFamily`): then a sample takes under 1 µs.
 
 Source: Prometheus, "Exposition formats", text-based format.
 """
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from socketserver import ThreadingMixIn
@@ -31,6 +32,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client.core import Metric
 from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from kohort.errors import KafkaError
@@ -224,53 +226,97 @@ _GZIP_BITS: Final = 31
 """zlib's largest window (15), and 16 for the header and trailer of gzip."""
 _GZIP_LEVEL: Final = 1
 """The fastest: a page shrinks to a tenth already, and goes over a network once in a scrape."""
-_LINES: Final = 1_000
-"""Lines that are encoded and compressed at once."""
-_number: Callable[[float], str] = floatToGoString
+_PIECE_CHARS: Final = 1 << 17
+"""Characters that are encoded and compressed at once."""
+_PLAIN_MAX: Final = 1_000_000
+"""Integers from here on have an exponent on the page."""
+_float_text: Callable[[float], str] = floatToGoString
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, str]]], object]], list[bytes]]
 
 
+class WrittenFamily(Metric):
+    """A gauge that writes its own lines of the page.
+
+    Attributes:
+        lines: Returns pieces of whole lines.
+        values: Returns the labels' values of each sample, and its value, for those that want `samples`.
+        labels: The labels' names.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        lines: Callable[[], Iterator[str]],
+        values: Callable[[], Iterator[tuple[Sequence[str], float]]],
+    ) -> None:
+        self.labels, self.lines, self.values = labels, lines, values
+        super().__init__(name, documentation, "gauge")
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, made when they are asked for: a page of 75,000 needs none of them."""
+        return [Sample(self.name, dict(zip(self.labels, names, strict=True)), value) for names, value in self.values()]
+
+    @samples.setter
+    def samples(self, samples: list[Sample]) -> None:
+        """Ignore the empty list that the library's initialiser sets."""
+
+
 @lru_cache(maxsize=10_000)
-def _escape_value(value: str) -> str:
+def escape_value(value: str) -> str:
     """Return a label's value as the page has it. Most values stand in many samples: groups, topics, members."""
     return value.translate(_ESCAPES)
 
 
+def number_text(value: float) -> str:
+    """Return a sample's value as the page has it."""
+    if type(value) is int and 0 <= value < _PLAIN_MAX:
+        return f"{value}.0"
+    return _float_text(value)
+
+
 def page_lines(families: Iterable[Metric]) -> Iterator[str]:
-    """Yield the lines of the page, each with its line break."""
+    """Yield the lines of the page, in pieces of one or several, each line with its break."""
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         meaning = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         kind = "untyped" if family.type == "unknown" else family.type
         yield f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
+        if isinstance(family, WrittenFamily):
+            yield from family.lines()
+            continue
         for sample in family.samples:
-            value = _number(sample.value)
+            value = number_text(sample.value)
             if not sample.labels:
                 yield f"{sample.name} {value}\n"
                 continue
-            labels = ",".join([f'{label}="{_escape_value(text)}"' for label, text in sorted(sample.labels.items())])
+            labels = ",".join([f'{label}="{escape_value(text)}"' for label, text in sorted(sample.labels.items())])
             yield f"{sample.name}{{{labels}}} {value}\n"
 
 
-def metrics_page(families: Iterable[Metric], *, compressed: bool) -> bytes:
-    """Return the page."""
+def metrics_page(families: Iterable[Metric], *, compressed: bool) -> list[bytes]:
+    """Return the page in pieces, so that a long one is in memory once."""
     compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_BITS) if compressed else None
-    page, lines = bytearray(), []
-    for line in page_lines(families):
-        lines.append(line)
-        if len(lines) == _LINES:
-            page += _encoded(lines, compressor)
-            lines.clear()
-    page += _encoded(lines, compressor)
+    page, texts, size = list[bytes](), list[str](), 0
+    for text in page_lines(families):
+        texts.append(text)
+        size += len(text)
+        if size >= _PIECE_CHARS:
+            page.append(_encoded(texts, compressor))
+            texts.clear()
+            size = 0
+    page.append(_encoded(texts, compressor))
     if compressor is not None:
-        page += compressor.flush()
-    return bytes(page)
+        page.append(compressor.flush())
+    return page
 
 
-def _encoded(lines: list[str], compressor: zlib._Compress | None) -> bytes:
-    text = "".join(lines).encode()
+def _encoded(texts: list[str], compressor: zlib._Compress | None) -> bytes:
+    text = "".join(texts).encode()
     return text if compressor is None else compressor.compress(text)
 
 
@@ -291,8 +337,9 @@ def metrics_app(collector: Collector) -> WsgiApp:
         compressed = gzip_accepted(request.get("HTTP_ACCEPT_ENCODING", ""))
         with writing:
             page = metrics_page(families, compressed=compressed)
-        start("200 OK", [("Content-Type", CONTENT_TYPE), *([("Content-Encoding", "gzip")] if compressed else [])])
-        return [page]
+        headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(sum(map(len, page))))]
+        start("200 OK", [*headers, *([("Content-Encoding", "gzip")] if compressed else [])])
+        return page
 
     return app
 

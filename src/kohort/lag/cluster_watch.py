@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kohort.errors import KafkaError
@@ -181,7 +181,10 @@ class ClusterWatch:
                 self.shares.note_failed_read(self._stale_s)
             raise
         if self.shares is not None:
-            self.shares.note_read(of_shares=bool(self._begun))
+            if is_blind(report, self._reader.listing or ()):
+                self.shares.note_failed_read(self._stale_s)
+            else:
+                self.shares.note_read(of_shares=bool(self._begun))
         return report
 
     def _begin_shares(self) -> Mapping[int, int]:
@@ -234,6 +237,18 @@ class ClusterWatch:
         if self._said and not failures:
             log.info("[cluster %s] lag is read again: the last read had no failures", self.name)
         self._said = frozenset(failures)
+
+
+def is_blind(report: LagReport, listing: Collection[str]) -> bool:
+    """Return whether a read reached none of its groups, though it could list them: another process may reach them.
+
+    Args:
+        report: The read.
+        listing: The names of the cluster's groups. Other names are of checkpoints, which every process reads.
+    """
+    reasons = {reason_of(error) for name, error in report.errors.items() if name in listing}
+    is_any_read = any(name in listing for name in report.groups)
+    return bool(reasons) and not is_any_read and reasons <= {"unreachable", "timed_out"}
 
 
 def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:

@@ -12,11 +12,14 @@ The statuses are those of LinkedIn's Burrow, with three of its faults avoided:
   pause.
 - Burrow's `WARN` needs a lag that falls in no interval, so that one saw tooth hides it (#155, #453, #738). Here the low
   points of consecutive windows are compared.
+
+A read of 500 groups of 50 partitions makes 75,000 values. Those of a partition are not frozen, because to make a frozen
+one takes five times as long. Nothing changes them nevertheless.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -34,6 +37,8 @@ PAUSE_WINDOWS_MAX = 5
 """The longest pause that counts as usual, in windows: after a stop of a day the next one is noticed as soon."""
 HOT_FACTOR = 3.0
 """A partition is hot when so many times more is written to it than to the group's other ones in the mean."""
+TRENDS_PER_PARTITION = 8
+"""The offsets of a partition at which groups share what is remembered."""
 RISES_MIN = 2
 """`WARN` needs this many windows in a row whose lowest lag is above the window's before."""
 
@@ -79,18 +84,24 @@ CAUSES: Mapping[str, str] = {
 """The causes of a status, and what each means."""
 
 
-@dataclass(frozen=True, slots=True)
+NO_RATES = (None, None)
+
+
+@dataclass(slots=True)
 class Anchor:
-    """A partition's committed offset and log end at a time, from which rates are computed."""
+    """A partition's committed offset and log end at a time, from which rates are computed. Never changed once made.
+
+    In a share group `committed` counts the acknowledged records after the start offset too.
+    """
 
     at_ms: int
     committed: int
     log_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trend:
-    """The memory of a partition from read to read.
+    """The memory of a partition from read to read. Never changed once made.
 
     Attributes:
         last: The last read.
@@ -121,33 +132,38 @@ class Trend:
 
     def with_read(self, now: Anchor, unread: int, window_ms: int) -> Trend:
         """Return the trend with another read. An offset or an end that went back begins a new trend."""
-        if now.committed < self.last.committed or now.log_end < self.last.log_end or now.at_ms < self.last.at_ms:
+        last, at_ms = self.last, now.at_ms
+        if now.committed < last.committed or now.log_end < last.log_end or at_ms < last.at_ms:
             return Trend.started(now, unread)
-        moved = now.committed != self.last.committed
-        pause = now.at_ms - self.stuck_since_ms if moved and self.stuck_since_ms is not None else 0
-        pause = min(pause, PAUSE_WINDOWS_MAX * window_ms)
-        since = None if not unread else now.at_ms if moved or self.stuck_since_ms is None else self.stuck_since_ms
-        ends_window = now.at_ms - self.window.at_ms >= window_ms
+        moved_ms, since_ms, longest_ms = self.moved_ms, self.stuck_since_ms, self.longest_pause_ms
+        if now.committed != last.committed:
+            pause_ms = 0 if since_ms is None else min(at_ms - since_ms, PAUSE_WINDOWS_MAX * window_ms)
+            moved_ms, since_ms, longest_ms = at_ms, at_ms, max(pause_ms, longest_ms * 3 // 4)
+        elif since_ms is None:
+            since_ms = at_ms
+        if not unread:
+            since_ms = None
         low = min(self.low, unread)
-        rises = self.rises
-        if ends_window:
-            rises = self.rises + 1 if self.low_before is not None and low > self.low_before else 0
-        return Trend(
-            last=now,
-            window=now if ends_window else self.window,
-            before=self.window if ends_window else self.before,
-            moved_ms=now.at_ms if moved else self.moved_ms,
-            stuck_since_ms=since,
-            longest_pause_ms=max(pause, self.longest_pause_ms * 3 // 4) if moved else self.longest_pause_ms,
-            low=unread if ends_window else low,
-            low_before=low if ends_window else self.low_before,
-            rises=rises,
-        )
+        if at_ms - self.window.at_ms < window_ms:
+            return Trend(
+                now, self.window, self.before, moved_ms, since_ms, longest_ms, low, self.low_before, self.rises
+            )
+        rises = self.rises + 1 if self.low_before is not None and low > self.low_before else 0
+        return Trend(now, now, self.window, moved_ms, since_ms, longest_ms, unread, low, rises)
 
     @property
     def base(self) -> Anchor:
         """The read from which rates are computed: one to two windows ago, or the first read."""
         return self.before or self.window
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """By how much the committed offset and the log's end moved per second since `base`; None in the first read."""
+        last, base = self.last, self.before or self.window
+        span_ms = last.at_ms - base.at_ms
+        if span_ms <= 0:
+            return NO_RATES
+        return (last.committed - base.committed) * 1000 / span_ms, (last.log_end - base.log_end) * 1000 / span_ms
 
     @property
     def stuck_ms(self) -> int:
@@ -166,9 +182,9 @@ class Trend:
         return self.rises >= RISES_MIN and self.before is not None and self.last.committed < self.before.log_end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartitionLag:
-    """A group's position in a partition.
+    """A group's position in a partition. Never changed once made.
 
     Attributes:
         committed: The committed offset; None: none is committed.
@@ -233,27 +249,25 @@ class PartitionLag:
     @property
     def consumed_per_s(self) -> float | None:
         """By how much the committed offset moved per second, over one to two windows; None in the first read."""
-        return None if self.trend is None else _rate(self.trend, lambda anchor: anchor.committed)
+        return None if self.trend is None else self.trend.rates[0]
 
     @property
     def produced_per_s(self) -> float | None:
         """By how much the log's end moved per second, over the same time."""
-        return None if self.trend is None else _rate(self.trend, lambda anchor: anchor.log_end)
+        return None if self.trend is None else self.trend.rates[1]
 
     @property
     def catch_up_s(self) -> float | None:
         """The time until nothing is unread at the present rates; None: unknown, or never."""
-        consumed, produced = self.consumed_per_s, self.produced_per_s
-        if self.lag == 0:
-            return 0.0
-        if self.lag is None or consumed is None or produced is None or consumed <= produced:
-            return None
-        return self.lag / (consumed - produced)
+        return _catch_up_s(self.lag, *(NO_RATES if self.trend is None else self.trend.rates))
 
 
-def _rate(trend: Trend, of: Callable[[Anchor], int]) -> float | None:
-    span_ms = trend.last.at_ms - trend.base.at_ms
-    return None if span_ms <= 0 else (of(trend.last) - of(trend.base)) * 1000 / span_ms
+def _catch_up_s(lag: int | None, consumed: float | None, produced: float | None) -> float | None:
+    if lag == 0:
+        return 0.0
+    if lag is None or consumed is None or produced is None or consumed <= produced:
+        return None
+    return lag / (consumed - produced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,20 +284,28 @@ class GroupLag:
     batch: int | None = None
     known_partitions: list[PartitionLag] = field(init=False, repr=False, compare=False)
     """The partitions with a known lag that the group still reads."""
+    known_lags: list[int] = field(init=False, repr=False, compare=False)
+    """The lag of each of them."""
 
     def __post_init__(self) -> None:
-        known = [part for part in self.partitions if part.lag is not None and part.cause != ABANDONED]
+        known, lags = [], []
+        for part in self.partitions:
+            lag = part.lag
+            if lag is not None and part.cause != ABANDONED:
+                known.append(part)
+                lags.append(lag)
         object.__setattr__(self, "known_partitions", known)
+        object.__setattr__(self, "known_lags", lags)
 
     @property
     def sum_lag(self) -> int:
         """The sum of the lag over partitions: how many offsets the group has still to read."""
-        return sum(part.lag or 0 for part in self.known_partitions)
+        return sum(self.known_lags)
 
     @property
     def max_lag(self) -> int:
         """The largest lag of a partition."""
-        return max((part.lag or 0 for part in self.known_partitions), default=0)
+        return max(self.known_lags, default=0)
 
     @property
     def max_time_lag_ms(self) -> int | None:
@@ -294,7 +316,19 @@ class GroupLag:
     def skew(self) -> float | None:
         """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
         total = self.sum_lag
-        return self.max_lag * len(self.known_partitions) / total if total else None
+        return self.max_lag * len(self.known_lags) / total if total else None
+
+    @property
+    def rates(self) -> list[tuple[float | None, float | None]]:
+        """The rates of reading and of writing of each known partition, per second; None: unknown."""
+        return [NO_RATES if part.trend is None else part.trend.rates for part in self.known_partitions]
+
+    @property
+    def catch_up_s(self) -> float | None:
+        """The time until nothing is unread in any known partition; None: unknown, or never."""
+        times = [_catch_up_s(lag, *rates) for lag, rates in zip(self.known_lags, self.rates, strict=True)]
+        known = [time_s for time_s in times if time_s is not None]
+        return max(known, default=None) if len(known) == len(times) else None
 
     @property
     def hot(self) -> list[PartitionLag]:
@@ -302,13 +336,16 @@ class GroupLag:
 
         Each is read by one member, so that more members don't help. Not in share groups.
         """
-        rates = {part.partition: part.produced_per_s for part in self.known_partitions}
-        known = {tp: rate for tp, rate in rates.items() if rate is not None}
+        rates = [written for _, written in self.rates]
+        known = [rate for rate in rates if rate is not None]
         if len(known) < 2 or self.description.type.lower() == "share":
             return []
-        total, others = sum(known.values()), len(known) - 1
-        hot = {tp for tp, rate in known.items() if rate > HOT_FACTOR * (total - rate) / others}
-        return [part for part in self.known_partitions if part.partition in hot]
+        total, others = sum(known), len(known) - 1
+        return [
+            part
+            for part, rate in zip(self.known_partitions, rates, strict=True)
+            if rate is not None and rate > HOT_FACTOR * (total - rate) / others
+        ]
 
     @property
     def status(self) -> LagStatus:
@@ -367,7 +404,8 @@ def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_
     """
     bounds = {tp: found for tp, found in snapshot.bounds.items() if isinstance(found, PartitionBounds)}
     context = _Context(snapshot, before, window_ms)
-    groups = {name: context.group(reading) for name, reading in sorted(snapshot.groups.items())}
+    most = context.trends_max
+    groups = {name: _GroupEvaluation(context, group, most).lag() for name, group in sorted(snapshot.groups.items())}
     return LagReport(snapshot.taken_ms, groups, snapshot.errors, bounds, snapshot.failures)
 
 
@@ -378,28 +416,16 @@ class _Context:
     snapshot: ClusterSnapshot
     before: LagReport | None
     window_ms: int
+    trends: dict[tuple[TopicPartition, int], tuple[Anchor, Trend | None, int, Trend]] = field(default_factory=dict)
+    """The last trend of a group at an offset of a partition: its anchor, the trend before it, what is unread."""
 
-    def group(self, reading: GroupReading) -> GroupLag:
-        """Compute the lag and status of one group."""
-        group = reading.description
-        owners: dict[TopicPartition, list[MemberDescription]] = {}
-        lacked = self._lacked_partitions(reading)
-        for member in group.members:
-            for tp in member.assignment or ():
-                if tp not in lacked:
-                    owners.setdefault(tp, []).append(member)
-        earlier = None if self.before is None else self.before.groups.get(group.group_id)
-        known = {} if earlier is None else {part.partition: part for part in earlier.partitions}
-        left = abandoned_topics(reading, {tp.topic for tp in reading.committed})
-        partitions = tuple(
-            self._partition(
-                _Place(reading, tp, _only(owners.get(tp, ())), tp in owners, tp.topic in left), known.get(tp)
-            )
-            for tp in sorted({*reading.committed, *reading.errors, *owners})
-        )
-        return GroupLag(group, reading.members_known, partitions, reading.batch)
+    @property
+    def trends_max(self) -> int:
+        """The most of them: none if few groups read a partition, so that there is nothing to share."""
+        places = sum(len(reading.committed) for reading in self.snapshot.groups.values())
+        return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
-    def _lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
+    def lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
         """Return the partitions that tasks of a streams group have and their topics lack.
 
         A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
@@ -417,48 +443,101 @@ class _Context:
         there = {tp.topic for tp, found in bounds.items() if tp.topic in topics and isinstance(found, PartitionBounds)}
         return {tp for tp in missing if tp.topic in there}
 
-    def _partition(self, place: _Place, earlier: PartitionLag | None) -> PartitionLag:
-        tp, offset = place.partition, place.reading.committed.get(place.partition)
-        found = place.reading.errors.get(tp) or self.snapshot.bounds.get(tp)
-        committed, metadata = (None, "") if offset is None else (offset.offset, offset.metadata)
+
+class _GroupEvaluation:
+    """The evaluation of one group of a snapshot."""
+
+    def __init__(self, context: _Context, reading: GroupReading, trends_max: int) -> None:
+        self.reading, self.group = reading, reading.description
+        self.is_share = self.group.type.lower() == "share"
+        self.snapshot, self.before, self.window_ms = context.snapshot, context.before, context.window_ms
+        self.trends, self.trends_max = context.trends, trends_max
+        self.owners: dict[TopicPartition, list[MemberDescription]] = {}
+        lacked = context.lacked_partitions(reading)
+        for member in self.group.members:
+            for tp in member.assignment or ():
+                if tp not in lacked:
+                    self.owners.setdefault(tp, []).append(member)
+        self.abandoned = abandoned_topics(reading)
+
+    def lag(self) -> GroupLag:
+        """Compute the lag and status of the group."""
+        reading, before = self.reading, self.before
+        earlier = None if before is None else before.groups.get(self.group.group_id)
+        known = {} if earlier is None else {part.partition: part for part in earlier.partitions}
+        found = sorted({*reading.committed, *reading.errors, *self.owners})
+        partitions = tuple([self._partition(tp, known.get(tp)) for tp in found])
+        return GroupLag(self.group, reading.members_known, partitions, reading.batch)
+
+    def _partition(self, tp: TopicPartition, earlier: PartitionLag | None) -> PartitionLag:
+        reading = self.reading
+        owners, offset = self.owners.get(tp, ()), reading.committed.get(tp)
+        owner = owners[0] if len(owners) == 1 else None  # several members of a share group may have a partition
+        found = reading.errors.get(tp) or self.snapshot.bounds.get(tp)
         if not isinstance(found, PartitionBounds):
-            return _unavailable(place, offset, found)
-        if committed is None:
-            return PartitionLag(
-                tp, None, "", place.owner, found.log_start, found.log_end, is_time_lag_exact=False, cause=NO_OFFSET
-            )
-        counted, position = place.reading.lags.get(tp), max(committed, found.log_start)
-        unread = max(0, found.log_end - position)
-        oldest_ms, is_exact = self._oldest_ms(tp, position, found, earlier)
-        if counted == 0:
-            oldest_ms, is_exact = NO_RECORD, True
-        elif counted is not None and counted < unread:
-            is_exact = False  # the record at the start offset may be acknowledged
-        time_lag_ms = None if oldest_ms is None else max(0, self.snapshot.taken_ms - oldest_ms)
-        if oldest_ms == NO_RECORD:
-            oldest_ms, time_lag_ms = None, 0
+            return _unavailable(tp, owner, offset, found)
+        log_start, log_end = found.log_start, found.log_end
+        if offset is None:
+            return PartitionLag(tp, None, "", owner, log_start, log_end, is_time_lag_exact=False, cause=NO_OFFSET)
+        committed, counted, taken_ms = offset.offset, reading.lags.get(tp), self.snapshot.taken_ms
+        position = max(log_start, committed)
+        unread = log_end - position if log_end > position else 0
+        oldest_ms: int | None = None
+        time_lag_ms: int | None = 0
+        is_exact = True
+        if unread and counted != 0:
+            oldest_ms, is_exact = self._oldest_ms(tp, position, earlier)
+            if counted is not None and counted < unread:
+                is_exact = False  # the record at the start offset may be acknowledged
+            if oldest_ms == NO_RECORD:
+                oldest_ms = None
+            else:
+                time_lag_ms = None if oldest_ms is None else max(0, taken_ms - oldest_ms)
+                unread = unread if counted is None else counted
         if time_lag_ms == 0 and oldest_ms is None:
             unread = 0
-        elif counted is not None:
-            unread = counted
-        now = Anchor(self.snapshot.taken_ms, committed, found.log_end)
-        last = None if earlier is None else earlier.trend
-        trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)
-        status, cause = self._status(place, found, committed, trend)
+        done = self._acknowledged(committed, counted, log_end, earlier) if self.is_share else committed
+        trend = self._trend(tp, done, log_end, unread, None if earlier is None else earlier.trend)
+        status, cause = self._status(tp, found, committed, trend)
         return PartitionLag(
-            tp, committed, metadata, place.owner, found.log_start, found.log_end,
+            tp, committed, offset.metadata, owner, log_start, log_end,
             oldest_ms, time_lag_ms, is_exact, status, cause, None, trend, counted,
         )  # fmt: skip
 
-    def _oldest_ms(
-        self, tp: TopicPartition, offset: int, bounds: PartitionBounds, earlier: PartitionLag | None
-    ) -> tuple[int | None, bool]:
+    def _trend(self, tp: TopicPartition, done: int, log_end: int, unread: int, last: Trend | None) -> Trend:
+        """Return the memory of a partition for the next read.
+
+        Groups that stand at one offset of a partition share the anchor. If they have come there in the same reads,
+        they share the trend: many groups are stopped, or have read everything.
+        """
+        known = self.trends.get((tp, done))
+        if known is not None and known[1] is last and known[2] == unread:
+            return known[3]
+        now = Anchor(self.snapshot.taken_ms, done, log_end) if known is None else known[0]
+        trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)
+        if len(self.trends) < self.trends_max:
+            self.trends[tp, done] = now, last, unread, trend
+        return trend
+
+    @staticmethod
+    def _acknowledged(start: int, counted: int | None, log_end: int, earlier: PartitionLag | None) -> int:
+        """Return how far a share group has come: its start offset, and what is acknowledged after it.
+
+        One record that is read again and again holds the start offset, while members acknowledge those after it. The
+        coordinator counted the lag after the read before this one had its end of the log. That end less the lag is
+        what is acknowledged at least, so this never shows progress that there was not.
+        """
+        last = None if earlier is None else earlier.trend
+        if last is None or earlier is None or start < (earlier.committed or 0) or log_end < last.last.log_end:
+            return start if counted is None else max(start, log_end - counted)
+        known = max(start, last.last.committed)
+        return known if counted is None else max(known, last.last.log_end - counted)
+
+    def _oldest_ms(self, tp: TopicPartition, offset: int, earlier: PartitionLag | None) -> tuple[int | None, bool]:
         """Return the time of the oldest record at or after an offset, and whether it is the record's own.
 
         Otherwise the record was appended after an older record, or after the end of an earlier read.
         """
-        if offset >= bounds.log_end:
-            return NO_RECORD, True
         read = self.snapshot.oldest.get((tp, offset))
         if read is not None:
             return (None, False) if read == UNDATED else (read, True)
@@ -470,11 +549,10 @@ class _Context:
         return max(times, default=None), False
 
     def _status(
-        self, place: _Place, bounds: PartitionBounds, committed: int, trend: Trend
+        self, tp: TopicPartition, bounds: PartitionBounds, committed: int, trend: Trend
     ) -> tuple[LagStatus, str | None]:
         """Return status and cause of a partition with a committed offset; the first that applies."""
-        group, is_stuck = place.reading.description, trend.is_stuck(self.window_ms)
-        if place.is_abandoned:
+        if tp.topic in self.abandoned:
             return LagStatus.OK, ABANDONED
         if committed > bounds.log_end:
             return LagStatus.ERR, PAST_END
@@ -484,42 +562,29 @@ class _Context:
             return LagStatus.OK, None
         if committed == bounds.last_stable < bounds.log_end:
             return (LagStatus.WARN if trend.stuck_ms >= self.window_ms else LagStatus.OK), OPEN_TRANSACTION
-        if place.reading.members_known and not group.members:
+        group, is_stuck = self.group, trend.is_stuck(self.window_ms)
+        if self.reading.members_known and not group.members:
             # A consumer that assigns itself partitions commits without being a member.
             moves = trend.moved_ms is not None and trend.last.at_ms - trend.moved_ms < self.window_ms
             if not moves and (group.protocol_type or is_stuck):
                 return LagStatus.STOP, NO_MEMBERS
         if is_stuck:
-            missing = place.reading.members_known and group.members and not place.is_assigned
+            missing = self.reading.members_known and group.members and tp not in self.owners
             return LagStatus.STALL, UNASSIGNED if missing else NO_PROGRESS
         if trend.is_falling_behind():
             return LagStatus.WARN, FALLING_BEHIND
         return LagStatus.OK, None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """One partition of a group, while its lag is evaluated."""
-
-    reading: GroupReading
-    partition: TopicPartition
-    owner: MemberDescription | None
-    is_assigned: bool
-    is_abandoned: bool
-
-
-def _only(members: Sequence[MemberDescription]) -> MemberDescription | None:
-    """Return the member of a partition; None: there is none, or there are several, as in share groups."""
-    return members[0] if len(members) == 1 else None
-
-
-def _unavailable(place: _Place, offset: OffsetAndMetadata | None, found: KafkaError | None) -> PartitionLag:
+def _unavailable(
+    tp: TopicPartition, owner: MemberDescription | None, offset: OffsetAndMetadata | None, found: KafkaError | None
+) -> PartitionLag:
     gone = isinstance(found, KafkaError) and found.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return PartitionLag(
-        place.partition,
+        tp,
         None if offset is None else offset.offset,
         "" if offset is None else offset.metadata,
-        place.owner,
+        owner,
         is_time_lag_exact=False,
         status=LagStatus.ERR,
         cause=TOPIC_GONE if gone else UNAVAILABLE,
@@ -527,8 +592,8 @@ def _unavailable(place: _Place, offset: OffsetAndMetadata | None, found: KafkaEr
     )
 
 
-def abandoned_topics(reading: GroupReading, topics: set[str]) -> set[str]:
-    """Return those of the topics that no member of the group subscribes to.
+def abandoned_topics(reading: GroupReading) -> set[str]:
+    """Return the topics with committed offsets that no member of the group subscribes to.
 
     Empty when that can't be known: without members, and for members whose protocol is not a consumer's. A coordinator
     leaves subscriptions out while a classic group rebalances.
@@ -541,6 +606,7 @@ def abandoned_topics(reading: GroupReading, topics: set[str]) -> set[str]:
     patterns = {member.subscription_regex for member in members if member.subscription_regex}
     if not wanted and not patterns:
         return set()
+    topics = {tp.topic for tp in reading.committed}
     try:
         for pattern in patterns:
             wanted.update(matching_names(pattern, topics))

@@ -8,12 +8,17 @@ Names are those of kafka-lag-exporter where it has one, so that dashboards made 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kohort.client.admin.values import MemberDescription
+from kohort.ids import TopicPartition
+from kohort.io.metrics_http import WrittenFamily, escape_value, number_text
 from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.evaluation import GroupLag, PartitionLag
 from kohort.lag.exporter_shares import SHARES, share_of
@@ -92,6 +97,10 @@ _LOG_VALUES: Mapping[str, Callable[[PartitionBounds], float]] = {
     "kafka_partition_latest_offset": lambda bounds: bounds.log_end,
 }
 """The metrics that each partition of a topic has."""
+_LINES_MAX = 1_000
+"""The most lines of a group that are in memory at once."""
+_MEMBERS_NONE = ("", "", "")
+"""Host, member id and client id of a partition that no member has."""
 COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_consumergroup_rebalance_causes", "kohort_exporter_reads"})
 
 
@@ -108,7 +117,7 @@ class LagExporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last reads.
 
-        The metrics of partitions come last, one after the other, so that only one of them is in memory.
+        The metrics of partitions come last. They write their lines group by group, so that none is in memory.
         """
         shown = [_Shown(cluster) for cluster in self._clusters]
         _limit_partitions(shown)
@@ -116,10 +125,16 @@ class LagExporter(Collector):
         for cluster in shown:
             cluster.add_all(families)
         yield from families.by_name.values()
+        texts = _LabelTexts()
         for name, value in _PARTITION_VALUES.items():
-            yield _family(name, ((labels, value(part)) for cluster in shown for labels, part in cluster.partitions()))
+            yield WrittenFamily(
+                name, *METRICS[name],
+                partial(_partition_lines, shown, name, value, texts), partial(_partition_values, shown, value),
+            )  # fmt: skip
         for name, end in _LOG_VALUES.items():
-            yield _family(name, ((labels, end(ends)) for cluster in shown for labels, ends in cluster.logs()))
+            yield WrittenFamily(
+                name, *METRICS[name], partial(_log_lines, shown, name, end, texts), partial(_log_values, shown, end)
+            )
 
 
 class _Shown:
@@ -154,20 +169,89 @@ class _Shown:
                 _add_finding(families, (self.watch.name, group.description.group_id), part)
         families.add_sample("kohort_exporter_partitions_left_out", (self.watch.name,), self.left_out)
 
-    def partitions(self) -> Iterator[tuple[tuple[str, ...], PartitionLag]]:
-        """Yield the labels of each partition of a group that is shown, and its lag."""
-        for group in self.whole:
-            for part in group.partitions:
-                owner, tp = part.owner, part.partition
-                member = ("", "", "") if owner is None else (owner.host, owner.member_id, owner.client_id)
-                yield (self.watch.name, group.description.group_id, tp.topic, str(tp.partition), *member), part
-
-    def logs(self) -> Iterator[tuple[tuple[str, ...], PartitionBounds]]:
-        """Yield the labels of partitions and their ends: of those that groups read, or of every topic of a share."""
+    def logs(self) -> Iterable[tuple[TopicPartition, PartitionBounds]]:
+        """Return partitions and their ends: of those that groups read, or of every topic of a share."""
         bounds = {} if self.report is None else self.report.bounds
-        shown = [found for found in bounds.items() if self.shares is None or share_of(found[0].topic) in self.shares]
-        for tp, ends in shown[:PARTITIONS_MAX]:
-            yield (self.watch.name, tp.topic, str(tp.partition)), ends
+        shares = self.shares
+        shown = bounds.items() if shares is None else ((t, b) for t, b in bounds.items() if share_of(t.topic) in shares)
+        return itertools.islice(shown, PARTITIONS_MAX)
+
+
+class _LabelTexts:
+    """The texts of labels on one page. Labels are sorted by name, so those of a partition come last in each line."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[TopicPartition, str] = {}
+
+    def of_partition(self, tp: TopicPartition) -> str:
+        """Return the end of a line's labels, which every metric of every group has for a partition."""
+        text = self._partitions.get(tp)
+        if text is None:
+            text = self._partitions[tp] = f'partition="{tp.partition}",topic="{escape_value(tp.topic)}"}}'
+        return text
+
+    @staticmethod
+    def of_member(cluster: str, group: str, owner: MemberDescription | None) -> str:
+        """Return the beginning of a line's labels, for the partitions of one member of a group."""
+        host, member, client = _MEMBERS_NONE if owner is None else (owner.host, owner.member_id, owner.client_id)
+        return (
+            f'client_id="{escape_value(client)}",cluster_name="{escape_value(cluster)}",'
+            f'consumer_id="{escape_value(member)}",group="{escape_value(group)}",member_host="{escape_value(host)}",'
+        )
+
+
+def _partition_lines(
+    shown: Iterable[_Shown], name: str, value: Callable[[PartitionLag], float | None], texts: _LabelTexts
+) -> Iterator[str]:
+    """Yield the lines of one metric of partitions, a piece for each group."""
+    for cluster in shown:
+        for group in cluster.whole:
+            begins: dict[int, str] = {}
+            lines = []
+            for part in group.partitions:
+                number = value(part)
+                if number is None:
+                    continue
+                begin = begins.get(id(part.owner))
+                if begin is None:
+                    begin = name + "{" + texts.of_member(cluster.watch.name, group.description.group_id, part.owner)
+                    begins[id(part.owner)] = begin
+                lines.append(f"{begin}{texts.of_partition(part.partition)} {number_text(number)}\n")
+                if len(lines) == _LINES_MAX:
+                    yield "".join(lines)
+                    lines.clear()
+            yield "".join(lines)
+
+
+def _partition_values(
+    shown: Iterable[_Shown], value: Callable[[PartitionLag], float | None]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    for cluster in shown:
+        for group in cluster.whole:
+            for part in group.partitions:
+                number = value(part)
+                if number is not None:
+                    owner, tp = part.owner, part.partition
+                    member = _MEMBERS_NONE if owner is None else (owner.host, owner.member_id, owner.client_id)
+                    place = (cluster.watch.name, group.description.group_id, tp.topic, str(tp.partition))
+                    yield (*place, *member), number
+
+
+def _log_lines(
+    shown: Iterable[_Shown], name: str, end: Callable[[PartitionBounds], float], texts: _LabelTexts
+) -> Iterator[str]:
+    for cluster in shown:
+        begin = f'{name}{{cluster_name="{escape_value(cluster.watch.name)}",'
+        for tp, bounds in cluster.logs():
+            yield f"{begin}{texts.of_partition(tp)} {number_text(end(bounds))}\n"
+
+
+def _log_values(
+    shown: Iterable[_Shown], end: Callable[[PartitionBounds], float]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    for cluster in shown:
+        for tp, bounds in cluster.logs():
+            yield (cluster.watch.name, tp.topic, str(tp.partition)), end(bounds)
 
 
 def _limit_partitions(shown: Iterable[_Shown]) -> None:
@@ -198,14 +282,6 @@ class _Families:
         """Add a sample to a metric family, unless its value is unknown."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
-
-
-def _family(name: str, samples: Iterable[tuple[Sequence[str], float | None]]) -> Metric:
-    """Return one family with its samples."""
-    families = _Families([name])
-    for labels, value in samples:
-        families.add_sample(name, labels, value)
-    return families.by_name[name]
 
 
 def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
@@ -244,31 +320,26 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     families.add_sample("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
     families.add_sample("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
     topics: Counter[str] = Counter()
-    for part in read:
-        topics[part.partition.topic] += part.lag or 0
+    for part, lag in zip(read, group.known_lags, strict=True):
+        topics[part.partition.topic] += lag
     for topic, lag in topics.items():
         families.add_sample("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
-    consumed, written = [part.consumed_per_s for part in read], [part.produced_per_s for part in read]
-    families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed))
-    families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written))
+    rates = group.rates
+    families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed for consumed, _ in rates))
+    families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written for _, written in rates))
     families.add_sample("kohort_consumergroup_lag_skew", place, group.skew)
     for part in group.hot:
         where = (part.partition.topic, str(part.partition.partition))
         families.add_sample("kohort_consumergroup_hot_partition", (*place, *where), part.produced_per_s)
-    times = [part.catch_up_s for part in read]
-    known = [time_s for time_s in times if time_s is not None]
-    families.add_sample(
-        "kohort_consumergroup_catch_up_seconds", place, max(known) if len(known) == len(times) else None
-    )
+    families.add_sample("kohort_consumergroup_catch_up_seconds", place, group.catch_up_s)
 
 
 def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
-    """Add what only partitions have that are not well."""
-    if part.cause is None and not part.lost:
+    """Add what only partitions have that have a cause. Those with lost records have one."""
+    if part.cause is None:
         return
     place = (*group, part.partition.topic, str(part.partition.partition))
-    if part.cause is not None:
-        families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
+    families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
     if part.lost:
         families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost)
 

@@ -26,8 +26,9 @@ being formatted at that moment is sent: that is the only overlap. When the coord
 shares, their groups are read at once.
 
 **Blindness.** A member whose reads of the cluster fail would keep its groups from the others. Once its last read has
-become too old to be shown, it leaves the group, and joins again after a read that works. A read of groups that fails
-again soon makes the next pause longer, up to `REST_MAX_S`.
+become too old to be shown, it leaves the group, and joins again after a read that works. A read that reaches none of
+its groups counts as one that failed. One that reaches some does not: the others may reach no more. A read of groups
+that fails again soon makes the next pause longer, up to `REST_MAX_S`.
 
 **State.** Nothing is handed over. A successor knows offsets, lag, time lag, `STOP` and `ERR` from its first read.
 Rates, `STALL` and `WARN` need its own reads over a window. Counters of changes begin at 0.

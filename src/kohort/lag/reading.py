@@ -50,6 +50,7 @@ from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.groups import ListGroupsRequest
 from kohort.wire.message import Message, RequestMessage
 from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
+from kohort.wire.schema import columns_of
 
 GROUPS_PER_REQUEST = 100
 """Bounds the size of an answer, and the time that a broker takes for it."""
@@ -75,6 +76,8 @@ _FetchedTopic: TypeAlias = (
 )
 
 
+_OFFSET = ("partition_index", "committed_offset", "committed_leader_epoch", "metadata", "error_code")
+"""The fields of a committed offset in an OffsetFetch response."""
 ReadOthers: TypeAlias = Callable[[], Mapping[str, GroupReading | KafkaError]]
 """Returns positions that no coordinator has, by name, or why one could not be read."""
 Offsets: TypeAlias = tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, KafkaError]]
@@ -132,6 +135,8 @@ class LagReading:
     _nodes: dict[str, int] = field(default_factory=dict)
     _unfound: dict[str, KafkaError] = field(default_factory=dict)
     _lookups: int = 0
+    _partitions: dict[str, dict[int, TopicPartition]] = field(default_factory=dict)
+    """The partitions by topic and number: all groups share one object."""
 
     async def read_groups(self, names: Sequence[str] | None, also: Collection[TopicPartition] = ()) -> ClusterSnapshot:
         """Read the named groups, or all; and the bounds of the partitions in `also`.
@@ -370,8 +375,22 @@ class LagReading:
             elif response.error_code:
                 outcomes[name] = error_for(response.error_code, f"offsets of group {name!r}")
             else:
-                outcomes[name] = _offsets(name, response.topics)
+                outcomes[name] = self._offsets(name, response.topics)
         return outcomes
+
+    def _offsets(self, group: str, topics: Iterable[_FetchedTopic]) -> Offsets:
+        committed, errors = {}, {}
+        for topic in topics:
+            names = self._partitions.setdefault(topic.name, {})
+            for number, offset, epoch, metadata, code in zip(*columns_of(topic.partitions, _OFFSET), strict=True):
+                tp = names.get(number)
+                if tp is None:
+                    tp = names[number] = TopicPartition(topic.name, number)
+                if code:
+                    errors[tp] = error_for(code, f"offset of group {group!r} in {tp}")
+                elif offset >= 0:
+                    committed[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
+        return committed, errors
 
     async def _share_offsets(self, names: Sequence[str]) -> dict[str, ShareOffsets | KafkaError]:
         return await self._ask_coordinators(names, share_group_offsets, lambda _: ShareOffsets())
@@ -457,11 +476,11 @@ class LagReading:
         wanted: dict[tuple[TopicPartition, int], PartitionBounds] = {}
         abandoned: dict[tuple[TopicPartition, int], PartitionBounds] = {}
         for group in groups:
-            left = abandoned_topics(group, {tp.topic for tp in group.committed})
+            left = abandoned_topics(group)
             for tp, committed in group.committed.items():
                 found = bounds.get(tp)
                 if isinstance(found, PartitionBounds):
-                    at = max(committed.offset, found.log_start)
+                    at = max(found.log_start, committed.offset)
                     if at < found.log_end:
                         (abandoned if tp.topic in left else wanted)[tp, at] = found
         if len(wanted) + len(abandoned) <= self.offsets_max:
@@ -516,25 +535,20 @@ def _is_temporary(outcome: object) -> bool:
     return isinstance(outcome, KafkaError) and (isinstance(outcome, RetriableError) or outcome.code.retriable)
 
 
-def _offsets(group: str, topics: Iterable[_FetchedTopic]) -> Offsets:
-    committed, errors = {}, {}
-    for topic in topics:
-        for part in topic.partitions:
-            key = TopicPartition(topic.name, part.partition_index)
-            if part.error_code:
-                errors[key] = error_for(part.error_code, f"offset of group {group!r} in {key}")
-            elif part.committed_offset >= 0:
-                committed[key] = OffsetAndMetadata(
-                    part.committed_offset, part.metadata or "", part.committed_leader_epoch
-                )
-    return committed, errors
-
-
 async def _outcomes(task: _Task[K, V], node: int, chunk: list[K]) -> dict[K, V | KafkaError]:
+    """Send the request for some keys; return an outcome for each of them, also for those that the answer leaves out."""
     try:
-        return {**await task.ask(node, chunk)}
+        answer = await task.ask(node, chunk)
     except KafkaError as error:
         return dict.fromkeys(chunk, error)
+    outcomes: dict[K, V | KafkaError] = {}
+    for key in chunk:
+        if key in answer:
+            outcomes[key] = answer[key]
+        else:
+            text = f"broker {node} left {key if isinstance(key, TopicPartition) else repr(key)} out of its answer"
+            outcomes[key] = error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+    return outcomes
 
 
 def _list_offsets(partitions: Iterable[TopicPartition], when: int, is_committed: bool) -> ListOffsetsRequest:

@@ -173,10 +173,15 @@ def _first_state(group: GroupLag, now_ms: int, target: ScalingTarget) -> Scaling
 
 def _offsets(group: GroupLag) -> dict[TopicPartition, tuple[int, int]]:
     return {
-        part.partition: (part.committed, part.log_end)
-        for part in group.known_partitions
-        if part.committed is not None and part.log_end is not None
+        part.partition: (_read_to(part), part.log_end) for part in group.known_partitions if part.log_end is not None
     }
+
+
+def _read_to(part: PartitionLag) -> int:
+    """Return how far a partition is read: of a share group with what is acknowledged after the start offset."""
+    if part.counted_lag is not None and part.trend is not None:
+        return part.trend.last.committed
+    return part.committed or 0
 
 
 def _most(group: GroupLag, target: ScalingTarget) -> int:
@@ -190,12 +195,22 @@ def _most(group: GroupLag, target: ScalingTarget) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """The load of one partition over the measured time. Rates are in records per second."""
+    """The load of one partition over the measured time. Rates are in records per second.
+
+    Attributes:
+        part: The partition.
+        written: What is written.
+        read: What is read.
+        is_blocked: Whether no member can reduce its lag.
+        is_read_on: Whether its offset has moved within the usual pause. Otherwise more members are no relief: `STALL`
+            shows that later only.
+    """
 
     part: PartitionLag
     written: float
     read: float
     is_blocked: bool
+    is_read_on: bool
 
 
 class _Scaling:
@@ -246,11 +261,14 @@ class _Scaling:
         return self._compared(member_per_s, demand, (*kept, (self.now_ms, demand)))
 
     def _load(self, part: PartitionLag) -> _Load:
-        committed, log_end = self.before.offsets.get(part.partition, (part.committed or 0, part.log_end or 0))
+        read_to = _read_to(part)
+        before, log_end = self.before.offsets.get(part.partition, (read_to, part.log_end or 0))
         per_s = 1000 / self.span_ms
-        written, read = ((part.log_end or 0) - log_end) * per_s, ((part.committed or 0) - committed) * per_s
-        is_stuck = part.cause == NO_PROGRESS and bool(self.members)
-        return _Load(part, max(0.0, written), max(0.0, read), is_stuck or part.cause == OPEN_TRANSACTION)
+        written, read = ((part.log_end or 0) - log_end) * per_s, (read_to - before) * per_s
+        is_blocked = part.cause == OPEN_TRANSACTION or (part.cause == NO_PROGRESS and bool(self.members))
+        trend = part.trend
+        moves = trend is None or trend.stuck_ms <= max(BUSY_LAG_MS, trend.longest_pause_ms)
+        return _Load(part, max(0.0, written), max(0.0, read), is_blocked, read > 0 and moves)
 
     def _measure_ms(self) -> int:
         """Return how long rates are measured: over several commits, also of a group that commits rarely.
@@ -298,7 +316,7 @@ class _Scaling:
         """Return what must be read of a partition per second: what is written, and a part of an old backlog."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
-        if not is_late or not load.read:  # an offset that does not move shows no member that more could relieve
+        if not is_late or not load.is_read_on:
             return load.written
         allowed = load.written * self.target.max_lag_ms / 2000
         return load.written + max(0.0, lag - allowed) * 1000 / self._drain_ms()
@@ -385,7 +403,7 @@ class _Scaling:
                 written[member] = written.get(member, 0.0) + load.written
         for load in self.free:
             part, owner = load.part, load.part.owner
-            if owner is None or not load.read or (part.time_lag_ms or 0) <= self.target.max_lag_ms:
+            if owner is None or not load.is_read_on or (part.time_lag_ms or 0) <= self.target.max_lag_ms:
                 continue
             spare, alone = member_per_s - written[owner.member_id], member_per_s - load.written
             if alone > 0 and alone >= RELIEF * spare and (part.lag or 0) * 1000 > max(0.0, spare) * self._drain_ms():

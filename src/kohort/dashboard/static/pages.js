@@ -84,7 +84,7 @@ function groups(main) {
 }
 
 const partitionColumns = [
-  { name: "Partition", className: "head", cell: (row) => element("span", {}, link("topic", row.topic), ` ${row.partition}`) },
+  { name: "Partition", className: "head", cell: (row) => element("span", {}, link("topic", row.topic, { "data-key": `${row.topic} ${row.partition}` }), ` ${row.partition}`) },
   { name: "Status", bare: true, cell: (row) => groupStatus({ ...row, causes: row.cause ? [row.cause] : [] }) },
   { name: "Lag", className: "number", cell: (row) => count(row.lag) },
   { name: "Time lag", className: "number", cell: (row) => timeLag(row.time_lag_ms, row.exact) },
@@ -187,7 +187,7 @@ function leftOut(number, what) {
   return number ? element("p", { className: "muted" }, `and ${count(number)} more ${what}`) : "";
 }
 
-const readers = (row) => element("span", {}, ...row.readers.slice(0, 5).flatMap((reader, index) => [index ? ", " : "", link("group", reader.group)]),
+const readers = (row) => element("span", {}, ...row.readers.slice(0, 5).flatMap((reader, index) => [index ? ", " : "", link("group", reader.group, { "data-key": `${row.topic} ${reader.group}` })]),
   row.readers.length > 5 ? ` and ${row.readers.length - 5} more` : "");
 
 const topicColumns = [
@@ -224,7 +224,7 @@ const logColumns = [
   { name: "Error", className: "wide", cell: (row) => (row.error ? visible(row.error) : "") },
 ];
 const readerColumns = [
-  { name: "Group", className: "wide head", cell: (row) => link("group", row.group) },
+  { name: "Group", className: "wide head", cell: (row) => link("group", row.group, { "data-key": row.group }) },
   { name: "Status", bare: true, cell: (row) => badge(row.status) },
   { name: "Lag", className: "number", cell: (row) => count(row.lag) },
 ];
@@ -305,7 +305,7 @@ function regions(main) {
 
 const regionMemberColumns = [
   { name: "Member", className: "wide head", cell: (row) => visible(row.member) },
-  { name: "Group", cell: (row) => link("group", row.group) },
+  { name: "Group", cell: (row) => link("group", row.group, { "data-key": row.group }) },
   { name: "Phase", cell: (row) => visible(row.phase) },
   { name: "Connected", cell: (row) => (row.connected ? "yes" : "no") },
   { name: "Partitions", className: "wide", cell: (row) => visible(row.partitions.join(" ")) },
