@@ -293,7 +293,7 @@ def _settles_rows_alone(stager: Stager) -> None:
 
 def _counts_rows_alone(stager: Stager) -> int:
     assert stager._rows is not None
-    return stager._rows.counted()
+    return stager._rows.forget_contribution()
 
 
 def _adds_letters_first(stager: Stager, table: Any, **given: Any) -> None:
@@ -381,7 +381,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
-    "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
+    "what was given counts twice": _instead(Stager, "forget_contribution", lambda stager: None),
     "a close counts the table in hand": _instead(RegionConsumer, "ask_to_close", _closes_with_the_table),
     "a table that is left undone counts": _instead(RecordQueue, "put_back", _puts_back_nothing),
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
@@ -391,7 +391,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "a bad row is dropped": _instead(staging, "divide", _forgets_bad_rows),
     "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
-    "dead letters of a sequence are given again": _instead(Stager, "counted", _counts_rows_alone),
+    "dead letters of a sequence are given again": _instead(Stager, "forget_contribution", _counts_rows_alone),
     "dead letters of a table that is left undone stay": _instead(Stager, "drop_unsettled", _settles_rows_alone),
     "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
     "dead letters are nobody's to publish": _letters_are_nobodys,

@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def published(place: Place, stager: Stager, sequence: int) -> int:
     """Publishes what was submitted; how many units it was."""
     keys = stager.stage_rest()
-    stager.counted()
+    stager.forget_contribution()
     sink = place.sink()
     sink.publish(sequence, keys)
     sink.sweep(Keep(0))

@@ -209,7 +209,7 @@ def assert_a_table_that_is_given_again_has_its_letters_once(folder: Path) -> Non
     places[0].publish(1, stager.stage_rest())
     places[1].publish(1, keys)
     assert values_in(folder / "out", "id") == Counter([1, 2])
-    assert stager.counted() == 1 and stager.give_letters() == ((), 0)
+    assert stager.forget_contribution() == 1 and stager.give_letters() == ((), 0)
 
 
 def values_in(folder: Path, column: str) -> Counter[Any]:

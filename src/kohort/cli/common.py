@@ -225,7 +225,7 @@ class EndingSignals:
     """A receiver of SIGTERM and SIGINT, from its creation on.
 
     The signal handler may call `put` of a queue, but not `set` of a `threading.Event`. It runs on the thread that waits
-    for the event. That thread may hold the event's lock at that moment, and the handler would wait for it for ever.
+    for the event. If that holds the event's lock at the moment, the handler would wait for ever.
     """
 
     def __init__(self) -> None:

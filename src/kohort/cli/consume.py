@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common, check_names, check_registry_option
-from kohort.cli.output import counted, print_note, printable, printable_json
+from kohort.cli.output import count_text, print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
@@ -290,7 +290,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
                 consumer.commit()
-    print_note(counted(total, "record"))
+    print_note(count_text(total, "record"))
     if decoded is not None and decoded.unread:
         print_note(f"{decoded.unread} values can't be read by a schema, and are shown as they are; {decoded.first}")
     return DONE

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, print_errors, properties_of
 from kohort.cli.group_rows import check_chosen, chosen_groups
-from kohort.cli.output import counted, is_confirmed, print_note, printable, show, show_changes, utc_text
+from kohort.cli.output import count_text, is_confirmed, print_note, printable, show, show_changes, utc_text
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -172,7 +172,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         if not changes:
             return code or DONE
         count = len({change.group for change in changes})
-        if not is_confirmed(execute, f"Set {counted(len(changes), 'offset')} of {counted(count, 'group')}?"):
+        if not is_confirmed(execute, f"Set {count_text(len(changes), 'offset')} of {count_text(count, 'group')}?"):
             return FAILED
         return _execute(admin, changes, common, shown=False) or code
 
@@ -242,7 +242,7 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
             rows = offset_deletions(admin, group, topic)
         if not execute:
             show(rows, _OFFSET, as_json=common.json)
-        if not is_confirmed(execute, f"Delete {counted(len(rows), 'offset')} of group {group}?"):
+        if not is_confirmed(execute, f"Delete {count_text(len(rows), 'offset')} of group {group}?"):
             return FAILED
         errors = delete_group_offsets(admin, group, [_partition_of(row) for row in rows])
     return _show_outcome(rows, _OFFSET, errors, _partition_of, common)
@@ -266,7 +266,7 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
             show(rows, columns, as_json=common.json, empty=None if errors else "no groups")
         if not rows:
             return print_errors(errors)
-        if not is_confirmed(execute, f"Delete {counted(len(rows), 'group')}?"):
+        if not is_confirmed(execute, f"Delete {count_text(len(rows), 'group')}?"):
             print_errors(errors)
             return FAILED
         refused = delete_groups(admin, [row["group"] for row in rows])
@@ -318,7 +318,7 @@ def clone(
         columns = (*_OFFSET, "new")
         if not execute:
             show(rows, columns, as_json=common.json)
-        if not is_confirmed(execute, f"Set {counted(len(rows), 'offset')} of group {target} as {source} has them?"):
+        if not is_confirmed(execute, f"Set {count_text(len(rows), 'offset')} of group {target} as {source} has them?"):
             return FAILED
         errors = set_group_offsets(admin, target, new)
     return _show_outcome(rows, columns, errors, _partition_of, common)
@@ -347,7 +347,7 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
         if not execute:
             show(rows, columns, as_json=common.json)
         failed = print_errors({str(key): error for key, error in untranslated.items()})
-        question = f"Set {counted(len(rows), 'offset')} of group {target} in the other cluster?"
+        question = f"Set {count_text(len(rows), 'offset')} of group {target} in the other cluster?"
         if not rows or not is_confirmed(execute, question):
             return FAILED
         errors = set_group_offsets(there, target, {offset.partition: offset.new for offset in found})

@@ -28,7 +28,16 @@ from kohort.cli.group_rows import (
     type_name,
     with_batch,
 )
-from kohort.cli.output import counted, fitting_columns, print_note, printable, show, show_json, show_json_line, table_of
+from kohort.cli.output import (
+    count_text,
+    fitting_columns,
+    print_note,
+    printable,
+    show,
+    show_json,
+    show_json_line,
+    table_of,
+)
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
 
@@ -160,7 +169,7 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
 
 
 def _group_line(row: dict[str, Any]) -> str:
-    members = counted(row["members"], "member")
+    members = count_text(row["members"], "member")
     return f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {members}  lag {row['lag']}"
 
 

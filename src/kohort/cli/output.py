@@ -194,7 +194,7 @@ def show_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def counted(count: int, what: str) -> str:
+def count_text(count: int, what: str) -> str:
     """Return a number of things in words, as `1 record` and `2 records`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 

@@ -268,7 +268,7 @@ class Play:
         self.killed_processes = self.applications.pop(VICTIM).kill()
         orphans = {share.partition for share in self.shares if share.owner == VICTIM}
         self.print_event(f"SIGKILL to {VICTIM}, {self.killed_processes} processes; it held partitions {words(orphans)}")
-        self.ask()
+        self.refresh_state()
         committed = {share.partition: share.committed for share in self.shares if share.partition in orphans}
         self.until(
             lambda: any(share.committed > committed.get(share.partition, share.committed) for share in self.shares),
@@ -338,7 +338,7 @@ class Play:
             time.sleep(0.02)
             if time.monotonic() - self.asked_s < ASK_S:
                 continue
-            self.ask()
+            self.refresh_state()
             if self.replaying.done():
                 self.replaying.result()
             for application in self.applications.values():
@@ -359,7 +359,7 @@ class Play:
         lag = sum(share.lag for share in self.shares)
         return f"replaying: {self.replay.sent:,} of {self.total:,} flights, lag {lag:,}; {self.held_partitions()}"
 
-    def ask(self) -> None:
+    def refresh_state(self) -> None:
         """Request every partition's owner and offsets, and the group's state."""
         self.asked_s = time.monotonic()
         with contextlib.suppress(RetriableError):

@@ -544,7 +544,7 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
         if room <= 0:
             break
     for segment, first, stop in reversed(found):
-        for batch in segment.scan(first, stop, skip=True):
+        for batch in segment.scan(first, stop, skip_damage=True):
             if batch.header.base_sequence >= 0:
                 producers.recall(batch.header)
 
@@ -562,7 +562,7 @@ def _newest_epoch(segments: Sequence[Segment]) -> int:
     """Return the leader epoch of the last readable batch, -1 if there is none."""
     for segment in reversed(segments):
         if segment.size:
-            last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip=True), 1)
+            last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip_damage=True), 1)
             if last:
                 return last[0].header.partition_leader_epoch
     return -1
@@ -583,7 +583,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
         log.warning("[partition %s] rebuilding leader-epoch-checkpoint from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
-        for batch in segment.scan(0, skip=True):
+        for batch in segment.scan(0, skip_damage=True):
             epoch = batch.header.partition_leader_epoch
             if epoch > (found[-1][0] if found else -1):
                 found.append((epoch, batch.header.base_offset))

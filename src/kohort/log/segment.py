@@ -617,7 +617,7 @@ class Segment(SegmentFile):
         if self.inherited is not None:
             self.verify_around(offset)
         entry = self.index.before_offset(offset - self.base_offset)
-        for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip=True):
+        for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip_damage=True):
             if batch.header.last_offset >= offset:
                 yield batch
 
@@ -629,11 +629,11 @@ class Segment(SegmentFile):
         entry = self.index.before_position(position)
         return self.index.positions[entry] if entry >= 0 else 0
 
-    def scan(self, position: int, end: int | None = None, *, skip: bool = False) -> Iterator[Located]:
+    def scan(self, position: int, end: int | None = None, *, skip_damage: bool = False) -> Iterator[Located]:
         """Yield the headers of the batches from `position` (a batch boundary) to `end`.
 
         Raises:
-            DamagedError: there is damage, and `skip` is False. The batches before it were yielded.
+            DamagedError: there is damage, and `skip_damage` is False. The batches before it were yielded.
         """
         stop = self.size if end is None else end
         while self.inherited is not None and (position < stop or not self.size):
@@ -642,7 +642,7 @@ class Segment(SegmentFile):
             damage = None if self.inherited is None else self.inherited.damage_from(position)
             if damage is not None and damage.position <= until and (damage.position < stop or end is None):
                 yield from self.headers(position, damage.position)
-                if not skip:
+                if not skip_damage:
                     raise DamagedError(damage)
                 position = damage.position + (damage.length or 0)
                 if position >= stop:
@@ -769,7 +769,7 @@ class Segment(SegmentFile):
     def begins_ms(self) -> int:
         """Return `first_timestamp`, also of an adopted segment."""
         if self.first_timestamp < 0 and self.size:
-            first = next(self.scan(0, skip=True), None)
+            first = next(self.scan(0, skip_damage=True), None)
             self.first_timestamp = first.header.max_timestamp if first else -1
         return self.first_timestamp
 

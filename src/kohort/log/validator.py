@@ -21,7 +21,13 @@ from kohort.wire.batch import (
     patch,
 )
 from kohort.wire.checksum import crc32c
-from kohort.wire.compression import CodecError, TooLargeError, UnknownCodecError, check_frame, decompress
+from kohort.wire.compression import (
+    CodecError,
+    TooLargeError,
+    UnknownCodecError,
+    decompress,
+    refuse_unreadable_for_kafka,
+)
 from kohort.wire.record_walk import RecordRules, WrongKind, WrongRecord, fault, walk_records
 
 _PREFIX = struct.Struct(">qii")
@@ -135,7 +141,7 @@ class BatchValidator:
         """Return the decompressed records of a batch, until the thread's next call."""
         packed = memoryview(batch)[HEADER_SIZE:]
         try:
-            check_frame(codec, packed)
+            refuse_unreadable_for_kafka(codec, packed)
             return decompress(codec, packed, limit, _scratch())
         except TooLargeError:
             if limit < self._decompressed_max:

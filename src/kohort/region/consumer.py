@@ -335,7 +335,7 @@ class RegionConsumer(OneProcess):
         """
         if not self._asked_to_close:
             self._asked_to_close = True
-            self._flow.stop_giving_tables()
+            self._flow.stop_delivery()
             self._events.end_within(timeout_s)
             self._events.post_quietly(Closing())
 

@@ -2,8 +2,8 @@
 
 A registry's rules are Confluent's for Protobuf (Schema Registry 8.1): fields are known by their numbers, messages by
 their names. They allow what Protobuf can parse. `reading_differences` is stricter, and allows what keeps its value. It
-also allows that a field gains or loses presence. A field that was not set is then read as its default or as None,
-whichever the reader's schema says.
+also allows that a field gains or loses presence. A field that was not set is then read as its default or as None, as
+the reader's schema says.
 """
 
 from __future__ import annotations

@@ -78,14 +78,14 @@ def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None =
     raise UnknownCodecError(f"codec {codec} is unknown")
 
 
-def check_frame(codec: int, data: Buffer) -> None:
+def refuse_unreadable_for_kafka(codec: int, data: Buffer) -> None:
     """Refuse compressed bytes that `decompress` reads, but Kafka's own clients do not.
 
     Source: Apache Kafka's Lz4BlockInputStream: version 1, independent blocks, no dictionary, and the descriptor's
     checksum.
 
     Raises:
-        CodecError: the bytes are such.
+        CodecError: the bytes are such a frame.
     """
     if codec == 3:
         head = bytes(memoryview(data)[:15])

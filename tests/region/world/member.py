@@ -390,7 +390,7 @@ class Member:
                 self.world.group.released(self, parts)
             case member_events.Retire():
                 if effect.counts:
-                    self.stager.counted()
+                    self.stager.forget_contribution()
                     self.touched.clear()
             case member_events.PublishKeys():
                 place = effect.place or self.disk.place

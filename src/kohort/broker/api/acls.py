@@ -86,13 +86,13 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
         else:
             results.append(make(error_message=""))
             rules.append(rule)
-    added = _changed(node.acls, rules, [], results)
+    added = _change_results(node.acls, rules, [], results)
     for rule in added:
         log.info("ACL added by request %s: %s", request.name, rule_text(rule))
     return CreateAclsResponse(results=results)
 
 
-def _changed(
+def _change_results(
     acls: AclStore, added: list[AclRule], removed: list[AclRule], results: list[CreateAclsResponse.AclCreationResult]
 ) -> list[AclRule]:
     """Store new rules, and return those that did not exist. If there is no room for them, reject all that are valid."""

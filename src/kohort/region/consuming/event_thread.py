@@ -385,7 +385,7 @@ class EventThread(MemberThread):
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.metrics.sequences += 1
         if counts:
-            self.metrics.dead_letters += self._stager.counted()
+            self.metrics.dead_letters += self._stager.forget_contribution()
         if retired > 0:
             self._callbacks.on_retire(retired)
 

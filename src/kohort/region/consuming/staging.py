@@ -68,7 +68,7 @@ class _Units:
         self._settled_keys = self._given = len(self.staged)
         return tuple(key for key, _ in self.staged)
 
-    def counted(self) -> int:
+    def forget_contribution(self) -> int:
         """Forget the returned keys, which a complete sequence covers; return the number of their rows."""
         rows = self.contributed_rows()
         self._settled_keys = max(0, self._settled_keys - self._given)
@@ -242,9 +242,9 @@ class Stager:
                 else (self._letters.stage_units(None), self._letters.contributed_rows())
             )
 
-    def counted(self) -> int:
+    def forget_contribution(self) -> int:
         """Forget the returned keys, which a complete sequence covers; return the number of dead letters among them."""
         with self._lock:
             if self._rows is not None:
-                self._rows.counted()
-            return 0 if self._letters is None else self._letters.counted()
+                self._rows.forget_contribution()
+            return 0 if self._letters is None else self._letters.forget_contribution()

@@ -149,7 +149,7 @@ class RecordQueue:
             self._lock.notify_all()
         self._changed()
 
-    def stop_giving_tables(self) -> None:
+    def stop_delivery(self) -> None:
         """Stop giving out tables, because the application closes the member.
 
         This takes no lock: a signal handler may call it.

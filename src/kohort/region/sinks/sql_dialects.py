@@ -75,7 +75,7 @@ class Dialect(Protocol):
     def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with its schema, if a search path finds the schema: markers are stored beside tables."""
 
-    def escaped(self, name: str) -> str:
+    def escape_placeholders(self, name: str) -> str:
         """Escape a quoted name for a statement that has values."""
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
@@ -184,7 +184,7 @@ class Sqlite:
         """Return the name unchanged: SQLite has no search path."""
         return table
 
-    def escaped(self, name: str) -> str:
+    def escape_placeholders(self, name: str) -> str:
         """Return the name unchanged: SQLite's placeholder can't occur in it."""
         return name
 
@@ -319,7 +319,7 @@ class Postgres:
         schema = cursor.fetchone()[0]
         return table if schema is None else (schema, *table)
 
-    def escaped(self, name: str) -> str:
+    def escape_placeholders(self, name: str) -> str:
         """Double the percent signs, which begin placeholders."""
         return name.replace("%", "%%")
 

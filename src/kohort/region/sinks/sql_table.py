@@ -411,7 +411,7 @@ class _Cursor:
             if found[0] == "?":
                 return self.dialect.mark
             name = self._places[found[1]] if found[1] else found[0]
-            return self.dialect.escaped(name) if given else name
+            return self.dialect.escape_placeholders(name) if given else name
 
         text = _PLACE.sub(placeholder_text, statement)
         if given:

@@ -307,8 +307,8 @@ class RegionQuery:
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
-    def counted(self, member: int) -> int:
-        """Forget the last contribution, which a complete checkpoint includes (`MemberQuery.counted`)."""
+    def forget_contribution(self, member: int) -> int:
+        """Forget the last contribution, which a complete checkpoint includes (`MemberQuery.forget_contribution`)."""
         if member != LEAD:
             return 0
         with self._lock:
@@ -323,8 +323,8 @@ class RegionQuery:
         self._posted.put(partial(remove_old_epochs, self._folder, kept))
         return dead_letters
 
-    def settled(self, member: int) -> None:
-        """Mark a member's running batch as done if Spark's checkpoint has its commit (`MemberQuery.settled`)."""
+    def check_running_batch(self, member: int) -> None:
+        """Mark a member's running batch as done if Spark's checkpoint has its commit, as `MemberQuery` says."""
         run, batch = self._run, self._members()[member].assignments.running()
         if run is None or batch is None:
             return

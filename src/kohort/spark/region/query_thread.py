@@ -70,10 +70,10 @@ class MemberQuery(Protocol):
             KafkaError: the results can't be determined.
         """
 
-    def counted(self, member: int) -> int:
+    def forget_contribution(self, member: int) -> int:
         """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
 
-    def settled(self, member: int) -> None:
+    def check_running_batch(self, member: int) -> None:
         """Check whether the running batch is done, by the commits in Spark's checkpoint."""
 
     def is_idle(self) -> bool:
@@ -150,7 +150,7 @@ class QueryThread(MemberThread):
 
     def _look_for_end(self) -> None:
         try:
-            self._query.settled(self.number)
+            self._query.check_running_batch(self.number)
         except (KafkaError, OSError) as error:
             log.info(
                 "[member %s] can't check whether its query's batch is done, waiting for Spark's report: %s",
@@ -253,7 +253,7 @@ class QueryThread(MemberThread):
             case happens.Retire(_, _, counts):
                 self.metrics.sequences += 1
                 if counts:
-                    self.metrics.dead_letters += self._query.counted(self.number)
+                    self.metrics.dead_letters += self._query.forget_contribution(self.number)
             case _:
                 pass  # `ResumeSubmitting`: the query never stopped
 
