@@ -34,7 +34,8 @@ from kohort.errors import (
 )
 from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
-from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
+from kohort.schema_registry.protobuf_files import is_built_in
+from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled
 from kohort.settings.arguments import checked_call, checks_arguments
 
 SCHEMA_BYTES_MAX = 1024 * 1024
