@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +141,20 @@ def test_order_is_kept_by_many_threads(own_broker: Broker, topic: str) -> None:
         assert int(number) == seen[name] + 1
         seen[name] = int(number)
     assert set(seen.values()) == {499}
+
+
+def test_batch_size_of_0_and_connections_without_an_end(own_broker: Broker, topic: str) -> None:
+    settings: dict[str, Any] = {"batch_size": 0, "connections_max_idle_ms": -1, "metadata_max_age_ms": 20}
+    table = pa.table({"value": [b"a" * 200, b"b", b"", b"c" * 100]})
+    with Producer(own_broker.bootstrap_servers, linger_ms=100, **settings) as producer:
+        done = [producer.send(topic, b"%d" % i + b"x" * 128, partition=0) for i in range(5)]
+        assert [sent.result(timeout_ms=10_000).offset for sent in done] == [0, 1, 2, 3, 4]
+        connections = producer._core.cluster.connections
+        before = set(connections._links)
+        time.sleep(0.2)
+        assert before <= set(connections._links)
+        assert sum(count for _, count in producer.send_arrow(topic, table).result(timeout_ms=10_000)) == 4
+    assert len(read(own_broker.bootstrap_servers, topic)) == 9
 
 
 def test_awaited_in_asyncio(own_broker: Broker, topic: str) -> None:

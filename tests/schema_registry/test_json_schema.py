@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kohort import SchemaRegistry
+from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.json_values import json_writer
-from tests.schema_registry.raw_registry import raw_registry
+from tests.schema_registry.raw_registry import http_answer, raw_registry
 
 PAYMENT = json.dumps(
     {
@@ -146,6 +146,78 @@ def test_library_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[registry\]'"):
         json_writer("{}", 1)
+
+
+CUSTOMER = '{"$id": "https://crm.example/c", "type": "object", "properties": {"age": {"$ref": "age.json"}}}'
+AGE = '{"type": "integer", "minimum": 0}'
+
+
+@pytest.mark.parametrize(
+    ("identity", "name", "reference"),
+    [
+        (None, "customer.json", "customer.json"),
+        ("https://shop.example/schemas/order.json", "customer.json", "customer.json"),
+        ("https://shop.example/schemas/order.json", "https://shop.example/x/c.json", "/x/c.json"),
+        (None, "any name", "https://crm.example/c"),
+    ],
+)
+def test_references_to_other_schemas_are_followed(
+    embedded: EmbeddedSchemaRegistry, identity: str | None, name: str, reference: str
+) -> None:
+    """A name is one beside the schema's $id, as for Confluent's serializers, or the other schema's own $id."""
+    registry = SchemaRegistry(embedded.url)
+    registry.register("age", AGE, "JSON")
+    to_age = SchemaReference("age.json", "age", 1)
+    registry.register("customer", CUSTOMER, "JSON", references=[to_age])
+    order = {"type": "object", "properties": {"of": {"$ref": reference}}} | ({"$id": identity} if identity else {})
+    to_customer = SchemaReference(name, "customer", 1)
+    registry.serializer("t-value", json.dumps(order), kind="JSON", references=[to_customer])
+    fresh = SchemaRegistry(embedded.url)
+    write = fresh.serializer("t-value")
+    data = write({"of": {"age": 7}})
+    assert fresh.deserialize(data) == {"of": {"age": 7}}
+    assert fresh.latest("t-value").references == (to_customer,)
+    with pytest.raises(InvalidInputError, match=r"\$.of.age: -1 is less than the minimum of 0"):
+        write({"of": {"age": -1}})
+
+
+def test_reading_needs_no_reference() -> None:
+    """The value is not compared with its schema, so the schemas that this refers to are not asked for."""
+    answer = {"schema": "{}", "schemaType": "JSON", "references": [{"name": "a", "subject": "gone", "version": 3}]}
+    with raw_registry(http_answer(answer)) as server:
+        assert SchemaRegistry(server.url).deserialize(b"\0\0\0\0\1[7]") == [7]
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '{"$schema": 7}', '{"$id": 7}'])
+def test_reference_to_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="no JSON Schema"):
+        json_writer("{}", 1, (("a.json", text),))
+
+
+def test_reference_that_is_not_there_is_refused(embedded: EmbeddedSchemaRegistry) -> None:
+    registry = SchemaRegistry(embedded.url)
+    reference = [SchemaReference("a.json", "gone", 3)]
+    with pytest.raises(InvalidInputError, match="version 3 of gone, which does not exist"):
+        registry.serializer("t-value", "{}", kind="JSON", references=reference)
+    with pytest.raises(InvalidInputError, match="version 3 of gone, which does not exist"):
+        registry.register("t-value", "{}", "JSON", references=reference)
+
+
+def test_references_of_confluents_client_are_read(embedded: EmbeddedSchemaRegistry) -> None:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+    from confluent_kafka.schema_registry import SchemaReference as TheirReference
+    from confluent_kafka.schema_registry.json_schema import JSONSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    order = '{"title": "Order", "type": "object", "properties": {"age": {"$ref": "age.json"}}}'
+    registry = SchemaRegistry(embedded.url)
+    registry.register("age", AGE, "JSON")
+    with SchemaRegistryClient({"url": embedded.url}) as client:
+        schema = Schema(order, "JSON", [TheirReference("age.json", "age", 1)])
+        data = JSONSerializer(schema, client)({"age": 7}, SerializationContext("t", MessageField.VALUE))
+    assert data is not None and registry.deserialize(data) == {"age": 7}
+    assert registry.serializer("t-value")({"age": 7})[:5] == data[:5]
 
 
 def test_confluents_client_reads_and_writes_the_same(embedded: EmbeddedSchemaRegistry) -> None:

@@ -56,6 +56,8 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
         ({"kafka.value.serializer": "x"}, "cast them to string or binary"),
         ({"kafka.partitioner": "x"}, "a column `partition`"),
         ({"kafka.partitioner.class": "x.Y"}, "a column `partition`"),
+        ({"kafka.partitioner.ignore.keys": "true"}, "leave the column `key` out"),
+        ({"kafka.connections.max.idle.ms": "0"}, "at least 1000 ms, or -1 for never"),
         ({"kafka.interceptor.classes": "x.Y"}, "interceptors are classes of Java's"),
         ({"kafka.acks": "0"}, "acknowledges nothing"),
         ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "^kafka.enable.idempotence needs kafka.acks=all"),
@@ -105,6 +107,28 @@ def test_columns_that_are_not_a_records_are_passed_over() -> None:
     )
     found = Writing.of(options(topic="flights"), schema)
     assert found.columns == {"key", "value", "partition", "timestamp", "headers"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("partitioner.class", "org.apache.kafka.clients.producer.internals.DefaultPartitioner"),
+        ("partitioner.class", "kafkashaded.org.apache.kafka.clients.producer.internals.DefaultPartitioner"),
+        ("partitioner.ignore.keys", "false"),
+        ("config.providers", ""),
+        ("ssl.cipher.suites", " "),
+    ],
+)
+def test_setting_that_asks_for_what_is_done_anyway_is_no_warning(name: str, value: str) -> None:
+    found = options(**{f"kafka.{name}": value})
+    assert found.ignored == [] and name not in found.producer_settings()
+
+
+@pytest.mark.parametrize("size", ["0", "1"])
+def test_batch_size_of_0_sends_records_one_by_one(size: str) -> None:
+    found = options(**{"kafka.batch.size": size, "kafka.connections.max.idle.ms": "-1"})
+    config = producer_config(found.bootstrap_servers, found.producer_settings())
+    assert (config.batch_size, config.connections_max_idle_ms) == (int(size), -1)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def check_poll_records(value: int) -> None:
         raise ValueError("it must be at least 1, or -1 for no bound, not 0")
 
 
+def check_idle_time(value: int) -> None:
+    """Raise ValueError for a time in which a connection would be closed between two requests of one client."""
+    if 0 <= value < 1_000:
+        raise ValueError(f"must be at least 1000 ms, or -1 for never, not {value}")
+
+
 def duration_ms(text: str) -> int:
     """Convert an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`) to milliseconds.
 
@@ -120,9 +126,10 @@ class ConnectionConfig:
     connections_max_idle_ms: int = declare_setting(
         "connections.max.idle.ms",
         540_000,
-        low=1_000,
+        low=-1,
         unit="ms",
-        why="closes connections before a broker or a firewall does",
+        check=check_idle_time,
+        why="closes connections before a broker or a firewall does; -1: never",
     )
     metadata_max_age_ms: int = declare_setting(
         "metadata.max.age.ms",

@@ -239,7 +239,7 @@ class SchemaToAdd:
         kind: AVRO, JSON or PROTOBUF.
         text: the schema as it was given.
         key: the schema by which equal ones are found: without the blanks of JSON, or the comments of Protobuf.
-        references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
+        references: the files that a Protobuf schema imports, or the types that another schema takes from others.
         imports: their names and texts, also of those that they refer to.
     """
 
@@ -267,8 +267,6 @@ class SchemaToAdd:
             raise _invalid("a request has a schema, and schemaType AVRO, JSON or PROTOBUF")
         try:
             references = references_of(body.get("references"), "the schema")
-            if references and kind == "JSON":
-                raise _invalid("the embedded registry has no references of JSON Schema")
             made = with_imports(RegisteredSchema(0, kind, text, references=references), find_version)
             if kind == "PROTOBUF":
                 identity = _compiled(text, made.imports).identity()
@@ -276,19 +274,16 @@ class SchemaToAdd:
                 return cls(kind, text, key, references, made.imports)
             if kind == "AVRO":
                 avro_writer(whole_avro(text, made.imports, "the schema"), 0)
-                key = json.dumps(json.loads(text), separators=(",", ":"))
-                if references:
-                    key = json.dumps([key, [asdict(reference) for reference in references]])
-                return cls(kind, text, key, references, made.imports)
-            if kind == "JSON":
-                return cls(kind, text, json.dumps(json.loads(text), separators=(",", ":")))
+            key = json.dumps(json.loads(text), separators=(",", ":"))
+            if references:
+                key = json.dumps([key, [asdict(reference) for reference in references]])
+            return cls(kind, text, key, references, made.imports)
         except InvalidInputError as error:
             raise _invalid(error.message) from None
         except RetriableError as error:
             raise RefusedRequest(HTTPStatus.INTERNAL_SERVER_ERROR, 50001, error.message) from None
         except (ValueError, RecursionError) as error:
             raise _invalid(f"no JSON: {error}") from None
-        raise AssertionError(kind)
 
 
 @lru_cache(maxsize=32)

@@ -6,6 +6,7 @@ import json  # not msgspec, without which clients start
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urljoin
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
@@ -31,17 +32,18 @@ def json_value(data: bytes, max_bytes: int) -> Any:
         raise CorruptDataError(f"no JSON: {error}") from None
 
 
-def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
-    """Return a function that writes a schema id and a value of that JSON Schema, in UTF-8 and without blanks.
+def json_writer(text: str, number: int, imports: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], bytes]:
+    """Return a function that writes values of a JSON Schema behind its id, in UTF-8 and without blanks.
 
     Args:
         text: the schema. Without `$schema` it is one of draft 7, as in Confluent's serializers.
         number: the schema's id.
+        imports: the schemas that it refers to: the name of each, and its text.
 
     Raises:
         InvalidInputError: the schema is invalid, or jsonschema is not installed.
     """
-    check = json_check(text)
+    check = json_check(text, imports)
     prefix = schema_prefix(number)
 
     def write_value(value: Any) -> bytes:
@@ -63,13 +65,16 @@ def json_writer(text: str, number: int) -> Callable[[Any], bytes]:
     return write_value
 
 
-def json_check(text: str) -> Callable[[Any], None]:
-    """Return a function that checks parsed JSON against a JSON Schema; it raises InvalidInputError.
+def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], None]:
+    """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
 
-    References within the schema are followed. Nothing is fetched. `format` is not checked.
+    References within the schema, and to those that it is given, are followed. Nothing is fetched. `format` is not
+    checked.
 
     Args:
         text: the schema.
+        imports: the schemas that it refers to: the name of each, and its text. A name is one beside the `$id` of
+            a schema, as for Confluent's serializers.
 
     Raises:
         InvalidInputError: the schema is invalid, or jsonschema is not installed.
@@ -87,11 +92,12 @@ def json_check(text: str) -> Callable[[Any], None]:
         schema = json.loads(text)
         kind = validator_for(schema, default=Draft7Validator)
         kind.check_schema(schema)
+        known = REGISTRY.with_resources(_named(schema, imports))  # the default fetches references by HTTP
     except SchemaError as error:
         raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}") from None
     except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
-    validator = kind(schema, registry=REGISTRY)  # its default fetches references by HTTP
+    validator = kind(schema, registry=known)
 
     def check_value(value: Any) -> None:
         try:
@@ -109,3 +115,15 @@ def json_check(text: str) -> Callable[[Any], None]:
             raise InvalidInputError(f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 
     return check_value
+
+
+def _named(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
+    """Return the schemas that a schema refers to, each by all names that it may have; the last of a name counts."""
+    from referencing import Resource
+    from referencing.jsonschema import DRAFT7
+
+    found = [(name, Resource.from_contents(json.loads(text), default_specification=DRAFT7)) for name, text in imports]
+    own = [*found, *((identity, resource) for _, resource in found if (identity := resource.id()))]
+    base = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
+    bases = [*([base] if isinstance(base, str) else []), *(name for name, _ in own)]
+    return [(urljoin(base, name), resource) for base in bases for name, resource in found] + own

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kohort.schema_registry.protobuf_schemas import ProtobufSchema, is_built_in
+from kohort.schema_registry.protobuf_files import is_built_in
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema
 from kohort.schema_registry.protobuf_values import has_shown_default, is_map
 
 if TYPE_CHECKING:

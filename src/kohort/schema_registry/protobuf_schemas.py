@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.schema_registry.prefix import PREFIX_BYTES, UnusableSchemaError
+from kohort.schema_registry.protobuf_files import KNOWN_FILES, is_built_in
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FileDescriptor
@@ -59,7 +60,6 @@ STDERR_BYTES_MAX = 64 * 1024
 INDEXES_MAX = 32
 """Most indexes before a value: protoc refuses messages that are nested deeper."""
 _MAIN = "kohort-schema.proto"
-_BUILT_IN = "google/protobuf/"
 _IMPORT_NAME = re.compile(r"(?:[A-Za-z0-9_+-][A-Za-z0-9_+.-]*/)*[A-Za-z0-9_+-][A-Za-z0-9_+.-]*\.proto")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]++=*+\s*+")
 _LONG_NAME = re.compile(rb"(?<![A-Za-z0-9_])[A-Za-z0-9_]{%d}" % (NAME_CHARACTERS_MAX + 1))
@@ -82,11 +82,6 @@ runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
 """protoc within limits: -c, because a function that runs between fork and exec is unsafe beside other threads."""
 _LOG_LINE = re.compile(r"WARNING: |[IWEF]\d{4} ")
 _MISSING = "Protobuf values need protobuf and grpcio-tools: pip install 'kohort[protobuf]'"
-
-
-def is_built_in(name: str) -> bool:
-    """Return whether a file is one of Protobuf's own, as google/protobuf/timestamp.proto; a registry's is not used."""
-    return name.startswith(_BUILT_IN)
 
 
 def check_installed() -> None:
@@ -154,17 +149,21 @@ def _run_protoc(folder: Path, files: Sequence[tuple[str, str]], name: str) -> Fi
 
     texts, serialized, made, said = folder / "texts", FileDescriptorSet(), folder / "made", folder / "said"
     texts.mkdir()
+    imported: set[str] = set()
     for path, text in files:
         data = text.encode(errors="replace")
         found = _serialized(text, path)
+        imported.update(found.dependency if found else (known for known in KNOWN_FILES if known in text))
         if found is not None:
             data = found.SerializeToString()
             serialized.file.append(found)
         if _LONG_NAME.search(data):
             raise UnusableSchemaError(f"{name} has a name of more than {NAME_CHARACTERS_MAX} characters")
         if found is None:
-            (texts / path).parent.mkdir(parents=True, exist_ok=True)
-            (texts / path).write_bytes(data)
+            _write(texts / path, data)
+    if not imported.isdisjoint(KNOWN_FILES):
+        for path in KNOWN_FILES.keys() - {path for path, _ in files}:
+            _write(texts / path, KNOWN_FILES[path].encode())
     (folder / "serialized").write_bytes(serialized.SerializeToString())
     limits = (0, PROTOC_CPU_S, PROTOC_MEMORY_BYTES, SET_BYTES_MAX + 1)
     command = (
@@ -198,6 +197,11 @@ def _run_protoc(folder: Path, files: Sequence[tuple[str, str]], name: str) -> Fi
     if code in _ENDED_BY_SCHEMA:
         raise UnusableSchemaError(f"protoc can't process {name}: {_ENDED_BY_SCHEMA[code]}")
     raise RetriableError(f"protoc failed for {name} with {code}: {'; '.join(reasons[-3:])[:300]}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def _ended_by_schema() -> dict[int, str]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.schema_registry.prefix import check_size, schema_prefix
-from kohort.schema_registry.protobuf_schemas import ProtobufSchema, indexes_bytes, is_built_in, read_indexes
+from kohort.schema_registry.protobuf_files import is_built_in
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, indexes_bytes, read_indexes
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor

@@ -19,6 +19,7 @@ import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -34,7 +35,8 @@ from kohort.errors import (
 )
 from kohort.schema_registry.avro_references import whole_avro
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
-from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled, is_built_in
+from kohort.schema_registry.protobuf_files import is_built_in
+from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled
 from kohort.settings.arguments import checked_call, checks_arguments
 
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -90,8 +92,9 @@ class RegisteredSchema:
         text: the schema.
         subject: the subject; "" if the schema was asked for by its id.
         version: the version in the subject; 0 if there is none.
-        references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
-        imports: their names and texts, also of those that they refer to.
+        references: the files that a Protobuf schema imports, or the types that another schema takes from others.
+        imports: their names and texts, also of those that they refer to; none of a JSON Schema that was asked for by
+            its id.
     """
 
     id: int
@@ -278,7 +281,7 @@ class SchemaRegistry:
             schema: the schema's text.
             kind: AVRO, JSON or PROTOBUF.
             references: the files that a Protobuf schema imports; those of Protobuf itself need none. Or the types that
-                an Avro schema takes from other schemas.
+                an Avro or JSON Schema takes from other schemas.
 
         Raises:
             InvalidInputError: the registry refuses the schema, as one that is not compatible.
@@ -378,7 +381,7 @@ class SchemaRegistry:
             schema: a schema, which is registered if it is new; None: the subject's newest, of whatever kind.
             kind: the kind of `schema`: AVRO, JSON or PROTOBUF.
             message: the message of a Protobuf schema that values are; None: the file's first.
-            references: the files that a Protobuf schema imports, or the types that an Avro schema takes from others.
+            references: the files that a Protobuf schema imports, or the types that another schema takes from others.
 
         Raises:
             InvalidInputError: the schema is invalid, or the registry refuses it.
@@ -396,19 +399,23 @@ class SchemaRegistry:
             protobuf_writer(made, 0, message)  # an invalid schema is not registered
             number = found.id if schema is None else self.register(subject, schema, kind, references=references)
             return protobuf_writer(made, number, message)
-        if found.kind not in ("AVRO", "JSON") or message is not None or (found.references and found.kind == "JSON"):
+        if found.kind not in ("AVRO", "JSON") or message is not None:
             raise InvalidInputError(
                 f"{_name_of(found)} is of the kind {found.kind}: AVRO, JSON and PROTOBUF are written; PROTOBUF alone "
-                "has messages, and JSON no references"
+                "has messages"
             )
+        writer_of: Callable[[int], Callable[[Any], bytes]]
         if found.kind == "AVRO":
-            from kohort.schema_registry.avro_values import avro_writer as writer_of
+            from kohort.schema_registry.avro_values import avro_writer
+
+            writer_of = partial(avro_writer, whole_avro(found.text, found.imports, _name_of(found)))
         else:
-            from kohort.schema_registry.json_values import json_writer as writer_of
-        text = whole_avro(found.text, found.imports, _name_of(found))
-        writer_of(text, 0)  # an invalid schema is not registered
+            from kohort.schema_registry.json_values import json_writer
+
+            writer_of = partial(json_writer, found.text, imports=found.imports)
+        writer_of(0)  # an invalid schema is not registered
         number = found.id if schema is None else self.register(subject, found.text, kind, references=references)
-        return writer_of(text, number)
+        return writer_of(number)
 
     # Schemas by id.
 
@@ -441,13 +448,14 @@ class SchemaRegistry:
         raise failure.to_error()
 
     def _known_of(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
-        """Return the schema of an answer, with the files that it imports.
+        """Return the schema of an answer, with the files that it imports; JSON is read without its schema.
 
         Raises:
             KafkaError: the registry fails.
         """
         try:
-            return _KnownSchema(self._with_imports(_schema_of(answer, "", number)))
+            schema = _schema_of(answer, "", number)
+            return _KnownSchema(schema if schema.kind == "JSON" else self._with_imports(schema))
         except UnusableSchemaError as error:
             return _KnownSchema(None, error.message)
 
@@ -687,7 +695,7 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     """Parse the schema in a registry's answer.
 
     Raises:
-        UnusableSchemaError: the answer has no schema, or one that can't be used: too large, or JSON with references.
+        UnusableSchemaError: the answer has no schema, or one that is too large.
     """
     text, kind, version = answer.get("schema"), answer.get("schemaType", "AVRO"), answer.get("version", 0)
     if not isinstance(text, str) or not isinstance(kind, str) or not isinstance(version, int):
@@ -696,8 +704,6 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     if len(text.encode(errors="replace")) > SCHEMA_BYTES_MAX:
         raise UnusableSchemaError(f"{name} has more than {SCHEMA_BYTES_MAX} bytes")
     references = references_of(answer.get("references"), name)
-    if references and kind == "JSON":
-        raise UnusableSchemaError(f"{name} has references to other schemas, which are not resolved: register it whole")
     return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version, references)
 
 

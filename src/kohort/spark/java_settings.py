@@ -129,6 +129,15 @@ _OAUTH_HANDLERS = tuple(
     f"org.apache.kafka.common.security.oauthbearer.{name}OAuthBearerLoginCallbackHandler" for name in ("", "secured.")
 )
 """Java's class that gets tokens of `sasl.oauthbearer.token.endpoint.url`, which the client here does by itself."""
+_AS_HERE: Mapping[str, tuple[str, ...]] = {
+    "config.providers": ("",),
+    "partitioner.class": ("org.apache.kafka.clients.producer.internals.DefaultPartitioner",),
+    "partitioner.ignore.keys": ("false",),
+    "security.providers": ("",),
+    "ssl.cipher.suites": ("",),
+    "ssl.provider": ("",),
+}
+"""Values of refused settings that ask for what the client here does by itself."""
 _IN_UPPER_CASE = ("security.protocol", "ssl.keystore.type", "ssl.truststore.type")
 _IDENTIFICATION = "ssl.endpoint.identification.algorithm"
 """Settings whose words Java's clients take in any case."""
@@ -177,6 +186,8 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
     by_reason: dict[str, list[str]] = {}
     for name, value in kafka.items():
         if name == _LOGIN_HANDLER and _SHADED.sub("", value.strip()) in _OAUTH_HANDLERS and _TOKEN_URL in kafka:
+            continue
+        if _SHADED.sub("", value.strip()) in _AS_HERE.get(name, ()):
             continue
         reason = refused.get(name)
         if reason is not None:

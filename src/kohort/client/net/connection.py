@@ -460,7 +460,9 @@ class BrokerConnections:
             self._forget_connection(link, reason)
 
     def close_idle(self) -> None:
-        """Close connections that were idle for `connections_max_idle_ms`."""
+        """Close connections that were idle for `connections_max_idle_ms`; -1: none."""
+        if self.config.connections_max_idle_ms < 0:
+            return
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
         for link in list(self._links.values()):
             if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:

@@ -97,7 +97,7 @@ class Accumulator(Appender[Delivery]):
         self._kick = partial(wake, kicked)
         self._progress: Promise[None] = Promise()
         self._memory = config.buffer_memory
-        self._limit = min(config.batch_size, config.max_request_size)
+        self._limit = max(_BATCH_LEAST, min(config.batch_size, config.max_request_size))
         self._limits: dict[str, int] = {}
         self._sticky: dict[str, int] = {}
         _OF_THIS_PROCESS.add(self)

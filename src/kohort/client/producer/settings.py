@@ -58,11 +58,11 @@ class ProducerConfig(ConnectionConfig):
     batch_size: int = declare_setting(
         "batch.size",
         480 * 1024,
-        low=128,
+        low=0,
         high=INT32_MAX,
         unit="bytes",
         why="a batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer "
-        "nothing, and two fit in a request",
+        "nothing, and two fit in a request; below 128 it is 128, so with 0 most records are batches of their own",
     )
     linger_ms: int = declare_setting(
         "linger.ms",
