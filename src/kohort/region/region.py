@@ -22,7 +22,7 @@ from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
-from kohort.region.consumer import RegionConsumer
+from kohort.region.consumer import Inside, RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
@@ -30,13 +30,12 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
-from kohort.region.inside import Inside
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.message_codec import decode_heard, encode
 from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
-from kohort.region.region_log import Home
+from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, known_there, place_of
@@ -48,7 +47,7 @@ from kohort.settings.validation import duration_ms
 
 if TYPE_CHECKING:
     from kohort.io.metrics_http import MetricsServer
-    from kohort.region.metrics import Measured
+    from kohort.region.metrics import MeasuredMember
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 QUEUE_POLLS = 100
@@ -135,10 +134,10 @@ class Region(ClosedOnExit):
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
-        self._home = Home(name, bootstrap_servers, settings, None if key is None else region_key(key))
+        self._home = RegionLogView(name, bootstrap_servers, settings, None if key is None else region_key(key))
         self._election = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
-        self._counted: set[Measured] = set()
+        self._counted: set[MeasuredMember] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
         self._calls, self._closes_later, self._closing, self._closed = Inside(), False, 0, False
@@ -156,11 +155,11 @@ class Region(ClosedOnExit):
         with self._lock:
             return sorted(self._consumers, key=lambda member: member.name)
 
-    def _measured_now(self) -> list[Measured]:
+    def _measured_now(self) -> list[MeasuredMember]:
         with self._lock:
             return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
-    def count_in(self, member: Measured) -> None:
+    def count_in(self, member: MeasuredMember) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
         with self._calls.enter(), self._lock:
             self._counted.add(member)

@@ -32,7 +32,7 @@ _SQLITE_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExistingTable:
     """The description of an existing database table.
 
     Attributes:
@@ -80,7 +80,7 @@ class Dialect(Protocol):
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether a table of this name exists."""
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def staging(self, target: str, staging: str) -> str:
@@ -181,7 +181,7 @@ class Sqlite:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of the table, if it exists."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
@@ -206,7 +206,7 @@ class Sqlite:
         against += [f"has the trigger {trigger[0]!r}" for trigger in cursor.fetchall()]
         types = {column[1]: _affinity(column[2]) for column in info}
         columns = {column[1]: bool(column[3]) for column in info}
-        return Found(columns, tuple(names for names in unique if names), tuple(against), types)
+        return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
@@ -316,7 +316,7 @@ class Postgres:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of the table, if it exists."""
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "
@@ -338,7 +338,7 @@ class Postgres:
         cursor.execute(_POSTGRES_UNIQUE, (oid,))
         unique = tuple(frozenset(constraint[0]) for constraint in cursor.fetchall())
         cursor.execute(_POSTGRES_COLUMNS, (oid,))
-        return Found(dict(cursor.fetchall()), unique, tuple(against), {})
+        return ExistingTable(dict(cursor.fetchall()), unique, tuple(against), {})
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
