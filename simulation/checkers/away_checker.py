@@ -12,7 +12,7 @@ from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
+from kohort.groups.topics import TopicIdPartitions, unpack
 from simulation.checkers.property import QUIET, Checker, Holder, Waiting
 from simulation.harness.world import World
 

@@ -203,7 +203,7 @@ class LimitsChecker(Checker):
             self.fail(f"there are {len(groups)} groups")
         for group_id, group in groups.items():
             membership, limit = group.membership, self.config.group_max_size
-            members = len(list(membership.places()))
+            members = len(list(membership.member_connections()))
             if isinstance(membership, ConsumerGroup):
                 members, limit = len(membership.members), self.config.consumer_max_size
             elif isinstance(membership, ClassicGroup) and membership.state is GroupState.PREPARING_REBALANCE:

@@ -17,7 +17,7 @@ from kohort.groups.group import Group
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember
 from kohort.groups.records import ReconciliationState
-from kohort.groups.topic_id_partitions import TopicIdPartition
+from kohort.groups.topics import TopicIdPartition
 
 
 class BrokenInvariantError(Exception):
@@ -77,7 +77,7 @@ def broken_holds(context: Context) -> Iterator[str]:
 
 def unbound_in(context: Context, group: Group) -> Iterator[str]:
     """Yield members whose connection may end unnoticed: it is open, but they are not registered on it."""
-    for member_id, connection, is_gone in group.membership.places():
+    for member_id, connection, is_gone in group.membership.member_connections():
         bound = connection == NO_CONNECTION or (group.group_id, member_id) in context.connections.get(connection, ())
         if not is_gone and not bound:
             yield f"{member_id} is not bound to its connection {connection}"

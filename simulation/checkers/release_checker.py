@@ -40,7 +40,7 @@ class ReleaseChecker(Checker):
         return {
             (group_id, member_id)
             for group_id, group in self._machine.context.ledger.groups.items()
-            for member_id, _, _ in group.membership.places()
+            for member_id, _, _ in group.membership.member_connections()
         }
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:

@@ -59,7 +59,7 @@ class KeepsTornTail(DiskMutant):
         def cut(segment: Segment, report: RecoveryReport) -> None:
             del report
             segment.size = segment.file_size()
-            segment.inherited = None
+            segment.unverified = None
 
         return cut
 

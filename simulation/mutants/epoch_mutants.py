@@ -25,10 +25,10 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import conversion
-from kohort.groups.migration.conversion import Converted
+from kohort.groups.migration.conversion import ConvertedMember
 from kohort.groups.records import MemberSaved
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from simulation.checkers.epoch_checker import StaleEpochChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -157,7 +157,7 @@ class IgnoresClaims(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without claims."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(claimed=frozenset()) for member in members]
             )
@@ -221,7 +221,7 @@ class ForgetsAssignments(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without assignments."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(assigned=frozenset()) for member in members]
             )

@@ -21,7 +21,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from simulation.checkers.eviction_checker import EvictionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.soft_state_checker import SoftStateChecker

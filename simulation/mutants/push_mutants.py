@@ -20,7 +20,7 @@ from kohort.groups.push.rebalance import PushRebalance
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers.group_checkers import OwnershipChecker
 from simulation.checkers.property import Checker

@@ -32,7 +32,7 @@ log = logging.getLogger("kohort.broker")
 LISTEN_DEFAULT = "127.0.0.1:9092"
 
 
-class Beside(Protocol):
+class BrokerCompanion(Protocol):
     """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
 
     async def open(self, broker: BrokerServer) -> None:
@@ -55,7 +55,7 @@ class BrokerServer:
         data_dir: Path,
         listen: str,
         properties: Mapping[str, Any],
-        beside: Beside | None = None,
+        beside: BrokerCompanion | None = None,
     ) -> None:
         live = LiveSettings(data_dir, broker_configs(properties))
         config, descriptors = live.broker, shares(open_file_limit())
@@ -151,7 +151,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     properties: Mapping[str, Any] | None = None,
     on_ready: Callable[[BrokerServer, asyncio.Event], None] | None = None,
-    beside: Beside | None = None,
+    beside: BrokerCompanion | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -177,7 +177,7 @@ def run_broker(
     listen: str,
     data_dir: str | Path,
     properties: Mapping[str, Any],
-    beside: Beside | None = None,
+    beside: BrokerCompanion | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
     """Run the command `kohort broker`, and return its exit code.

@@ -86,7 +86,6 @@ class PartitionLog:
 
     A rejected request raises a `KafkaError`. An `OSError` means that the disk failed; the partition still serves.
 
-
     Attributes:
         path: the folder `<topic>-<partition>`, created with the first write.
         missing: whether the folder does not exist yet.

@@ -23,7 +23,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError
 from kohort.log import checkpoints, opening
 from kohort.log.config import LogConfig, StoreLimits
-from kohort.log.continuity import Epochs, Located, whole_end
+from kohort.log.continuity import Epochs, LocatedBatch, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove_if_exists, sync_folder, write_all
@@ -97,9 +97,9 @@ def truncate_at_hole(
 
 def _hole(segment: Segment, durable_end: int, log_start_offset: int, fs: FileSystem) -> LogDamage | None:
     """Return the first damage from `durable_end` on. A file that can't be opened may be intact and is passed over."""
-    if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
+    if segment.unverified is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
-    for damage in segment.inherited.damages:
+    for damage in segment.unverified.damages:
         if damage.first_offset >= durable_end and (damage.next_offset is None or damage.next_offset > log_start_offset):
             return damage
     return None
@@ -520,7 +520,7 @@ def load_producers(
     return start
 
 
-def _marker(segment: Segment, batch: Located) -> Marker | None:
+def _marker(segment: Segment, batch: LocatedBatch) -> Marker | None:
     """Return a transaction marker; None if it can't be read."""
     try:
         return parse_marker(batch.header, segment.read_batch(batch))

@@ -457,7 +457,6 @@ class LogStore(ClosedOnExit):
 
         Only the catalog is written: a partition's folder is created with its first record.
 
-
         Args:
             plans: the topics to create.
             unseen: returns the group journals that are not loaded (`CatalogTopic.unseen`) at the moment of creation.
@@ -563,7 +562,6 @@ class LogStore(ClosedOnExit):
         """Remove existing topics from the catalog, then from memory, then rename their folders.
 
         `removing` deletes the renamed folders later.
-
 
         Returns:
             The logs of the removed topics.

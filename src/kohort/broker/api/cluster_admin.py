@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -87,7 +87,7 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
             DescribeQuorumResponse.Node(
                 node_id=place.node_id, listeners=[listener(name="PLAINTEXT", host=place.host, port=place.port)]
             )
-            for place in node.places.nodes(request.connection)
+            for place in node.endpoints.nodes(request.connection)
         ]
     return response
 
@@ -307,7 +307,7 @@ def _write_marker(
     done()
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum),
     handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
     handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),

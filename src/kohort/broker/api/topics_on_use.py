@@ -7,7 +7,7 @@ import logging
 from kohort.broker.api.metadata import Asked, TopicMetadata, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
@@ -103,4 +103,4 @@ def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaErro
     return None
 
 
-HANDLERS: list[Handled[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]
+HANDLERS: list[ApiHandler[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]

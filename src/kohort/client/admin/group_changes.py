@@ -1,4 +1,4 @@
-"""Changes of groups that are previewed first: which offsets a reset, a deletion of offsets or of a group concerns.
+"""Changes of groups with a preview: offset resets, and deletions of offsets or groups.
 
 Commands and the dashboard preview and make changes by the same functions. All calls block.
 """
@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 class ChangeInputError(InvalidInputError):
-    """A change that is described in a wrong way, such as a time that is none."""
+    """An invalid description of a change, such as a text that is no time."""
 
 
 # -- Suggestions for misspelled names of groups and topics
