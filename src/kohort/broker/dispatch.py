@@ -191,7 +191,6 @@ class Dispatcher(Generic[D]):
 
         Raises:
             BadFrame: the frame is no request that this host serves; the connection must be closed.
-
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             began = perf_counter()

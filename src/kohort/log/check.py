@@ -253,7 +253,6 @@ class PartitionCheck:
         """Check each segment and the other files.
 
         The folder is created with the first record: an empty partition has none.
-
         """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []

@@ -17,7 +17,6 @@ def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: Pins, ru
     """Return the position of the one batch whose offset contradicts the index.
 
     None if there is no such batch, or the index is wrong.
-
     """
     said = dict(zip(pins.positions, pins.offsets, strict=True))
     blamed: list[int] = []

@@ -39,7 +39,6 @@ def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tu
     """Return `(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
 
     An epoch before the first known one ended where that began.
-
     """
     number = bisect_right(epochs, (epoch, end_offset)) - 1
     if number < 0:

@@ -230,7 +230,6 @@ def open_segments(
 
     Raises:
         OSError: the last segment's file can't be opened.
-
     """
     known_end = known_end_of(path, names, options, files.fs)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
@@ -326,7 +325,6 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
     """Remove empty segments at the end after one with a torn end.
 
     After a power loss they are part of what was lost.
-
     """
     while len(segments) > 1 and torn[len(segments) - 2]:
         before, last = segments[-2:]
@@ -348,7 +346,6 @@ def _end_at(
     """Complete the end of the log when it is opened.
 
     Truncate a torn end. After damage to records that are known to have existed, begin another segment.
-
     """
     last = segments[-1]
     if last.readable:
@@ -425,7 +422,6 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
 
     Returns:
         The base offsets of the remaining segments, and of those whose file is missing.
-
     """
     fs = files.fs
     for name in names:

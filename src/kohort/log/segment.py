@@ -412,7 +412,6 @@ class SegmentFile:
 
         Returns:
             Whether a file may have been created.
-
         """
         if self.readable:
             self._fs.fsync(self.open().fd)
@@ -436,7 +435,6 @@ class SegmentFile:
         """Release the log file permanently. Later users get an error that it was deleted, or `why`.
 
         Readers with an open file keep what they read.
-
         """
         deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._gone = deleted if why is None else why

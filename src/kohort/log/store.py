@@ -137,7 +137,6 @@ def enforce(log: PartitionLog, now_ms: int) -> int:
 
     A segment is deleted only if all of it is below the last stable offset. The last segment is rolled first when it is
     old.
-
     """
     count = _before_start(log)
     if log.config.deletes:
@@ -261,7 +260,6 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
 
     Raises:
         OSError: a file could not be written.
-
     """
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}

@@ -60,7 +60,6 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
     """Describe the quorum, which has one node: this broker is its leader and only voter.
 
     Topics are stored without a metadata log, so its offsets are 0. Source: KIP-595, KIP-836, KIP-853.
-
     """
     make, of_topic = DescribeQuorumResponse.PartitionData, DescribeQuorumResponse.TopicData
     topics = request.message.topics

@@ -64,7 +64,6 @@ class CommitPlan(Generic[T]):
     """The partitions of a commit in the request's order: those for the coordinator, and those rejected before.
 
     Results are whole columns where nothing is rejected, because a commit may name hundreds of partitions.
-
     """
 
     def __init__(

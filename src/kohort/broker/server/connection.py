@@ -258,7 +258,6 @@ class Handler(Protocol):
         """Handle one request; raise `BadFrame` to close the connection.
 
         The frame may be modified. The next read overwrites its memory.
-
         """
 
     def on_closed(self, connection: Connection) -> None:
@@ -417,7 +416,6 @@ class Connection:
 
         Responses are sent in between, and a full connection stops reading. A read full of small requests must not pile
         up large responses, nor delay the other connections.
-
         """
         clock = time.monotonic
         now = clock()

@@ -331,7 +331,6 @@ class Transactions:
 
         Raises:
             KafkaError: the producer may not.
-
         """
         header = parse_header(records)
         producer = (header.producer_id, header.producer_epoch)
