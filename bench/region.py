@@ -17,7 +17,7 @@ from kohort.client.group.member import GroupMember
 from kohort.region.control_plane.events import Offsets
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Manifest, Position
-from kohort.region.region_log import Home, RegionLogWriter
+from kohort.region.region_log import RegionLogView, RegionLogWriter
 
 _RECORDS, _SIZE, _COMMITS, _MEMBERS = 8_000_000, 100, 30, 10
 _TOPIC_ID = UUID(int=1)
@@ -67,7 +67,7 @@ def _commits(place: Place, count: int) -> Sample:
     with ExitStack() as stack:
         members = [stack.enter_context(GroupMember(place.servers, name, topics=[topic])) for _ in range(count)]
         _settle(members)
-        home = Home(name, place.servers, {})
+        home = RegionLogView(name, place.servers, {})
         stack.callback(home.close)
         pen, known = home.take_over("127.0.0.1", 1)
         stack.callback(pen.close)

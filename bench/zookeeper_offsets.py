@@ -99,7 +99,7 @@ async def _mirrored(address: str, count: int) -> Sample:
         groups = _Groups(count)
         leaders = SimpleNamespace(leaders=lambda _topic, parts: [(1, 0, [1], [1])] * len(parts))
         topics = SimpleNamespace(by_name={"t": SimpleNamespace(partitions=count)})
-        host: Any = SimpleNamespace(groups=groups, places=leaders, topics=topics, token=lambda: 1)
+        host: Any = SimpleNamespace(groups=groups, endpoints=leaders, topics=topics, token=lambda: 1)
         mirror = GroupMirror(coordination, host)
         await mirror.settle()
         began, cpu = time.perf_counter(), time.process_time()

@@ -25,9 +25,9 @@ from simulation.harness.run import Result
 from simulation.harness.shrink import Shrinker
 
 FAILURES_MAX = 5
-"""The number of failures after which the remaining seeds are not played."""
+"""Stop playing further seeds after this number of failures."""
 LINE_S = 30.0
-"""The interval of progress lines without a terminal."""
+"""The interval of progress lines when standard error is no terminal."""
 
 
 def commit() -> str:
@@ -109,7 +109,7 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 
 
 def explain(plan: Plan, options: argparse.Namespace) -> None:
-    """Print a failed plan: the command that repeats it, and the trace of the smallest plan that fails alike."""
+    """Print a failed plan: the command that repeats it, and the trace of the smallest plan with the same failure."""
     mutant = mutant_named(options.mutant)
     first = run_of(plan, mutant, options.simulated).play()
     print(f"seed {plan.seed} at commit {commit()}: {first.failure}\nrepeat with: {command(plan, options)}", flush=True)

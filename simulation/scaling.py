@@ -1,8 +1,8 @@
-"""Scaling of a group on traces of traffic, by kohort's rule and by KEDA's for Kafka: `python -m simulation.scaling`.
+"""Scaling of a group on synthetic load, by kohort's rule and by KEDA's for Kafka: `python -m simulation.scaling`.
 
 A group of equal members reads the partitions of a topic in virtual time. Each member reads at most `MEMBER_PER_S`
 records per second of all its partitions together. After a change new members come after `START_S`, and then nobody
-reads for `STANDSTILL_S`. Both rules see the group every `POLL_S`.
+reads for `DOWNTIME_S`. Both rules see the group every `POLL_S`.
 
 KEDA's rule is that of its documentation (scalers/apache-kafka): total lag by `lagThreshold`, rounded up, at most one
 member for each partition. The threshold is what a member reads in the target time, which is the best that one can
@@ -25,27 +25,27 @@ from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds
 
 PARTITIONS = 12
 MEMBER_PER_S = 100.0
-START_S, STANDSTILL_S, POLL_S, COMMIT_S = 20, 4, 15, 5
+START_S, DOWNTIME_S, POLL_S, COMMIT_S = 20, 4, 15, 5
 MAX_LAG_S = 30
 HPA_TOLERANCE, HPA_DOWN_S = 0.1, 300
 TOPIC = "orders"
 
 Rate = Callable[[int, int], float]
-"""Records per second that are written to a partition: by partition and second."""
+"""Records per second written to a partition, as a function of the partition and the second."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Traffic.
+    """Synthetic load.
 
     Attributes:
-        name: Its name.
-        seconds: Its length.
-        rate: What is written.
-        stuck: Partitions that no member can read on, from a second on.
-        open_transaction: The same, because of an open transaction, until it ends.
-        member_per_s: What a member reads at most.
-        downtime_s: How long nobody reads after a change of members.
+        name: the load's name.
+        seconds: its length.
+        rate: the records written.
+        stuck: partitions that no member can read further, from a second on.
+        open_transaction: the same, because of an open transaction, until it ends.
+        member_per_s: the most records that a member reads in a second.
+        downtime_s: how long nobody reads after a change of members.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Trace:
     stuck: dict[int, int] = field(default_factory=dict)
     open_transaction: dict[int, tuple[int, int]] = field(default_factory=dict)
     member_per_s: float = MEMBER_PER_S
-    downtime_s: int = STANDSTILL_S
+    downtime_s: int = DOWNTIME_S
 
     def blocks(self, partition: int, second: int) -> bool:
-        """Return whether nobody can read on in a partition."""
+        """Return whether a partition cannot be read further at this second."""
         if partition in self.stuck:
             return second >= self.stuck[partition]
         since, until = self.open_transaction.get(partition, (1, 0))
@@ -99,11 +99,11 @@ class Outcome:
     """The result of a rule on a trace.
 
     Attributes:
-        changes: The number of changes of the wanted members.
-        over_s: The seconds in which a partition that members can help was over the target.
-        member_h: The hours of all members.
-        most: The most members.
-        whys: The reasons that the rule gave, once each.
+        changes: the number of changes of the number of members.
+        over_s: the seconds in which a partition was over the target although members could read it.
+        member_h: the hours of all members.
+        most: the maximum number of members.
+        whys: the rule's reasons, once each.
     """
 
     changes: int = 0
@@ -114,7 +114,7 @@ class Outcome:
 
 
 class SimulatedGroup:
-    """The group."""
+    """A simulated group."""
 
     def __init__(self, trace: Trace, members: int) -> None:
         self.trace, self.second = trace, 0
@@ -127,17 +127,17 @@ class SimulatedGroup:
         self.rebalances: list[GroupRebalanced] = []
 
     def ask(self, members: int) -> None:
-        """Want so many members: new ones need time to start, others leave at once."""
+        """Set the number of members: new ones need time to start, others leave at once."""
         if members != self.asked:
             self.joins_at = self.second + (START_S if members > self.members else 0)
             self.asked = members
 
     def owned_by(self, member: int) -> range:
-        """Return the partitions of a member, as even as can be."""
+        """Return a member's partitions, divided as evenly as possible."""
         return range(member, PARTITIONS, self.members)
 
     def step(self) -> None:
-        """Let a second pass."""
+        """Advance by one second."""
         if self.asked != self.members and self.second >= self.joins_at:
             self.members, self.reads_at = self.asked, self.second + self.trace.downtime_s
             cause = RebalanceCause(self.second * 1_000, "joined", "scaled")
@@ -158,7 +158,7 @@ class SimulatedGroup:
                 self.oldest_s[number] += 1
 
     def _read(self, member: int) -> None:
-        """Read the partitions of a member, the shortest backlog first, each with an equal part of what is left."""
+        """Read a member's partitions, the shortest backlog first, each with an equal part of the remaining capacity."""
         open_ones = [number for number in self.owned_by(member) if not self.trace.blocks(number, self.second)]
         left = self.trace.member_per_s
         backlogs = sorted((self.written[number][-1] - self.read[number], number) for number in open_ones)
@@ -177,7 +177,7 @@ class SimulatedGroup:
         return not self.trace.blocks(number, self.second) and writes < self.trace.member_per_s
 
     def snapshot(self) -> ClusterSnapshot:
-        """Return what a reader of lag would see."""
+        """Return the group's lag as a lag reader reports it."""
         parts = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
         members = tuple(
             MemberDescription(
@@ -203,22 +203,22 @@ class SimulatedGroup:
 
 
 class Rule:
-    """A rule of scaling."""
+    """A scaling rule."""
 
     def wanted(self, group: SimulatedGroup) -> tuple[int, str]:
-        """Return how many members are wanted now, and why."""
+        """Return the wanted number of members, and the reason."""
         raise NotImplementedError
 
 
 class KohortRule(Rule):
-    """Kohort's."""
+    """Kohort's scaling rule."""
 
     def __init__(self) -> None:
         self._report: LagReport | None = None
         self._state: ScalingState | None = None
 
     def wanted(self, group: SimulatedGroup) -> tuple[int, str]:
-        """Return how many members are wanted now, and why."""
+        """Return the wanted number of members, and the reason."""
         self._report = evaluate(group.snapshot(), self._report)
         target = ScalingTarget(MAX_LAG_S * 1_000)
         decision, self._state = decide(self._report.groups["g"], self._report.taken_ms, target, self._state)
@@ -259,14 +259,14 @@ class KedaRule(Rule):
         self._autoscaler = HorizontalAutoscaler(PARTITIONS)
 
     def wanted(self, group: SimulatedGroup) -> tuple[int, str]:
-        """Return how many members are wanted now, and why."""
+        """Return the wanted number of members, and the reason."""
         threshold = group.trace.member_per_s * MAX_LAG_S
         lag = sum(int(log[-1]) - offset for log, offset in zip(group.written, group.committed, strict=True))
         return self._autoscaler.wanted(lag / threshold, group.members, group.asked, group.second), "lag"
 
 
 def run(trace: Trace, rule: Rule, members: int = 2) -> Outcome:
-    """Run a rule on a trace."""
+    """Apply a rule to a load."""
     group, outcome = SimulatedGroup(trace, members), Outcome()
     for second in range(trace.seconds):
         if second % POLL_S == 0:

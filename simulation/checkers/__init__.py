@@ -1,1 +1,1 @@
-"""Checkers: properties that must hold in every run, of what clients hold and of the journal's second reading."""
+"""Checkers: properties that every run must keep, checked on the clients' state and on an independent journal model."""

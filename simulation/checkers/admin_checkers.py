@@ -37,18 +37,18 @@ ASSIGNORS = ("uniform", "range")
 
 
 def state_of(group: Group) -> GroupState:
-    """Return the live state of a group that is no consumer group."""
+    """Return the live state of a group, unless it is a consumer group."""
     push = group.under(PushGroup)
     return classic_of(group).state if push is None else push.group_state()
 
 
 def classic_of(group: Group) -> ClassicGroup:
-    """Return a group as a classic one; a group of another protocol has no classic members."""
+    """Return a group as a classic group; None for a group of another protocol."""
     return group.under(ClassicGroup) or ClassicGroup(group.group_id)
 
 
 class AdminChecker(Checker):
-    """A checker that also uses live classic states and members, which no record has before a rebalance ends."""
+    """A checker that also reads the live state of classic groups: no record describes a rebalance before it ends."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -63,7 +63,7 @@ class AdminChecker(Checker):
 
 
 class DeletionChecker(AdminChecker):
-    """Deletion: offsets of topics that members read, and groups with members, stay; all others go completely."""
+    """Deletion keeps groups with members and offsets of subscribed topics; everything else is deleted completely."""
 
     skips = QUIET
 
@@ -140,9 +140,9 @@ class DeletionChecker(AdminChecker):
 
     @staticmethod
     def _reads(group_id: str, journal: GroupJournal, state: GroupState, topic: str) -> bool | None:
-        """Return whether a member reads a topic.
+        """Return whether a member is subscribed to a topic.
 
-        None where no record says so: while a classic group rebalances, or a pattern is still being resolved.
+        None if the records do not say: while a classic group rebalances, or while a pattern is being resolved.
         """
         if state is GroupState.EMPTY:
             return False
@@ -164,7 +164,7 @@ class DeletionChecker(AdminChecker):
 
 
 def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
-    """Return every record of a group outside open transactions: a deletion must write tombstones for them."""
+    """Return the keys of a group's records outside open transactions: a deletion must write a tombstone for each."""
     keys: set[tuple[Any, ...]] = {(Kind.OFFSET, group_id, *slot) for slot in journal.slots()}
     if journal.push is not None:
         keys.add((Kind.PUSH_GROUP, group_id))
@@ -191,7 +191,7 @@ def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
 
 
 class DescriptionChecker(AdminChecker):
-    """Lists and descriptions agree with the journal, and do not reveal an unfinished classic rebalance."""
+    """ListGroups and DescribeGroups agree with the journal, and do not reveal an unfinished classic rebalance."""
 
     skips = QUIET
 
@@ -234,10 +234,10 @@ class DescriptionChecker(AdminChecker):
 
     @staticmethod
     def _classic_state(group: Group) -> GroupState:
-        """Return a classic group's state, from who waits for what.
+        """Return a classic group's state, derived from its members' pending requests.
 
-        A group whose members have all gone behaves as in Kafka. A first join phase lasts its full time. Any other join
-        phase lasts while a member with a new id has not returned with it.
+        A group whose members have all left behaves as in Kafka. The first join phase lasts its full time. A later join
+        phase lasts while a member with a new id has not returned with that id.
         """
         classic = classic_of(group)
         first = classic.previous_state is GroupState.EMPTY and classic.join_phase.due_ms is not None
@@ -246,7 +246,7 @@ class DescriptionChecker(AdminChecker):
 
     @staticmethod
     def _push_state(group: Group, journal: PushJournal) -> GroupState:
-        """Return Empty by the journal, else the live state: no record tells of a rebalance."""
+        """Return Empty if the journal says so, else the live state: no record describes a rebalance."""
         push = group.under(PushGroup)
         return GroupState.EMPTY if push is None or not journal.members else push.group_state()
 
@@ -340,14 +340,14 @@ class DescriptionChecker(AdminChecker):
         )
 
     def _existing(self, found: TopicIdPartitions) -> TopicIdPartitions:
-        """Return the partitions whose topic the coordinator knows."""
+        """Return those partitions whose topics the coordinator knows."""
         assert self._machine is not None
         ids = {topic.id for topic in self._machine.context.image.topics.values()}
         return frozenset(pair for pair in found if pair[0] in ids)
 
 
 def shown_member(member: DescribedConsumer) -> tuple[Any, ...]:
-    """Return a member's line, for comparison."""
+    """Return the description of a member, for comparison."""
     return (
         (member.instance_id, member.rack_id, member.client_id, member.client_host),
         (member.subscribed_topics, member.subscribed_regex),

@@ -1,4 +1,4 @@
-"""Static members of consumer groups that left for a while. Source: KIP-848."""
+"""A checker of static members of consumer groups that left temporarily. Source: KIP-848."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
+from kohort.groups.topics import TopicIdPartitions, unpack
 from simulation.checkers.property import QUIET, Checker, Holder, Waiting
 from simulation.harness.world import World
 
 LATE_MS = 2_000
-"""The coordinator's tick may be a second late, and a session counted from a load over Kafka begins a second later."""
+"""The tolerance in ms: a coordinator's tick may be late, and a session counted after a load from Kafka begins later."""
 Key = tuple[str, str]
-"""Group and member id."""
+"""Group id and member id."""
 
 
 @dataclass
-class Away:
-    """A member that left for a while.
+class AwayMember:
+    """A static member that left temporarily (epoch -2).
 
     Attributes:
-        share: what it had, and keeps.
-        left_ms: when it left, or the coordinator that knows it began.
+        share: the partitions that it had and keeps.
+        left_ms: when it left, or when a coordinator that loaded this state began.
     """
 
     share: TopicIdPartitions
@@ -36,7 +36,7 @@ class Away:
 
 
 class AwayChecker(Checker):
-    """A member that left for a while stays away with its share until it or its successor joins, or its session ends."""
+    """A static member that left temporarily keeps its partitions until it or a successor joins or its session ends."""
 
     skips = QUIET
 
@@ -45,7 +45,7 @@ class AwayChecker(Checker):
         self._shares: dict[Key, TopicIdPartitions] = {}
         self._instances: dict[Key, str | None] = {}
         self._heard_ms: dict[Key, int] = {}
-        self._away: dict[Key, Away] = {}
+        self._away: dict[Key, AwayMember] = {}
 
     def on_replayed(self, machine: GroupMachine) -> None:
         now_ms = self.world.now_ms
@@ -59,7 +59,7 @@ class AwayChecker(Checker):
                 self._instances[key], self._shares[key] = member.instance_id, current.assigned
                 self._heard_ms[key] = now_ms
                 if current.member_epoch == LEFT_FOR_A_WHILE:
-                    self._away[key] = Away(current.assigned, now_ms)
+                    self._away[key] = AwayMember(current.assigned, now_ms)
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self.on_stepped(None, outcome, {})
@@ -78,13 +78,13 @@ class AwayChecker(Checker):
                 self._heard_ms[event.group_id, event.member_id] = self.world.now_ms
 
     def _moved(self, event: Any, record: MemberAssigned) -> None:
-        """A member stands somewhere else."""
+        """Check a record that changes a member's assignment or epoch."""
         key, share = (record.group_id, record.member_id), unpack(record.assigned)
         away = self._away.get(key)
         if record.member_epoch == LEFT_FOR_A_WHILE:
             if share != self._shares.get(key, frozenset()):
                 self.fail(f"{record.member_id} left for a while with {len(share)} partitions of its own {self._shares}")
-            self._away.setdefault(key, Away(share, self.world.now_ms))
+            self._away.setdefault(key, AwayMember(share, self.world.now_ms))
         elif away is not None:
             if not self._joins(event, key):
                 self.fail(f"{record.member_id} was away and is at epoch {record.member_epoch} after {event}")
@@ -95,7 +95,7 @@ class AwayChecker(Checker):
                 self.fail(f"{record.member_id} has partitions of {member_id}, which is away")
 
     def _gone(self, event: Any, key: Key) -> None:
-        """A member has no place any more."""
+        """Check a record that removes a member."""
         away = self._away.pop(key, None)
         self._shares.pop(key, None)
         if away is None or self._joins(event, key) or isinstance(event, LeaveGroup):
@@ -109,7 +109,7 @@ class AwayChecker(Checker):
             )
 
     def _joins(self, event: Any, key: Key) -> bool:
-        """Whether it is this member that joins, or its successor."""
+        """Return whether the event is a join of this member or of its successor."""
         if not isinstance(event, JoinGroup | ConsumerGroupHeartbeat) or event.group_id != key[0]:
             return False
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch != 0:

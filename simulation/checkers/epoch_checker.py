@@ -15,10 +15,10 @@ Answer = ConsumerGroupHeartbeatReply | HeartbeatReply | SyncGroupReply | OffsetF
 
 
 class StaleEpochChecker(Checker):
-    """A heartbeat, sync or fetch with an epoch is accepted with its member's own, and refused with any other.
+    """A heartbeat, sync or fetch is accepted with the member's own epoch, and rejected with any other.
 
     One exception: a heartbeat may name the previous epoch, when only the response can have been lost. It must then
-    claim nothing that the member was not given.
+    claim no partition that was not assigned to the member.
     """
 
     skips = frozenset({OffsetCommit})
@@ -66,7 +66,7 @@ class StaleEpochChecker(Checker):
             self.fail(f"{event} is answered {error.name} and not {expected.name}")
 
     def _check_classic(self, consumer: ConsumerJournal, event: Heartbeat | SyncGroup) -> None:
-        """A classic member goes on only with its own epoch, and if that is the newest; who gives up syncs first."""
+        """A classic member continues only with its own epoch, if that is the newest; it syncs before it revokes."""
         member = consumer.members.get(event.member_id)
         epoch, state = consumer.epoch_of(event.member_id), consumer.state_of(event.member_id)
         if member is None or member.classic_protocols is None or event.generation != epoch:

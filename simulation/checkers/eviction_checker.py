@@ -1,7 +1,7 @@
-"""No eviction without a reason: a member that is heard, revokes and joins in time stays in its group.
+"""A checker of evictions: a member that sends heartbeats, revokes and joins in time stays in its group.
 
-The checker keeps its own records of each member: its last sign of life, its pending requests, its duties, and its
-connection. An eviction, or a request to join again, must be justified by these records.
+The checker keeps its own records of each member: last heartbeat, pending requests, outstanding revocations and joins,
+and connection. An eviction, or an order to rejoin, must be justified by these records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from simulation.checkers.property import Checker, Holder, Waiting
 from simulation.harness.world import World
 
 Key = tuple[str, str]
-"""Group and member id."""
+"""Group id and member id."""
 SOONEST_MS = 1_250
 """The minimum time for a member to reconnect after its connection ended."""
 GOES_ON = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
@@ -43,19 +43,20 @@ STRANGER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode
 
 
 @dataclass
-class Kept:
-    """A member in the checker's records; times in ms.
+class MemberHistory:
+    """The checker's record of a member; times in ms.
 
     Attributes:
-        heard_ms: when it was last heard, or its wait was answered; a join or sync that waits is no sign of life.
-        new_ms: when it joined a classic group, until its first rebalance is over.
-        waits: joins, syncs and consumer heartbeats of it that are not answered.
-        notified: an answer has named its id.
-        lost_ms: when its connection ended, if that counts.
-        moves_ms: since when it has to give partitions up.
-        called_ms: when it was told to join again, in a consumer group, if it has not.
-        joined_ms: when it was told a new generation there, if it has not synchronized.
-        generation: the last that the answer to a join told it; the only member of a group starts a new one at once.
+        heard_ms: the last sign of life or the last answer to a pending request; a pending join or sync is no sign of
+            life.
+        new_ms: when it joined a classic group, until its first rebalance ends.
+        waits: its pending joins, syncs and consumer heartbeats.
+        notified: a response has told it its member id.
+        lost_ms: when its connection ended, if that may evict it.
+        moves_ms: since when it has to revoke partitions.
+        called_ms: when a consumer group told it to join again; None once it has joined.
+        joined_ms: when a response told it a new generation; None once it has sent its SyncGroup.
+        generation: the last one in a response to its join; a group's only member starts a new generation at once.
     """
 
     heard_ms: int
@@ -77,11 +78,11 @@ class Kept:
 
 
 @dataclass
-class Round:
-    """Where a classic group stands.
+class RebalanceState:
+    """The state of a classic group's rebalance.
 
     Attributes:
-        since_ms: when it came to this state, or its generation began.
+        since_ms: when the group entered this state or generation.
     """
 
     state: GroupState
@@ -90,7 +91,7 @@ class Round:
 
 
 class EvictionChecker(Checker):
-    """Nobody who behaves is evicted."""
+    """No member is evicted without a reason."""
 
     skips = frozenset({OffsetFetch})
 
@@ -98,8 +99,8 @@ class EvictionChecker(Checker):
         super().__init__(world, members, config)
         self._machine: GroupMachine | None = None
         self._in: dict[str, set[str]] = {}
-        self._rounds: dict[str, Round] = {}
-        self._kept: dict[Key, Kept] = {}
+        self._rounds: dict[str, RebalanceState] = {}
+        self._kept: dict[Key, MemberHistory] = {}
         self._waits: dict[int, Key] = {}
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
@@ -109,7 +110,7 @@ class EvictionChecker(Checker):
         for group_id, journal in self.journal.groups.items():
             for saved in () if journal.saved is None or journal.consumer is not None else journal.saved.members:
                 limits = (saved.session_timeout_ms, saved.rebalance_timeout_ms)
-                self._kept[group_id, saved.member_id] = Kept(now_ms, *limits, saved.instance_id)
+                self._kept[group_id, saved.member_id] = MemberHistory(now_ms, *limits, saved.instance_id)
             for member_id, member in {} if journal.consumer is None else journal.consumer.members.items():
                 self._kept[group_id, member_id] = kept = self._of(member)
                 if journal.consumer is not None:
@@ -117,10 +118,10 @@ class EvictionChecker(Checker):
                     kept.moves_ms = now_ms if moves else None
             self._look(group_id)
 
-    def _of(self, member: MemberSaved) -> Kept:
+    def _of(self, member: MemberSaved) -> MemberHistory:
         classic = member.classic_protocols is not None
         session_ms = member.classic_session_timeout_ms if classic else self.config.consumer_session_timeout_ms
-        return Kept(self.world.now_ms, session_ms, member.rebalance_timeout_ms, member.instance_id)
+        return MemberHistory(self.world.now_ms, session_ms, member.rebalance_timeout_ms, member.instance_id)
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         if isinstance(event, OffsetCommit):
@@ -171,14 +172,14 @@ class EvictionChecker(Checker):
             members, known = classic.members, self._rounds.get(group_id)
             state, generation = classic.state, classic.generation
             if known is None or (known.state, known.generation) != (state, generation):
-                self._rounds[group_id] = Round(state, generation, self.world.now_ms)
+                self._rounds[group_id] = RebalanceState(state, generation, self.world.now_ms)
         if len(members) == len(before) and before.issuperset(members):
             return set()
         self._in[group_id] = set(members)
         return before.difference(members)
 
     def _hear(self, event: Any, value: Any) -> None:
-        """A member spoke: what is taken is a sign of life, and what is not answered it waits for."""
+        """Record a member's request: an accepted one is a sign of life, an unanswered one is pending."""
         member_id = event.member_id or getattr(event, "new_member_id", "")
         key = (event.group_id, member_id)
         if member_id not in self._in.get(event.group_id, ()):
@@ -197,7 +198,9 @@ class EvictionChecker(Checker):
         if error not in GOES_ON:
             return
         if kept is None:
-            kept = self._kept[key] = Kept(now_ms, self.config.consumer_session_timeout_ms, 0, event.instance_id)
+            kept = self._kept[key] = MemberHistory(
+                now_ms, self.config.consumer_session_timeout_ms, 0, event.instance_id
+            )
             kept.notified = bool(event.member_id) or (isinstance(event, JoinGroup) and event.instance_id is not None)
             kept.new_ms = now_ms
         self._note_join(event, value, kept)
@@ -218,7 +221,7 @@ class EvictionChecker(Checker):
             kept.notified = True
 
     def _hear_commit(self, event: OffsetCommit, outcome: Effects) -> None:
-        """A commit of a member that speaks the classic protocol is a sign of life."""
+        """Record a commit of a member of the classic protocol: an accepted one is a sign of life."""
         key = (event.group_id, event.member_id)
         kept = self._kept.get(key)
         if kept is None or not self._is_classic(key):
@@ -226,8 +229,8 @@ class EvictionChecker(Checker):
         if any(error in TAKEN for error in outcome.replies[-1].value.errors):  # type: ignore[union-attr]
             kept.heard_ms, kept.lost_ms = self.world.now_ms, None
 
-    def _note_join(self, event: Any, value: Any, kept: Kept) -> None:
-        """Record a join's limits of its member; a settled member that repeats its join changes nothing."""
+    def _note_join(self, event: Any, value: Any, kept: MemberHistory) -> None:
+        """Record the timeouts that a join names; a stable member that repeats its join changes nothing."""
         if isinstance(event, ConsumerGroupHeartbeat):
             kept.session_ms = self.config.consumer_session_timeout_ms
             if event.rebalance_timeout_ms != -1:
@@ -242,13 +245,13 @@ class EvictionChecker(Checker):
         if isinstance(event, JoinGroup | ConsumerGroupHeartbeat):
             kept.process = event.client.process or kept.process
 
-    def _welcomed(self, kept: Kept, generation: int) -> None:
-        """Record that the member's join was answered: it has to synchronize from now on."""
+    def _welcomed(self, kept: MemberHistory, generation: int) -> None:
+        """Record that the member's join was answered: it has to send a SyncGroup from now on."""
         kept.new_ms, kept.generation = None, generation
         kept.joined_ms = self.world.now_ms
 
     def _answered(self, request: int, value: Any, event: Any) -> None:
-        """A wait has ended; not that of a member whose earlier join is answered because of its next one."""
+        """Record the answer to a pending request, unless it is an earlier join answered because of a later one."""
         key = self._waits.pop(request)
         kept = self._kept.get(key)
         if kept is None:
@@ -276,8 +279,8 @@ class EvictionChecker(Checker):
         member = consumer.members.get(key[1])
         return member is not None and member.classic_protocols is not None
 
-    def _check_gone(self, event: Any, value: Any, key: Key, before: Round | None) -> None:
-        """A member is not in its group any more; `before`: where that stood, of a classic one."""
+    def _check_gone(self, event: Any, value: Any, key: Key, before: RebalanceState | None) -> None:
+        """Check a member's removal; `before` is its classic group's state before the step, None for other groups."""
         kept = self._kept.get(key)
         if kept is None or self._goes_by_itself(event, value, key, kept):
             return
@@ -287,8 +290,8 @@ class EvictionChecker(Checker):
             since_ms = self.world.now_ms - kept.heard_ms
             self.fail(f"{key[1]} of {key[0]} was evicted, heard {since_ms} ms ago, by {event}: {kept}")
 
-    def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: Kept) -> bool:
-        """Whether it left, was removed by name, found no room, or is there under another id."""
+    def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: MemberHistory) -> bool:
+        """Return whether it left, was removed by name, found the group full, or returned under another id."""
         member_id = key[1]
         if isinstance(event, LeaveGroup):
             return any(
@@ -302,8 +305,8 @@ class EvictionChecker(Checker):
             return leaves or (value is not None and value.error is ErrorCode.GROUP_MAX_SIZE_REACHED)
         return event.instance_id is not None and event.instance_id == kept.instance_id
 
-    def _excuse(self, kept: Kept, before: Round | None) -> str | None:
-        """By what a member has earned to be evicted now."""
+    def _excuse(self, kept: MemberHistory, before: RebalanceState | None) -> str | None:
+        """Return the reason for which the member may be evicted now; None if there is none."""
         now_ms = self.world.now_ms
         if kept.lost_ms is not None:
             if kept.is_dead:
@@ -328,7 +331,7 @@ class EvictionChecker(Checker):
         return "it did not synchronize in time" if late else None
 
     def _check_refused(self, event: Any, value: Any) -> None:
-        """A member that says its own epoch and is told to join again has not done in time what it was asked to."""
+        """Check that a member with the right epoch must rejoin only after missing a revocation or join deadline."""
         consumer = self.journal.consumer(event.group_id)
         member = None if consumer is None else consumer.members.get(event.member_id)
         kept = self._kept.get((event.group_id, event.member_id))

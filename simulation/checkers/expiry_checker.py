@@ -1,4 +1,4 @@
-"""Expiration against a model, which is fed by records and clocks alone. Source: KIP-211, KIP-496, spec 1.5, 1.6."""
+"""A checker of offset expiration against a model of records and clocks. Source: KIP-211, KIP-496, spec 1.5, 1.6."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from simulation.checkers.property import Checker, Holder, Waiting, is_one
 from simulation.harness.world import World
 
 LATE_MS = 2_000
-"""Beyond the interval between two looks: the coordinator's tick and its journal take time too."""
+"""The tolerance beyond the check interval: the coordinator's tick and its append take time too."""
 
 
 @dataclass
-class Kept:
-    """A group as the model knows it.
+class ExpiringGroup:
+    """A group in the model.
 
     Attributes:
-        members: of the consumer protocol, by id; of a classic group those of its last generation.
-        empty_ms: wall clock when the last member went, None while there are some, or never were.
-        at_ms: by partition, when its position was committed and the time it goes by itself, -1: by the retention.
-        due_since_ms: by partition, the monotonic clock at which the model first saw that it should go.
+        members: of a consumer group, by id; of a classic group those of its last generation.
+        empty_ms: wall clock when the last member left; None while there are members, or never were any.
+        at_ms: by partition, the commit time and the explicit expiry time, -1 if the retention applies.
+        due_since_ms: by partition, the monotonic time at which the model first found the offset expired.
     """
 
     members: set[str] = field(default_factory=set)
@@ -47,16 +47,16 @@ class Kept:
 
 
 class ExpiryChecker(Checker):
-    """A position expires when its time is over and nobody reads it: not before, and not much later.
+    """A committed offset expires when its retention has passed and no member subscribes to its topic, and soon after.
 
-    Its time runs from its commit; in an empty group from the later moment when the group became empty.
+    The retention counts from the commit; in an empty group from the later moment when the group became empty.
     """
 
     SHARE = 0.1
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._groups: dict[str, Kept] = {}
+        self._groups: dict[str, ExpiringGroup] = {}
         self._machine: GroupMachine | None = None
 
     def on_replayed(self, machine: GroupMachine) -> None:
@@ -68,8 +68,8 @@ class ExpiryChecker(Checker):
             if consumer is not None and not consumer.members:
                 self._kept(group_id).empty_ms = consumer.assigned_ms
 
-    def _kept(self, group_id: str) -> Kept:
-        return self._groups.setdefault(group_id, Kept())
+    def _kept(self, group_id: str) -> ExpiringGroup:
+        return self._groups.setdefault(group_id, ExpiringGroup())
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self.on_stepped(None, outcome, {})
@@ -124,8 +124,8 @@ class ExpiryChecker(Checker):
         group = None if self._machine is None else self._machine.context.find(group_id)
         return group is not None and group.under(ConsumerGroup) is not None
 
-    def _expired(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> None:
-        """A position went by itself."""
+    def _expired(self, group_id: str, kept: ExpiringGroup, partition: tuple[str, int]) -> None:
+        """Check an offset that the coordinator has expired."""
         left_ms = self._left_ms(kept, partition)
         name = f"{group_id} {partition[0]}-{partition[1]}"
         if left_ms is not None and left_ms > 0:
@@ -133,8 +133,8 @@ class ExpiryChecker(Checker):
         if kept.members and self._is_read(group_id, partition[0]):
             self.fail(f"the position of {name} has gone, which is read")
 
-    def _left_ms(self, kept: Kept, partition: tuple[str, int]) -> int | None:
-        """Until a position's time is over; None of one that the model does not know."""
+    def _left_ms(self, kept: ExpiringGroup, partition: tuple[str, int]) -> int | None:
+        """Return the time until an offset expires; None for an offset that the model does not know."""
         if partition not in kept.at_ms:
             return None
         start_ms, expire_ms = kept.at_ms[partition]
@@ -145,9 +145,9 @@ class ExpiryChecker(Checker):
         return start_ms + self.config.offsets_retention_ms - self.world.wall_ms
 
     def _is_read(self, group_id: str, topic: str) -> bool:
-        """Whether a process that is in the group is subscribed to the topic, as it says itself.
+        """Return whether a process in the group subscribes to the topic, by its own state.
 
-        Of two that are one member to the coordinator it is not known which is in it.
+        Two processes with one id are ignored: it is unknown which of them is the member.
         """
         kept = self._groups[group_id]
         inside = [
@@ -178,8 +178,8 @@ class ExpiryChecker(Checker):
                         f"the position of {group_id} {partition[0]}-{partition[1]} is due for {now_ms - since_ms} ms"
                     )
 
-    def _may_stay(self, group_id: str, kept: Kept, partition: tuple[str, int]) -> bool:
-        """Whether the group's state keeps a position whose time is over: it is read, or who reads is not settled."""
+    def _may_stay(self, group_id: str, kept: ExpiringGroup, partition: tuple[str, int]) -> bool:
+        """Return whether an expired offset may stay: its topic is subscribed to, or subscriptions are not settled."""
         group = None if self._machine is None else self._machine.context.find(group_id)
         if group is None:
             return True

@@ -1,4 +1,4 @@
-"""Commits that are taken, beside who was told to have the partitions."""
+"""A checker of accepted commits against the assignments that the coordinator has sent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from simulation.members.assigning import decode_assignment, to_names
 
 
 class FencingChecker(Checker):
-    """No commit is taken for a partition that the coordinator has since assigned to another member.
+    """No commit is accepted for a partition that the coordinator has since assigned to another member.
 
     There are two exceptions. A commit that names a topic without its id may be meant for a topic that was deleted and
-    created again. A commit may also arrive after its group ended and was created again, with the same epoch and member
-    id. Kafka takes it too (docs/protocol-coverage.md). Kohort's own client rejoins under another id.
+    created again. A commit may also arrive after its group was deleted and created again, with the same epoch and
+    member id. Kafka accepts it too (docs/protocol-coverage.md). Kohort's own client rejoins under another id.
     """
 
     skips = QUIET
@@ -41,14 +41,14 @@ class FencingChecker(Checker):
             self._before[group_id] = self.newest_offset()
 
     def _is_of_an_earlier_group(self, event: OffsetCommit | TxnOffsetCommit) -> bool:
-        """Whether it was sent before the last group of that name ended, by a client that keeps its member id."""
+        """Return whether a commit precedes the last deletion of its group and comes from a client that keeps its id."""
         before = self._before.get(event.group_id, 0)
         if any(offset.offset > before for offset in event.offsets):
             return False
         return any(member.keeps_its_id for member in self.members if member.member_id == event.member_id)
 
     def _assigned(self, event: Any, value: Any) -> list[tuple[str, int]]:
-        """The partitions that an answer tells its member to have."""
+        """Return the partitions that a response assigns to its member."""
         if isinstance(event, SyncGroup) and value.error is ErrorCode.NONE:
             return [(topic, partition) for topic, partition in decode_assignment(value.assignment)]
         if isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
@@ -80,7 +80,7 @@ class FencingChecker(Checker):
 
 
 def deleted_groups(outcome: Effects) -> list[str]:
-    """Groups whose end, or end as a group of one protocol, is among the records: their generations may start anew."""
+    """Return the groups whose deletion or protocol change is among the records: their generations may start anew."""
     return [
         record.key[1]
         for record in outcome.records

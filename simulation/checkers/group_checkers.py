@@ -46,9 +46,9 @@ class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
     Two processes with one instance id, or one id of the push protocol, are one member to the coordinator. A member that
-    an administrator removed is none. Neither is one whose place in a full group others took while it rebalanced. The
-    older, or the removed one, learns of it from its next response. Its commits are refused from the first moment
-    (`FencingChecker`), so this checker ignores them.
+    an administrator removed is no member. Neither is one whose place in a full group others took while it rebalanced.
+    The older or removed process learns of it from its next response. Its commits are refused from the first moment
+    (`FencingChecker`), so this checker ignores it.
     """
 
     skips = QUIET
@@ -114,8 +114,8 @@ class OwnershipChecker(Checker):
 class GenerationChecker(Checker):
     """Generations only grow, and one generation has one set of members, until the group is deleted.
 
-    Classic members of a consumer group have no leader and a generation each. An answer may leave after the group has
-    ended that it tells of: it waits for the journal.
+    Classic members of a consumer group have no leader, and each has a generation of its own. A response may leave after
+    its group was deleted, because it waits for the journal.
     """
 
     skips = QUIET
@@ -154,7 +154,7 @@ class GenerationChecker(Checker):
 
 
 class EpochChecker(Checker):
-    """A consumer group's epoch only grows, and so does the one that a member is told, until the group is deleted."""
+    """A consumer group's epoch only grows, and so does the epoch in a member's responses, until group deletion."""
 
     skips = QUIET
 
@@ -185,7 +185,7 @@ class EpochChecker(Checker):
 
 
 class LimitsChecker(Checker):
-    """No group has more members, and no offset more metadata, than the configuration allows."""
+    """No group has more members, and no committed offset more metadata, than the configuration allows."""
 
     SHARE = 0.1
 
@@ -203,7 +203,7 @@ class LimitsChecker(Checker):
             self.fail(f"there are {len(groups)} groups")
         for group_id, group in groups.items():
             membership, limit = group.membership, self.config.group_max_size
-            members = len(list(membership.places()))
+            members = len(list(membership.member_connections()))
             if isinstance(membership, ConsumerGroup):
                 members, limit = len(membership.members), self.config.consumer_max_size
             elif isinstance(membership, ClassicGroup) and membership.state is GroupState.PREPARING_REBALANCE:
@@ -235,7 +235,7 @@ class ReplayChecker(Checker):
             self.compare(machine, mirror)
 
     def compare(self, machine: GroupMachine, mirror: GroupMachine) -> None:
-        """Compare the hard state with its replay, and the soft state with what a restart would make of it."""
+        """Compare the hard state with its replay, and the soft state with the soft state that a restart would build."""
         live = {record.key: record for record in machine.snapshot()}
         replayed = {record.key: record for record in mirror.snapshot()}
         if live != replayed:
@@ -254,7 +254,7 @@ class ReplayChecker(Checker):
 
 
 def describe(classic: ClassicGroup) -> tuple[Any, ...]:
-    """A stable group's soft state that a restart must find again."""
+    """Return the soft state of a stable group that a restart must build again."""
     members = {
         name: (member.instance_id, member.assignment, member.metadata(classic.protocol), member.session_timeout_ms)
         for name, member in classic.members.items()
@@ -264,7 +264,7 @@ def describe(classic: ClassicGroup) -> tuple[Any, ...]:
 
 
 class AnswerChecker(Checker):
-    """Every request is answered once; one without an answer is one that a member is known to wait on."""
+    """Every request is answered once; a request without an answer belongs to a member that is known to wait for it."""
 
     SHARE = 0.1
 
@@ -319,9 +319,9 @@ class InvariantChecker(Checker):
 
 
 class LivenessChecker(Checker):
-    """Once the world is healthy, every group is stable and every partition of its topics is owned by one client.
+    """Once the faults have ended, every group is stable and every partition of its topics is owned by one client.
 
-    Nobody holds what there is not, partitions of a topic that was deleted, nor what it does not read.
+    No client owns a partition of a deleted topic, or of a topic that it does not subscribe to.
     """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -331,7 +331,7 @@ class LivenessChecker(Checker):
 
 
 def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str | None:
-    """Return the reason why the first group is not stable yet; None if all are."""
+    """Return the reason why the first unstable group is not stable yet; None if all are stable."""
     for group_id in sorted({member.group_id for member in members}):
         living = [member for member in members if member.group_id == group_id and not member.dead]
         unsettled = [member.name for member in living if not member.stable]
@@ -417,7 +417,7 @@ class Checkers:
         }
 
     def fresh_offset(self) -> int:
-        """An offset that no commit has had."""
+        """Return an offset that no commit has had."""
         self._offset += 1
         return self._offset
 

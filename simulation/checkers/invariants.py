@@ -17,7 +17,7 @@ from kohort.groups.group import Group
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember
 from kohort.groups.records import ReconciliationState
-from kohort.groups.topic_id_partitions import TopicIdPartition
+from kohort.groups.topics import TopicIdPartition
 
 
 class BrokenInvariantError(Exception):
@@ -62,7 +62,7 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
 
 
 def broken_holds(context: Context) -> Iterator[str]:
-    """Yield delayed heartbeats without a member, or without a running time limit."""
+    """Yield delayed heartbeats whose member does not exist or whose time limit does not run."""
     for request, timer in context.long_polls.items():
         group_id, member_id = timer.group_id, timer.subject
         group = context.find(group_id)
@@ -76,8 +76,8 @@ def broken_holds(context: Context) -> Iterator[str]:
 
 
 def unbound_in(context: Context, group: Group) -> Iterator[str]:
-    """Yield members whose connection may end unnoticed: it has not ended, but they are not registered on it."""
-    for member_id, connection, is_gone in group.membership.places():
+    """Yield members whose connection may end unnoticed: it is open, but they are not registered on it."""
+    for member_id, connection, is_gone in group.membership.member_connections():
         bound = connection == NO_CONNECTION or (group.group_id, member_id) in context.connections.get(connection, ())
         if not is_gone and not bound:
             yield f"{member_id} is not bound to its connection {connection}"
@@ -185,7 +185,7 @@ def broken_consumer(consumer: ConsumerGroup) -> Iterator[str]:
 
 
 def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
-    """Yield requests that a member must not wait for under its protocol, or while it is away."""
+    """Yield pending requests that a member's protocol does not allow, or that it may not have while it is away."""
     member = consumer.members.get(member_id)
     if member is None:
         return
@@ -199,7 +199,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
 
 
 def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
-    """Yield a revocation timer that does not run although the member has to revoke, or runs without need."""
+    """Yield revocation timers that are missing although the member has to revoke, and those that run without need."""
     runs = presence.revocation.due_ms is not None
     gives_up = consumer.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue

@@ -34,13 +34,13 @@ Slot = tuple[str, int]
 
 
 def pairs(entries: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
-    """Partitions as a set."""
+    """Return partitions as a set."""
     return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)
 
 
 @dataclass
 class ConsumerJournal:
-    """A consumer group as its records tell it."""
+    """A consumer group as its records describe it."""
 
     epoch: int = 0
     metadata_hash: int = 0
@@ -51,22 +51,22 @@ class ConsumerJournal:
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
 
     def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
-        """The names a member reads."""
+        """Return the names of the topics that a member subscribes to."""
         resolved = self.regexes.get(member.subscribed_regex or "")
         return (*member.subscribed_topics, *(() if resolved is None else resolved.topics))
 
     def epoch_of(self, member_id: str) -> int:
-        """A member's epoch, 0 before it has one."""
+        """Return a member's epoch, 0 before it has one."""
         current = self.current.get(member_id)
         return 0 if current is None else current.member_epoch
 
     def state_of(self, member_id: str) -> ReconciliationState:
-        """Where a member stands."""
+        """Return a member's reconciliation state."""
         current = self.current.get(member_id)
         return ReconciliationState.STABLE if current is None else current.state
 
     def holder_of(self, instance_id: str) -> str | None:
-        """The member that has an instance id."""
+        """Return the member that has an instance id."""
         return next((name for name, member in self.members.items() if member.instance_id == instance_id), None)
 
     def state(self) -> GroupState:
@@ -84,7 +84,7 @@ class ConsumerJournal:
 
 @dataclass
 class PushJournal:
-    """A push group as its records tell it."""
+    """A push group as its records describe it."""
 
     members: dict[str, PushMemberSaved] = field(default_factory=dict)
     owned: dict[str, TopicIdPartitions] = field(default_factory=dict)
@@ -92,13 +92,13 @@ class PushJournal:
 
 @dataclass
 class GroupJournal:
-    """A group as its records tell it.
+    """A group as its records describe it.
 
     Attributes:
         offsets: partitions with a committed offset.
-        pending: producer id to the partitions that its open transaction holds.
-        consumer: None while it is a classic one.
-        push: None unless it is one of these.
+        pending: by producer id, the partitions whose offsets its open transaction holds.
+        consumer: None unless it is a consumer group.
+        push: None unless it is a push group.
     """
 
     saved: GroupSaved | None = None
@@ -109,11 +109,11 @@ class GroupJournal:
     push: PushJournal | None = None
 
     def is_void(self) -> bool:
-        """Whether no record of it is left."""
+        """Return whether no record of the group is left."""
         return not (self.saved or self.started or self.offsets or self.pending or self.consumer or self.push)
 
     def slots(self) -> set[Slot]:
-        """Partitions with a committed or a pending offset."""
+        """Return the partitions with a committed or a pending offset."""
         return {*self.offsets, *(slot for held in self.pending.values() for slot in held)}
 
 
@@ -129,7 +129,7 @@ class JournalModel:
         return None if group is None else group.consumer
 
     def rebuild(self, records: Iterable[Record]) -> None:
-        """Begin anew."""
+        """Start again from these records."""
         self.groups.clear()
         self.take(records)
 

@@ -1,7 +1,7 @@
-"""Checkers of committed offsets: none is lost, made up, or kept for a deleted topic.
+"""Checkers of committed offsets: none is lost, invented, or kept for a deleted topic.
 
-Every commit has an offset of its own. Offsets are ordered by when the coordinator received them, also transactional
-ones: a transaction that commits counts from when its offset was sent.
+Every commit has a different offset. Offsets are ordered by when the coordinator received them, also transactional ones:
+a transaction that commits counts from when its offset was sent.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Slot = tuple[str, str, int]
 
 
 class DurabilityChecker(Checker):
-    """A commit that was acknowledged or read is there, or a later one is.
+    """A commit that was acknowledged or read is still there, or a later one is.
 
-    The exceptions: someone deleted it, it expired (`ExpiryChecker`), or its topic was deleted.
+    The exceptions: it was deleted, it expired (`ExpiryChecker`), or its topic was deleted.
     """
 
     skips = frozenset({Heartbeat})
@@ -78,7 +78,7 @@ class DurabilityChecker(Checker):
                 self._check_deleted((event.group_id, found.topic, found.partition), found.offset)
 
     def _forget(self, event: DeleteGroups | OffsetDelete, value: ReplyValue) -> None:
-        """An administrator deleted: what was taken in before need not be there any more, acknowledged by now or not."""
+        """Forget what an administrator deleted: commits received before need not exist any more."""
         if isinstance(event, DeleteGroups) and isinstance(value, DeleteGroupsReply):
             gone = {group for group, error in zip(event.group_ids, value.errors, strict=True) if not error}
             self._cleared.update(dict.fromkeys(gone, self._count))
@@ -135,7 +135,7 @@ class DurabilityChecker(Checker):
                     self._raise_floor(slot, decided[found.offset])
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """Count earlier writes as usual; nothing received later can have been written."""
+        """Count earlier commits as usual; nothing received later can have been written."""
         if getattr(event, "request", -1) in self._decided:
             self.on_released(event, value)
         elif isinstance(event, OffsetCommit) and ErrorCode.NONE in value.errors:
@@ -173,7 +173,7 @@ class DurabilityChecker(Checker):
 
 
 class TransactionChecker(Checker):
-    """A transaction's offset is not seen before its end, never if it ends in an abort, and who asks for it waits."""
+    """A transaction's offset is visible only after its commit; a fetch of stable offsets waits for the end."""
 
     skips = QUIET
 

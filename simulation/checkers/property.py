@@ -17,12 +17,14 @@ from simulation.checkers.journal_model import JournalModel
 from simulation.harness.world import World
 
 QUIET: frozenset[type] = frozenset({Heartbeat, OffsetCommit, OffsetFetch})
-"""Most requests are such: no member or group comes, moves or ends by them, except a group that begins with a commit."""
+"""Event types that most requests have: no member or group appears, changes or ends by them, except that a commit may
+create a group.
+"""
 Waiting = Mapping[int, tuple[Any, Any, int]]
 
 
 class ViolatedError(Exception):
-    """A property does not hold."""
+    """A violated property."""
 
     def __init__(self, checker: str, text: str) -> None:
         super().__init__(f"{checker}: {text}")
@@ -33,7 +35,7 @@ class Holder(Protocol):
     """A client as the checkers see it.
 
     Attributes:
-        keeps_its_id: it joins under the same member id when its group has forgotten it, as Kafka's client does under
+        keeps_its_id: it rejoins under the same member id when its group has forgotten it, as Kafka's client does under
             the consumer protocol.
     """
 
@@ -58,26 +60,26 @@ class Holder(Protocol):
         """The topics that the member reads."""
 
     def owns(self, partition: TopicPartition) -> bool:
-        """Whether it would process this partition now."""
+        """Return whether it would process this partition now."""
 
     def topic_of(self, partition: TopicPartition) -> TopicId:
-        """The id that the topic had when this partition was taken: of another topic of that name it is not."""
+        """Return the topic id that the partition's topic had when this partition was assigned."""
 
 
 def is_one(member: Holder, other: Holder) -> bool:
-    """Whether two processes have one instance id, or one member id."""
+    """Return whether two processes have one instance id, or one member id."""
     if member.instance_id is not None:
         return other.instance_id == member.instance_id
     return bool(member.member_id) and other.member_id == member.member_id
 
 
 class Checker:
-    """One property; the hooks it needs are overridden.
+    """One property; subclasses override the hooks that they need.
 
     Attributes:
-        skips: kinds of events after which `on_stepped` has nothing to look at.
-        journal: what the journal says; while a step is looked at, what it said before.
-        newest_offset: the last offset that anyone commits, or is about to: all are different, and grow.
+        skips: event types for which `on_stepped` has nothing to check.
+        journal: the journal's model; during `on_stepped` still without the step's records.
+        newest_offset: returns the last offset that any client commits, or is about to commit: all differ, and grow.
     """
 
     skips: frozenset[type] = frozenset()
@@ -91,44 +93,44 @@ class Checker:
         self.chance = world.stream(type(self).__name__)
 
     def fail(self, text: str) -> None:
-        """The property does not hold."""
+        """Raise `ViolatedError`: the property does not hold."""
         raise ViolatedError(type(self).__name__, text)
 
     def on_hold(self, member: Holder) -> None:
-        """A client holds something new, or its session goes on after it had ended."""
+        """A client's partitions changed, or its expired session was renewed."""
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
-        """The coordinator took in an event; None: it has loaded."""
+        """The coordinator handled an event; None: it has loaded."""
 
     def on_released(self, event: Any, value: Any) -> None:
-        """A reply goes out."""
+        """A reply leaves the coordinator."""
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """A reply goes out to a request that came then, from a coordinator that was overtaken at a time before."""
+        """A coordinator that was replaced at `since_ms` replies to a request that arrived at `came_ms`."""
 
     def on_journal(self, records: list[Record]) -> None:
-        """A coordinator of several has loaded: so much is in its journal for good."""
+        """One of several coordinators has loaded: these records are in its journal for good."""
 
     def on_coordination(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
-        """Now and then, and at the end: several coordinators, and where they find each other."""
+        """Several coordinators and their ZooKeeper, from time to time and at the end."""
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
-        """A request is refused as a whole: by a shard in this phase, or one that is full."""
+        """A request is rejected as a whole: by a shard in this phase, or by one that is full."""
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """All that was stepped is on disk, and its replies are out."""
+        """All records of the steps so far are on disk, and their replies have left."""
 
     def on_replayed(self, machine: GroupMachine) -> None:
-        """The coordinator has read its journal."""
+        """The coordinator has replayed its journal."""
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
-        """The coordinator has built its soft state after that, and begins."""
+        """The coordinator has built its soft state after the replay, and begins to serve."""
 
     def on_worked(self, work: Any, event: Any) -> None:
-        """Work is done: the event will come back, perhaps to a later coordinator than asked for it."""
+        """Background work has produced this event, which may reach a later coordinator than its requester."""
 
     def on_deleted(self, topic: str) -> None:
-        """A topic is being deleted: the coordinator is about to hear of it."""
+        """A topic is being deleted: the coordinator is about to learn of it."""
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        """The world has been healthy for long."""
+        """The faults ended long ago."""

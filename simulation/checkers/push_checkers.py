@@ -1,4 +1,4 @@
-"""Checkers of push groups: no member, no change and no position is forgotten."""
+"""Checkers of push groups: no member, no change and no committed offset is forgotten."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from simulation.checkers.property import Checker, Holder, Waiting
 from simulation.harness.world import World
 
 LONGEST_MS = 60_000
-"""A consumer waits for those that have to stop: one that is silent for its session, and those that come meanwhile."""
+"""The maximum time until a registered consumer is started: it waits for consumers that have to stop, including one that
+is silent for its session.
+"""
 
 
 class StartedChecker(Checker):
-    """Every consumer that was told that it is registered is started, or told otherwise: its connection ends."""
+    """Every registered consumer is started, or dismissed, or its connection ends."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -64,7 +66,7 @@ class StartedChecker(Checker):
 
 
 class ChangeChecker(Checker):
-    """No change of members or topics is lost: a group at rest owns what there is of what its members read."""
+    """No change of members or topics is lost: when no rebalance runs, members own all existing partitions they read."""
 
     SHARE = 0.3
 
@@ -88,12 +90,12 @@ class ChangeChecker(Checker):
 
 
 def read_by(member: PushMemberSaved, topics: Any) -> TopicIdPartitions:
-    """The partitions there are of what a consumer reads."""
+    """Return the existing partitions that a consumer reads."""
     return frozenset((topic.id, number) for topic in topics_of(member, topics) for number in range(topic.partitions))
 
 
 def topics_of(member: PushMemberSaved, topics: Any) -> Iterator[Topic]:
-    """The topics that there are of those that a consumer reads."""
+    """Yield the existing topics that a consumer reads."""
     named = dict(member.topics)
     for name, topic in topics.items():
         if member.regex is None:
@@ -107,9 +109,9 @@ def topics_of(member: PushMemberSaved, topics: Any) -> Iterator[Topic]:
 class StartOffsetChecker(Checker):
     """Each Start names the last committed offsets; those of a transaction count from when they were sent.
 
-    Without a committed offset, a consumer that finds its own start is started without one, and the coordinator writes
-    none for it. Every offset that the coordinator writes was sent by a consumer, or found for one that asked for begin
-    or end.
+    Without a committed offset, a consumer that chooses its own start position is started without one, and the
+    coordinator writes none for it. Every offset that the coordinator writes was sent by a consumer, or looked up for
+    one that asked for the beginning or end.
     """
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:

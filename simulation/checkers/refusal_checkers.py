@@ -1,4 +1,4 @@
-"""Checkers of requests that a shard can't serve: their error codes, and that no fault looks like damage."""
+"""Checkers of requests that a shard cannot serve: their error codes, and that no fault looks like a damaged journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from simulation.checkers.property import Checker
 
 PASSES = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-"""Clients ask the same coordinator again."""
+"""Error codes after which clients ask the same coordinator again."""
 
 
 class RefusalChecker(Checker):
@@ -23,7 +23,7 @@ class RefusalChecker(Checker):
 
 
 class JournalChecker(Checker):
-    """The journal can be read: no death, refusal or loss of power leaves what is taken for damage."""
+    """The journal stays readable: no crash, failed write or power loss leaves bytes that count as damage."""
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
         if phase is Phase.DAMAGED:

@@ -1,4 +1,4 @@
-"""Members that the coordinator evicts for their silence, beside what they think of themselves."""
+"""A checker of members evicted for silence: they must have stopped processing before."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from simulation.checkers.property import Checker, Holder, Waiting
 from simulation.harness.world import World
 
 MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick))
-"""After these others may be in a group than before."""
+"""Events that can change who is in a group."""
 SILENT = (ConnectionLost, Tick)
-"""These evict members that have said nothing."""
+"""Events that evict members which have sent nothing."""
 
 
 class ReleaseChecker(Checker):
-    """A member evicted for silence has stopped before, by its own clock, even if nobody takes its partitions.
+    """A member evicted for silence has stopped before, by its own clock, even if no other member takes its partitions.
 
     A process that has ended, or is stopped, owns nothing. Silence is measured by a session and a lease. Both sides
     count them, on their own clocks and with delayed messages.
@@ -34,13 +34,13 @@ class ReleaseChecker(Checker):
         self._places = self._taken()
 
     def _taken(self) -> set[tuple[str, str]]:
-        """Every member of every group."""
+        """Return every member of every group."""
         if self._machine is None:
             return set()
         return {
             (group_id, member_id)
             for group_id, group in self._machine.context.ledger.groups.items()
-            for member_id, _, _ in group.membership.places()
+            for member_id, _, _ in group.membership.member_connections()
         }
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
@@ -58,6 +58,6 @@ class ReleaseChecker(Checker):
                 self.fail(f"{member.name} was evicted while it works on {', '.join(owned)}")
 
     def _is_shared(self, member: Holder) -> bool:
-        """Whether another process has the member's id, too: which of them is the member is not known."""
+        """Return whether another process has the same member id: it is unknown which of the two is the member."""
         mine = (member.group_id, member.member_id)
         return any(other is not member and (other.group_id, other.member_id) == mine for other in self.members)

@@ -1,4 +1,4 @@
-"""Whether shares are even in the end: of classic groups as the members have them, of others as their targets are."""
+"""Checkers of even assignments at the end: classic groups by what members own, consumer groups by their targets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simulation.harness.world import World
 
 
 class ClassicEvennessChecker(Checker):
-    """In the end members of a classic group that read the same have equal shares: of everything, or of each topic.
+    """At the end members of a classic group with equal subscriptions have equal shares, in total or of each topic.
 
-    So have those of a push group, where each has one stream of its topics.
+    The same holds for members of a push group that have one stream of their topics.
     """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
@@ -37,12 +37,12 @@ class ClassicEvennessChecker(Checker):
 
 
 def has_one_stream(member: PushMemberSaved) -> bool:
-    """Whether a consumer counts once in what its topics are divided among."""
+    """Return whether a consumer counts once when its topics are divided."""
     return all(streams == 1 for _, streams in member.topics) if member.regex is None else member.streams == 1
 
 
 def is_even(members: Sequence[Holder]) -> bool:
-    """Whether shares differ by one at most, of all partitions or, as `range` divides them, of those of each topic."""
+    """Return whether shares differ by one at most: in total, or of each topic, as `range` divides them."""
     shares = [list(member.held) for member in members]
     topics = {partition.topic for share in shares for partition in share}
     by_topic = [[Counter(partition.topic for partition in share)[topic] for share in shares] for topic in topics]
@@ -55,7 +55,7 @@ def spread(counts: list[int]) -> int:
 
 
 class EvennessChecker(Checker):
-    """In the end all members of a consumer group have equal shares, also those that were taken for silent."""
+    """At the end all members of a consumer group have equal shares, also those that were suspected before."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)

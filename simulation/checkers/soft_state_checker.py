@@ -20,9 +20,9 @@ from simulation.harness.world import World
 
 
 class SoftStateChecker(Checker):
-    """A coordinator that begins looks after every member, and does what was left undone.
+    """A coordinator that begins to serve watches every member, and resumes what was unfinished.
 
-    Beside the real restarts it looks at some that might have been.
+    The checker also loads coordinators from the journal at moments without a restart.
     """
 
     SHARE = 0.005
@@ -46,7 +46,7 @@ class SoftStateChecker(Checker):
         self._check(again, outcome, journal)
 
     def _check(self, machine: GroupMachine, outcome: Effects, before: JournalModel) -> None:
-        """Look at every group; `before`: what the journal said to this coordinator."""
+        """Check every group; `before` is the journal's model when this coordinator loaded."""
         context = machine.context
         if not self._runs(context.expiry, self.config.offsets_retention_check_ms):
             self.fail(f"offsets are looked at at {context.expiry.due_ms}")
@@ -113,9 +113,9 @@ class SoftStateChecker(Checker):
 
     @staticmethod
     def _must_move_on(journal: ConsumerJournal, topics: Mapping[str, Topic]) -> bool:
-        """Whether what all members are to have is not what there is of their topics.
+        """Return whether a new target is due: the old one does not match the existing partitions of members' topics.
 
-        Only asked where the target is the newest epoch's.
+        Only meaningful if the target is that of the newest epoch.
         """
         if not journal.members or journal.epoch != journal.target_epoch:
             return False
@@ -126,7 +126,7 @@ class SoftStateChecker(Checker):
         return present != {pair for name in journal.members for pair in journal.targets.get(name, ())}
 
     def _check_watch(self, group_id: str, consumer: ConsumerGroup, journal: ConsumerJournal) -> None:
-        """Where a member has to move that speaks the consumer protocol, someone looks whether it is silent."""
+        """Check that a group watches for silent members if a member of the consumer protocol has to move partitions."""
         moves = any(
             member.classic_protocols is None
             and journal.epoch_of(name) >= 0
@@ -159,7 +159,7 @@ class SoftStateChecker(Checker):
 
 
 def is_fresh(presence: Presence) -> bool:
-    """Whether nothing is known of a member that only an earlier coordinator could know."""
+    """Return whether a presence holds nothing that only an earlier coordinator could know."""
     waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.long_poll, presence.gone_ms)
     timers = (presence.join_phase, presence.sync_phase, presence.long_poll_timer)
     flags = (presence.lost, presence.overdue, presence.interval_ms)
@@ -177,5 +177,5 @@ def has(journal: ConsumerJournal, member_id: str) -> frozenset[Any]:
 
 
 def gives_up(journal: ConsumerJournal, member_id: str) -> bool:
-    """Whether a member has still to give something up."""
+    """Return whether a member still has to revoke partitions."""
     return journal.state_of(member_id) is ReconciliationState.UNREVOKED_PARTITIONS

@@ -1,4 +1,4 @@
-"""Targets of consumer groups: whose result is taken, that reaching one is counted, and what a group hands over."""
+"""Checkers of consumer groups' targets: which results are accepted, when rebalances count, what a conversion keeps."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from simulation.harness.world import World
 
 
 def ended(outcome: Effects) -> list[str]:
-    """Consumer groups that are none any more."""
+    """Return the consumer groups that were deleted or converted."""
     return [
         record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.EPOCH
     ]
 
 
 class TargetChecker(Checker):
-    """Only the newest work that was asked for is taken, once, and no target is older than the one before."""
+    """Only the result of the newest requested work is accepted, once, and no target is older than the one before."""
 
     skips = QUIET
 
@@ -91,7 +91,7 @@ class TargetChecker(Checker):
 
 
 class CountChecker(Checker):
-    """Every rebalance that is complete is counted, and told of, once."""
+    """Every completed rebalance is counted and reported once."""
 
     skips = QUIET
 

@@ -1,8 +1,6 @@
-"""Applications on the project's own clients, in virtual time.
-
-Their brokers delay, lose, repeat and reorder answers.
+"""Applications on kohort's own clients, in virtual time, with brokers that delay, lose, repeat and reorder responses.
 
     python -m simulation --clients --seeds 1000
 
-The client's core is the one that ships. The checkers compare what an application saw with what the partitions hold.
+The client's core is the released one. The checkers compare what an application saw with what the partitions hold.
 """

@@ -1,4 +1,4 @@
-"""Brokers as clients see them: frames in, frames out, late, not at all, twice, or after the connection has ended."""
+"""Simulated brokers as clients see them: answers come late, not at all, twice, or after the connection has ended."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ Respond = Callable[[memoryview], None]
 NODES = (1, 2)
 TOPIC, TOPIC_ID = "t", UUID(int=0x29)
 FETCH_BYTES = (1, 300, 1 << 20)
-"""The approximate bytes of a node's answer to a fetch; at least a batch."""
+"""The approximate size of a node's answer to a fetch; at least one batch is returned."""
 LATEST = -1
-"""The timestamp that asks for the end."""
+"""The timestamp in ListOffsets that asks for the log's end."""
 REFUSED, UNSURE, LOST, DROPPED, SLOW, TWICE = "refused", "unsure", "lost", "dropped", "slow", "twice"
 FAULTS = (REFUSED, UNSURE, LOST, DROPPED, SLOW, SLOW, TWICE)
-"""Faults of a request: refused; carried out, and said that it may not have been; carried out without an
-answer; not carried out; carried out late; answered twice."""
+"""Faults of a request: rejected; carried out with an error that leaves the outcome open; carried out without an answer;
+not carried out; carried out late; answered twice.
+"""
 SLOW_MS = (300, 2_000, 6_000)
-"""The maximum times of a slow request: the last is longer than clients wait."""
+"""The maximum delays of a slow request: the last exceeds the clients' timeouts."""
 TRANSACTION_VERSION = "transaction.version"
 
 
@@ -61,12 +62,12 @@ class Brokers:
     """Two brokers that lead the partitions of one topic and coordinate one group and all transactions.
 
     Attributes:
-        partitions: the logs.
-        coordinator: of the group and the transactions; every node has its state, one answers for it.
+        partitions: the partitions' logs.
+        coordinator: of the group and the transactions; all nodes share its state, one of them answers for it.
         network: between the brokers and their clients.
-        fails: probability that something goes wrong with a request.
-        late_ms: up to so long a request waits before it is carried out.
-        down: nodes that take no connection.
+        fails: probability of a fault in a request.
+        late_ms: the maximum delay before a request is carried out.
+        down: nodes that refuse connections.
         on_append: called with each new batch and its partition.
         on_commit: called with each commit's client id, partition, offset and metadata.
     """
@@ -105,7 +106,7 @@ class Brokers:
     # Faults.
 
     def move(self, partition: TopicPartition, away_ms: int) -> None:
-        """A partition gets another leader, after a while without any."""
+        """Give a partition another leader, after a time without any."""
         model = self.partitions[partition]
         before = model.leader
         if before < 0:
@@ -119,18 +120,18 @@ class Brokers:
         self.world.after(away_ms, elected)
 
     def move_coordinator(self) -> None:
-        """The other node coordinates."""
+        """Make the other node the coordinator."""
         self.coordinator_node = NODES[0] if self.coordinator_node != NODES[0] else NODES[1]
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults."""
         self.fails, self.late_ms = 0.0, 2
         self.down.clear()
 
     # Requests.
 
     def receive(self, node: int, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """A frame arrives at a node; requests of one connection are carried out one after the other."""
+        """Receive a frame at a node; requests of one connection are carried out one after the other."""
         if node in self.down:
             connection.break_()
             return

@@ -1,4 +1,4 @@
-"""Properties of what applications saw, each with a checker."""
+"""Checkers of what applications saw: reading, commits, sends and transactions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class SentRecord:
     """A record that an application sent.
 
     Attributes:
-        value: names its writer, its writer's life and its number in it.
-        transaction: which of the writer's, -1 outside any.
-        offset: what the application was told; None while it was told nothing.
-        error: why it was not delivered, as the application was told.
+        value: names its writer, the writer's incarnation and the record's number in it.
+        transaction: the number of the writer's transaction, -1 outside any.
+        offset: the offset in the delivery report; None before one.
+        error: the error in the delivery report.
     """
 
     value: str
@@ -37,54 +37,54 @@ class SentRecord:
 
     @property
     def done(self) -> bool:
-        """Whether the application knows what became of it."""
+        """Return whether the application has a delivery report."""
         return self.offset is not None or self.error is not None
 
 
 class ClientChecker:
-    """One property; the hooks it needs are overridden."""
+    """One property; subclasses override the hooks that they need."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         self.world = world
         self.brokers = brokers
 
     def fail(self, text: str) -> None:
-        """The property does not hold."""
+        """Raise a violation: the property does not hold."""
         raise ViolatedError(type(self).__name__, text)
 
     def on_found(self, partition: TopicPartition, view: View, position: int) -> None:
-        """A consumer knows where to begin."""
+        """A consumer has determined its start position."""
 
     def on_returned(self, partition: TopicPartition, view: View, offset: int, value: str) -> None:
         """A consumer returned a record."""
 
     def on_position(self, partition: TopicPartition, view: View, position: int) -> None:
-        """A consumer says where it is."""
+        """A consumer reports its position."""
 
     def on_offsets(self, partition: TopicPartition) -> None:
         """The group's committed offset changed, or whether a transaction is about to move it."""
 
     def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
-        """A commit is carried out; the number is that of the application's call, -1 for one of its own."""
+        """A commit is carried out; the number is that of the application's call, -1 for an automatic commit."""
 
     def on_acknowledged(self, reader: str, partitions: list[TopicPartition], number: int) -> None:
-        """An application was told that its commit succeeded."""
+        """A commit's success was reported to an application."""
 
     def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
         """A batch is written."""
 
     def on_delivery_report(self, record: SentRecord) -> None:
-        """An application was told what became of a record."""
+        """A delivery report has reached an application."""
 
     def on_ended(self, records: list[SentRecord], outcome: Fate) -> None:
-        """An application was told how its transaction ended."""
+        """A transaction's outcome was reported to an application."""
 
     def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
-        """All has been well for long; views are those of consumers that read on, records those of living producers."""
+        """The faults ended long ago; views are those of consumers that still read, records of living producers."""
 
 
 class ReadingChecker(ClientChecker):
-    """Each record once, in order, from the position or the last seek on; nothing of an aborted transaction."""
+    """Each record is returned once, in order, from the position or last seek on; none of an aborted transaction."""
 
     def on_returned(self, partition: TopicPartition, view: View, offset: int, value: str) -> None:
         """Compare the record with the next visible one of the log."""
@@ -99,7 +99,7 @@ class ReadingChecker(ClientChecker):
             self.fail(f"{view.reader}: {partition} offset {offset} holds {model.value_at(offset)}, not {value}")
 
     def on_position(self, partition: TopicPartition, view: View, position: int) -> None:
-        """Refuse a position behind what was returned or sought, or one that passes over a visible record."""
+        """Reject a position behind a returned record or a seek, or one that skips a visible record."""
         if view.expected is None:
             return
         wanted = self.brokers.partitions[partition].next_visible(view.expected, committed=view.committed_only)
@@ -108,7 +108,7 @@ class ReadingChecker(ClientChecker):
 
 
 class StartChecker(ClientChecker):
-    """A consumer begins at an offset that was committed and stable while it looked, or where its policy says."""
+    """A consumer begins at an offset that was committed and stable during its lookup, or where its policy says."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         super().__init__(world, brokers)
@@ -121,7 +121,7 @@ class StartChecker(ClientChecker):
         self._history[partition].append((self.world.now_ms, None if value is None else value.offset, stable))
 
     def on_found(self, partition: TopicPartition, view: View, position: int) -> None:
-        """Compare the position with the offsets that could be found since the consumer looks."""
+        """Compare the position with the offsets that were valid since the consumer began its lookup."""
         if view.begins_at != COMMITTED:
             if view.begins_at == EARLIEST and position != 0:
                 self.fail(f"{view.reader}: {partition} begins at {position}, not at its beginning")
@@ -148,7 +148,7 @@ class CommitChecker(ClientChecker):
         self._newest: dict[tuple[str, TopicPartition], int] = {}
 
     def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
-        """Refuse a commit that takes effect after a later call, or of a record that was not returned."""
+        """Reject a commit that takes effect after a later call, or covers a record that was not returned."""
         model = self.brokers.partitions[partition]
         wanted = model.next_visible(view.reach, committed=view.committed_only)
         if offset > view.reach and wanted is not None and offset > wanted:
@@ -161,21 +161,21 @@ class CommitChecker(ClientChecker):
         self._newest[view.reader, partition] = number
 
     def on_acknowledged(self, reader: str, partitions: list[TopicPartition], number: int) -> None:
-        """Refuse an acknowledgement of a commit that never took effect."""
+        """Reject an acknowledgement of a commit that never took effect."""
         for partition in partitions:
             if self._newest.get((reader, partition), -1) < number:
                 self.fail(f"{reader}: commit {number} of {partition} succeeded, and never took effect")
 
 
 class LogChecker(ClientChecker):
-    """In the log each record stands at most once, in the order of its sends, and where the application was told."""
+    """Each record is in the log at most once, in the order of its sends, and at the reported offset."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         super().__init__(world, brokers)
         self._newest: dict[tuple[str, TopicPartition], int] = {}
 
     def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
-        """Refuse a record that stands behind a later one of the same producer."""
+        """Reject a record that is behind a later one of the same producer."""
         for value in batch.values:
             writer, _, number = value.rpartition(":")
             before = self._newest.get((writer, partition), -1)
@@ -193,7 +193,7 @@ class LogChecker(ClientChecker):
 
 
 class SequenceChecker(ClientChecker):
-    """A producer's sequences begin at 0 in each partition and epoch: a broker that knows none takes any."""
+    """A producer's sequences begin at 0 in each partition and epoch: a broker without state accepts any number."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         super().__init__(world, brokers)
@@ -211,7 +211,7 @@ class SequenceChecker(ClientChecker):
 
 
 class DeliveryReportChecker(ClientChecker):
-    """An application is not told that a record was not delivered where the record is in the log."""
+    """No delivery report denies a record that is in the log."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         super().__init__(world, brokers)
@@ -223,7 +223,7 @@ class DeliveryReportChecker(ClientChecker):
             self._written.update(batch.values)
 
     def on_delivery_report(self, record: SentRecord) -> None:
-        """Refuse an error that denies a record which stands in the log."""
+        """Reject an error that denies a record in the log."""
         error = record.error
         if error is None or MAYBE_WRITTEN in str(error):
             return
@@ -232,7 +232,7 @@ class DeliveryReportChecker(ClientChecker):
 
 
 class TransactionChecker(ClientChecker):
-    """All records of a transaction count, or none; as the application was told, where it was told."""
+    """All records of a transaction count, or none, in agreement with the reported outcome, if there is one."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         super().__init__(world, brokers)
@@ -260,16 +260,16 @@ class TransactionChecker(ClientChecker):
 
 
 class LivenessChecker(ClientChecker):
-    """When all is well again, consumers reach the end and every record that was sent is delivered or failed."""
+    """After the faults, consumers reach the end, and every sent record is delivered or has failed."""
 
     def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
-        """Refuse a world with something left."""
+        """Reject a run with unread or unreported records."""
         if (text := unfinished(self.brokers, views, records)) is not None:
             self.fail(text)
 
 
 def unfinished(brokers: Brokers, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> str | None:
-    """Name a record that is not read, or neither delivered nor failed; None when there is none."""
+    """Name a record that is unread, or neither delivered nor failed; None if there is none."""
     for partition, seen in views.items():
         model = brokers.partitions[partition]
         for view in seen:
@@ -284,7 +284,7 @@ def unfinished(brokers: Brokers, views: dict[TopicPartition, list[View]], record
 
 
 def from_callback(world: World, check: Callable[[], None]) -> None:
-    """Check within a callback of the client, which logs what callbacks raise: a violation ends the run right after."""
+    """Check within a client's callback, whose exceptions the client logs: a violation ends the run right after."""
 
     def raise_it(violated: ViolatedError) -> None:
         raise violated

@@ -30,17 +30,17 @@ from simulation.mutants.disk_mutants import DiskMutant
 
 
 class ClientMutant(DiskMutant):
-    """The client with one function replaced, by `swap(real)`, as long as a run lasts."""
+    """The client with one function replaced by `swap(real)` while a run lasts."""
 
 
 class LateOffsetUndoesSeek(ClientMutant):
-    """A committed offset that arrives after a seek is taken all the same."""
+    """A committed offset that arrives after a seek overrides the seek."""
 
     where, name = PositionFinder, "_still_asked"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Take each answer for one that is still wanted."""
+        """Accept every answer."""
         return lambda self, partition: self._partitions.get(partition) is not None
 
 
@@ -61,7 +61,7 @@ class CommitsOvertake(ClientMutant):
 
 
 class NumbersAnewWhileSending(ClientMutant):
-    """A producer that gives a batch up numbers everything anew, also what is on its way or may be written."""
+    """A producer that abandons a batch renumbers all others, also those in flight or possibly written."""
 
     where, name = Sender, "_lose"
 
@@ -90,13 +90,13 @@ class BeginsAtUnstableOffsets(ClientMutant):
 
 
 class ReadsOnAfterSeek(ClientMutant):
-    """A consumer returns after a seek what it fetched before."""
+    """A consumer returns, after a seek, records that it fetched before."""
 
     where, name = Fetcher, "_current"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Take every answer for current."""
+        """Treat every answer as current."""
 
         def current(self: Fetcher, given: Any, position_version: int) -> bool:
             state = self.partitions.get(TopicPartition(given.topic, given.partition))
@@ -110,7 +110,7 @@ class ReadsOnAfterSeek(ClientMutant):
 
 
 class SendsAgainLast(ClientMutant):
-    """A batch that is sent again goes behind the others."""
+    """A batch that is sent again goes to the end of the queue."""
 
     where, name = PartitionQueue, "put_back"
 
@@ -125,7 +125,7 @@ class SendsAgainLast(ClientMutant):
 
 
 class RaisesEpochWhenUnsure(ClientMutant):
-    """A batch that may have been written is numbered anew when it is sent again."""
+    """A batch that may have been written gets a new sequence number when it is sent again."""
 
     where, name = Sender, "_batch_failed"
 
@@ -142,13 +142,13 @@ class RaisesEpochWhenUnsure(ClientMutant):
 
 
 class SendsBehindTheFirst(ClientMutant):
-    """Batches follow the first one of a partition before the broker took it."""
+    """Batches follow a partition's first batch before the broker has accepted it."""
 
     where, name = PartitionQueue, "take_on"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Take every partition for begun."""
+        """Treat every partition as begun."""
 
         def take_on(self: PartitionQueue, identity: ProducerIdAndEpoch) -> bool:
             goes = bool(real(self, identity))
@@ -159,7 +159,7 @@ class SendsBehindTheFirst(ClientMutant):
 
 
 class SaysNotDelivered(ClientMutant):
-    """An application is told that a record was not delivered, whether that is known or not."""
+    """A delivery report denies a record whose fate is unknown."""
 
     where, name = sender, "_not_delivered"
 
@@ -191,7 +191,7 @@ class WaitsForLostAnswers(ClientMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Keep the brokers busy for ever."""
+        """Keep the brokers marked as busy for ever."""
 
         def not_fetched(self: Fetcher, session: Any, asked: Any, error: Any) -> None:
             real(self, session, asked, error)

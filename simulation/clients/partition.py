@@ -1,4 +1,4 @@
-"""One partition's log as Kafka keeps it: batches, producers' sequences, transactions and their ends."""
+"""One partition's log as Kafka keeps it: batches, producers' sequence numbers, transactions and their markers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kohort.wire.batch import BatchRecord, build_batch, parse_header, patch
 from kohort.wire.records import read_records
 
 REMEMBERED = 5
-"""Batches that the broker remembers of each producer, to know one that is sent again."""
+"""The number of batches that the broker remembers of each producer, to recognise repeated ones."""
 SEQUENCES = 2**31
 ABORT, COMMIT = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
-"""Keys of the records that end transactions: version and type."""
+"""Keys of transaction markers: version and type."""
 
 
 class Fate(Enum):
@@ -29,7 +29,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class StoredBatch:
-    """One batch as it lies in the log."""
+    """One batch in the log."""
 
     offset: int
     values: list[str]
@@ -47,7 +47,7 @@ class StoredBatch:
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """The leader's knowledge of a producer: its epoch, and first sequence, last sequence and offset of its batches."""
+    """A producer's state at the leader: its epoch, and first sequence, last sequence and offset of its batches."""
 
     epoch: int
     batches: list[tuple[int, int, int]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class PartitionModel:
         end: the next offset.
         open: the first offset of each open transaction, by producer id.
         aborted: producer id, first offset and the marker's offset of each aborted transaction.
-        leader: the node that leads, -1 while there is none.
+        leader: the leading node, -1 while there is none.
     """
 
     def __init__(self, leader: int) -> None:
@@ -79,7 +79,7 @@ class PartitionModel:
         return min(self.open.values(), default=self.end)
 
     def append(self, data: bytes) -> tuple[ErrorCode, int, StoredBatch | None]:
-        """Take a batch, or say why not; with its offset, and the batch when it is new."""
+        """Append a batch; return an error or its offset, and the batch if it is new."""
         header = parse_header(memoryview(data))
         producer_id, epoch = header.producer_id, header.producer_epoch
         first, last = header.base_sequence, header.last_sequence
@@ -107,7 +107,7 @@ class PartitionModel:
         return ErrorCode.NONE, stored.offset, stored
 
     def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> None:
-        """Write the record that ends a producer's transaction here."""
+        """Write a producer's transaction marker into this partition."""
         record = BatchRecord(0, 0, COMMIT if commit else ABORT, b"\x00\x00\x00\x00\x00\x00")
         data = build_batch([record], producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
         marker = self._store(data, [""], producer_id, epoch, -1, Fate.MARKER)
@@ -146,14 +146,14 @@ class PartitionModel:
         return data
 
     def value_at(self, offset: int) -> str | None:
-        """The record at an offset, None where there is none for applications."""
+        """Return the record at an offset, None if applications see none there."""
         index = bisect_right(self._offsets, offset) - 1
         if index < 0 or self.batches[index].end <= offset or self.batches[index].fate is Fate.MARKER:
             return None
         return self.batches[index].values[offset - self.batches[index].offset]
 
     def next_visible(self, offset: int, *, committed: bool) -> int | None:
-        """The first offset from here on that an application must see, None where it has seen all."""
+        """Return the first offset from here on that an application must see, None if it has seen all."""
         for batch in self.batches[max(0, bisect_right(self._offsets, offset) - 1) :]:
             if batch.end <= offset or batch.fate is Fate.MARKER:
                 continue

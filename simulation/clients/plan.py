@@ -6,7 +6,7 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from simulation.clients.broker import NODES, TOPIC
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Plan, Step
 from simulation.harness.world import Chance
 
@@ -17,7 +17,7 @@ TROUBLE = {
     "assign": 12,
     "restart_reader": 12,
     "restart_writer": 4,
-    "weather": 12,
+    "faults": 12,
     "move": 12,
     "move_coordinator": 6,
     "node_down": 4,
@@ -25,7 +25,7 @@ TROUBLE = {
 }
 EVERY_MS = (300, 1_000, 3_000)
 DEAFENED = 0.3
-"""The probability that an application hears nothing for a while, and its requests still arrive."""
+"""The probability that an application receives nothing for a while although its requests arrive."""
 SHORTEST_MS, LONGEST_MS = 4_000, 20_000
 
 
@@ -45,7 +45,7 @@ def client_plan(seed: int) -> Plan:
         add(chance.upto(1_000), "write", name=name, transactional=chance.likely(0.6))
     for name in readers:
         add(chance.upto(3_000), "read", name=name, partitions=some(chance, partitions))
-    add(0, "weather", **bad_weather(chance))
+    add(0, "faults", **bad_network(chance))
     at_ms, every_ms = 1_000.0, chance.choice(EVERY_MS)
     while (at_ms := at_ms + chance.expovariate(1 / every_ms)) < heal_ms:
         what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
@@ -63,10 +63,10 @@ def some(chance: Chance, partitions: int) -> tuple[int, ...]:
     return tuple(sorted(chance.sample(range(partitions), 1 + chance.upto(partitions - 1))))
 
 
-def bad_weather(chance: Chance) -> dict[str, Any]:
-    """A network and brokers with something wrong about them."""
+def bad_network(chance: Chance) -> dict[str, Any]:
+    """Draw a network and brokers with faults."""
     return {
-        "weather": Weather(
+        "network": NetworkFaults(
             delay_ms=chance.choice((2, 20, 300)),
             breaks=chance.choice((0.0, 0.01, 0.05)),
             linger_ms=chance.choice((10, 500)),
@@ -78,7 +78,7 @@ def bad_weather(chance: Chance) -> dict[str, Any]:
 
 
 def details_of(what: str, chance: Chance, readers: list[str], writers: list[str], partitions: int) -> dict[str, Any]:
-    """The arguments of a step."""
+    """Draw the arguments of a step."""
     reader, number = chance.choice(readers), chance.upto(partitions - 1)
     duration_ms = chance.choice((300, 2_000, 8_000))
     details: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def details_of(what: str, chance: Chance, readers: list[str], writers: list[str]
         "assign": {"name": reader, "partitions": some(chance, partitions)},
         "restart_reader": {"name": reader, "down_ms": chance.choice((0, 500, 3_000))},
         "restart_writer": {"name": chance.choice(writers), "down_ms": chance.choice((0, 500, 3_000))},
-        "weather": bad_weather(chance),
+        "faults": bad_network(chance),
         "move": {"partition": number, "away_ms": chance.choice((0, 300, 3_000))},
         "move_coordinator": {},
         "node_down": {"node": chance.choice(NODES), "duration_ms": duration_ms},
@@ -98,18 +98,18 @@ def details_of(what: str, chance: Chance, readers: list[str], writers: list[str]
 
 
 def given_up_while_others_wait(seed: int) -> Plan:
-    """A partition has no leader for longer than its batches are kept, while those of another are sent again."""
-    bad = {"weather": Weather(delay_ms=20, breaks=0.05), "fails": 0.3, "late_ms": 300}
+    """A partition has no leader beyond the delivery timeout, while batches of another partition are retried."""
+    bad = {"network": NetworkFaults(delay_ms=20, breaks=0.05), "fails": 0.3, "late_ms": 300}
     steps = (
         Step(0, 0, "write", {"name": "w0", "transactional": False}),
-        Step(1, 1_000, "weather", bad),
+        Step(1, 1_000, "faults", bad),
         Step(2, 3_000 + 50 * (seed % 40), "move", {"partition": 0, "away_ms": 12_000}),
     )
     return Plan(seed, GroupConfig(), {TOPIC: 2}, (), steps, 20_000)
 
 
 def answers_that_never_come(seed: int) -> Plan:
-    """An application that hears nothing for longer than its batches are kept, while what it writes arrives."""
+    """An application receives no answers beyond the delivery timeout, while its writes arrive."""
     steps = (
         Step(0, 0, "write", {"name": "w0", "transactional": False}),
         Step(1, 2_000 + 50 * (seed % 40), "deafen", {"name": "w0", "duration_ms": 12_000}),

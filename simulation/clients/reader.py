@@ -1,4 +1,4 @@
-"""An application that reads: polls, commits, seeks, pauses, is killed and started again."""
+"""A reading application: it polls, commits, seeks, pauses, and is killed and restarted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kohort.ids import TopicPartition
 from simulation.clients.broker import NODES, Brokers
 from simulation.clients.checkers import ClientChecker, from_callback
 from simulation.clients.views import COMMITTED, EARLIEST, LATEST, View
-from simulation.harness.world import Happening, World
+from simulation.harness.world import ScheduledCall, World
 from simulation.remote.kafka import FIRST_PORT, HOST
 from simulation.remote.kafka_client import KafkaClient
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 
 GROUP = "g"
 SERVERS = ",".join(f"{HOST}:{FIRST_PORT + node}" for node in NODES)
@@ -46,9 +46,9 @@ class ReadingApplication:
     """One application with one consumer at a time.
 
     Attributes:
-        name: the application's.
+        name: the application's name.
         views: the partitions that it reads.
-        life: the process that it runs in now.
+        life: the number of its current process.
     """
 
     def __init__(self, name: str, world: World, brokers: Brokers, checkers: list[ClientChecker]) -> None:
@@ -70,15 +70,15 @@ class ReadingApplication:
         self._partitions: tuple[TopicPartition, ...] = ()
         self._paused: set[TopicPartition] = set()
         self._started = False
-        self.life = Life(world, lambda: None)
+        self.life = ProcessLife(world, lambda: None)
 
     # Steps.
 
     def start(self) -> None:
-        """A new process with a new consumer."""
+        """Start a new process with a new consumer."""
         self._lives += 1
         self.reader = f"{self.name}.{self._lives}"
-        self.life = Life(self.world, self._turned)
+        self.life = ProcessLife(self.world, self._turned)
         settings = {
             **SETTINGS,
             "group_id": GROUP,
@@ -96,7 +96,7 @@ class ReadingApplication:
         self._core = ConsumerCore(self._client.cluster, config)
         self._queue: list[Callable[[], None]] = []
         self._waiting: tuple[WaitUntil, Callable[[Any], None]] | None = None
-        self._deadline: Happening | None = None
+        self._deadline: ScheduledCall | None = None
         self._number = 0
         self.views = {}
         self._paused = set()
@@ -118,7 +118,7 @@ class ReadingApplication:
         self._do(lambda: self._assign(partitions))
 
     def seek(self, partition: TopicPartition, share: float) -> None:
-        """Go on from somewhere between the beginning and the end."""
+        """Seek to a place between the beginning and the end."""
 
         def seek() -> None:
             if partition not in self.views:
@@ -131,7 +131,7 @@ class ReadingApplication:
         self._do(seek)
 
     def seek_to(self, partition: TopicPartition, where: str) -> None:
-        """Go on from the beginning or the end."""
+        """Seek to the beginning or the end."""
 
         def seek() -> None:
             if partition in self.views:
@@ -153,7 +153,7 @@ class ReadingApplication:
         self._do(pause)
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Before its next poll: one thread uses a consumer."""
+        """Run an action before the next poll: only one thread may use a consumer."""
         if self._started:
             self._queue.append(action)
 
@@ -263,7 +263,7 @@ class ReadingApplication:
             self.life.after(0, lambda: resume_core(ready))
 
     def _turned(self) -> None:
-        """After everything that happens in its process."""
+        """Check positions after each event in the process."""
         self._look_at_positions()
         self._ready()
 

@@ -1,4 +1,4 @@
-"""Answers that refuse a request in a way that passes: what a broker says when it is busy, loading, or not sure."""
+"""Answers with retriable errors, as a broker gives that is busy, loading, or unsure of an outcome."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def refusal(message: Any, *, unsure: bool = False) -> Any:
-    """The answer, None for requests that are never refused so.
+    """Return the answer; None for requests that never get such an error.
 
     Args:
         message: the request.
-        unsure: it was carried out, and the broker does not know that.
+        unsure: the request was carried out, and the broker does not know that.
     """
     if isinstance(message, ProduceRequest):
         return _produce(

@@ -1,4 +1,4 @@
-"""One plan, one run: applications on the project's own clients, and what goes wrong between them and the brokers."""
+"""The run of one plan: applications on kohort's own clients, and faults between them and the brokers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from simulation.clients.plan import client_plan
 from simulation.clients.reader import ReadingApplication
 from simulation.clients.views import View
 from simulation.clients.writer import WritingApplication
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Plan, Step
 from simulation.harness.run import Result
 from simulation.harness.world import World
 from simulation.mutants.disk_mutants import planted
 
 HEALING_MS = 45_000
-"""The time after the last fault by which all is read and written: longer than every timeout of the applications."""
+"""The time after the last fault by which everything must be read and written: longer than every timeout of the
+applications.
+"""
 LOOK_MS, LOOKS = 1_000, 3
-"""The interval of looks, and the number of consecutive looks without unfinished work after which the run has healed."""
+"""The interval of checks, and the number of consecutive checks without unfinished work after which the run has healed.
+"""
 
 
 class ClientRun:
@@ -99,7 +102,7 @@ class ClientRun:
 
     def _heal(self) -> None:
         self.world.log("all faults end")
-        self.brokers.network.weather = Weather()
+        self.brokers.network.faults = NetworkFaults()
         self.brokers.network.cut_off.clear()
         self.brokers.network.deaf.clear()
         self.brokers.heal()
@@ -141,12 +144,12 @@ class ClientRun:
         writer.start()
 
     def do_seek(self, name: str, partition: int, share: float) -> None:
-        """An application goes on from elsewhere."""
+        """An application seeks to another offset."""
         if name in self.readers:
             self.readers[name].seek(TopicPartition(TOPIC, partition), share)
 
     def do_seek_to(self, name: str, partition: int, where: str) -> None:
-        """An application goes on from the beginning or the end."""
+        """An application seeks to the beginning or the end."""
         if name in self.readers:
             self.readers[name].seek_to(TopicPartition(TOPIC, partition), where)
 
@@ -156,43 +159,43 @@ class ClientRun:
             self.readers[name].pause(TopicPartition(TOPIC, partition), duration_ms)
 
     def do_assign(self, name: str, partitions: tuple[int, ...]) -> None:
-        """An application reads other partitions."""
+        """An application is assigned other partitions."""
         if name in self.readers:
             self.readers[name].assign(tuple(TopicPartition(TOPIC, number) for number in partitions))
 
     def do_restart_reader(self, name: str, down_ms: int) -> None:
-        """A reading application is killed, and started again."""
+        """A reading application is killed and restarted."""
         if name in self.readers:
             self.readers[name].restart(down_ms)
 
     def do_restart_writer(self, name: str, down_ms: int) -> None:
-        """A writing application is killed, and started again."""
+        """A writing application is killed and restarted."""
         if name in self.writers:
             self.writers[name].restart(down_ms)
 
-    def do_weather(self, weather: Weather, fails: float, late_ms: int) -> None:
-        """Another network, and slower or failing brokers."""
-        self.brokers.network.weather, self.brokers.fails, self.brokers.late_ms = weather, fails, late_ms
+    def do_faults(self, network: NetworkFaults, fails: float, late_ms: int) -> None:
+        """The network changes, and the brokers' delays and faults."""
+        self.brokers.network.faults, self.brokers.fails, self.brokers.late_ms = network, fails, late_ms
 
     def do_move(self, partition: int, away_ms: int) -> None:
         """A partition gets another leader."""
         self.brokers.move(TopicPartition(TOPIC, partition), away_ms)
 
     def do_move_coordinator(self) -> None:
-        """The other node coordinates."""
+        """The other node becomes the coordinator."""
         self.brokers.move_coordinator()
 
     def do_node_down(self, node: int, duration_ms: int) -> None:
-        """A node takes no connection for a while."""
+        """A node refuses connections for a while."""
         self.brokers.down.add(node)
         self.world.after(duration_ms, lambda: self.brokers.down.discard(node))
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """Nothing passes between an application and the brokers."""
+        """No message passes between an application and the brokers."""
         self.brokers.network.cut_off[self._client_of(name)] = self.world.now_ms + duration_ms
 
     def do_deafen(self, name: str, duration_ms: int) -> None:
-        """An application's requests arrive, and it hears nothing."""
+        """An application's requests arrive, but it receives nothing."""
         self.brokers.network.deaf[self._client_of(name)] = self.world.now_ms + duration_ms
 
     def _client_of(self, name: str) -> str:

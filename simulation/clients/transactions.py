@@ -1,4 +1,4 @@
-"""The coordinator of groups and of transactions, as Kafka's brokers have it: state only, no bytes, no connections."""
+"""The coordinator of groups and transactions, as in Kafka's brokers: its state, without bytes and connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Transaction:
     Attributes:
         state: empty, open, ending, ended.
         committed: how the last one ended.
-        began: counts its transactions, so that a timer knows its own.
+        began: the number of its transactions, so that a timer recognises its own.
     """
 
     producer_id: int
@@ -47,9 +47,9 @@ class Coordinator:
     """Transactions by transactional id, and the committed offsets of one group.
 
     Attributes:
-        version: of the protocol of transactions, 1 or 2.
-        offsets: what the group has committed.
-        on_offsets: called with a partition whose offset, or whose stability, changes.
+        version: of the transaction protocol, 1 or 2.
+        offsets: the group's committed offsets.
+        on_offsets: called with a partition whose committed offset, or whose stability, changes.
     """
 
     def __init__(self, world: World, partitions: dict[TopicPartition, PartitionModel], version: int) -> None:
@@ -64,15 +64,15 @@ class Coordinator:
 
     @property
     def ending(self) -> bool:
-        """Whether the end of a transaction is still to be written somewhere."""
+        """Return whether a marker of the transaction is still to be written."""
         return any(transaction.state == "ending" for transaction in self._by_id.values())
 
     def pending(self, partition: TopicPartition) -> bool:
-        """Whether an open transaction is about to move the offset."""
+        """Return whether an open transaction is about to move the committed offset."""
         return any(partition in transaction.offsets for transaction in self._by_id.values())
 
     def init(self, name: str | None, own: tuple[int, int], timeout_ms: int) -> tuple[ErrorCode, int, int]:
-        """A producer id and epoch."""
+        """Return a producer id and epoch."""
         known = None if name is None else self._by_id.get(name)
         if known is None:
             self._next_id += 1
@@ -103,7 +103,7 @@ class Coordinator:
         return ErrorCode.NONE, known
 
     def add(self, name: str | None, producer_id: int, epoch: int, *partitions: TopicPartition) -> ErrorCode:
-        """Take partitions, or only offsets, into a transaction, which begins with the first."""
+        """Add partitions, or only offsets, to a transaction; the first call begins it."""
         code, known = self._checked(name, producer_id, epoch)
         if code or known is None:
             return code
@@ -116,7 +116,7 @@ class Coordinator:
         return ErrorCode.NONE
 
     def holds(self, name: str | None, producer_id: int, epoch: int, partition: TopicPartition) -> ErrorCode:
-        """Whether a partition was taken into the open transaction."""
+        """Return whether a partition was added to the open transaction."""
         code, known = self._checked(name, producer_id, epoch)
         if code or known is None:
             return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code
@@ -126,7 +126,7 @@ class Coordinator:
     def add_offsets(
         self, name: str, producer_id: int, epoch: int, offsets: dict[TopicPartition, Committed]
     ) -> ErrorCode:
-        """Offsets that count when the transaction is committed."""
+        """Keep offsets that take effect when the transaction is committed."""
         code, known = self._checked(name, producer_id, epoch)
         if code or known is None:
             return ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code
@@ -138,7 +138,7 @@ class Coordinator:
         return ErrorCode.NONE
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool) -> tuple[ErrorCode, int, int]:
-        """End a transaction; the same end asked again is answered again."""
+        """End a transaction; a repeated request gets the same answer."""
         known = self._by_id.get(name)
         if known is None or known.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING, -1, -1

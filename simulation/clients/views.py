@@ -1,4 +1,4 @@
-"""The expectations of an application, partition by partition, from what it did and saw itself."""
+"""An application's expectations of each partition, from its own calls and the records it received."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class View:
     """One partition as an application sees it.
 
     Attributes:
-        reader: the consumer's client id: its application and life.
-        committed_only: it reads with isolation.level=read_committed.
+        reader: the consumer's client id: its application and the number of its process.
+        committed_only: whether it reads with isolation.level=read_committed.
         reset: its auto.offset.reset.
-        expected: the offset from which on nothing may be missing; None: not known yet.
-        begins_at: where it is to begin, while `expected` is None: the committed offset, the first or the last.
-        since_ms: since when it is to begin there.
+        expected: the offset from which no record may be missing; None while it is unknown.
+        begins_at: its start position while `expected` is None: the committed offset, the first or the last.
+        since_ms: when that start position was set.
         reach: the highest offset that was ever expected.
     """
 
@@ -30,7 +30,7 @@ class View:
     reach: int = 0
 
     def begin(self, where: str, now_ms: int) -> None:
-        """Begin at that place, whatever offset it has."""
+        """Begin at that start position, whatever offset it has."""
         self.expected, self.begins_at, self.since_ms = None, where, now_ms
 
     def expect(self, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""An application that writes: records or transactions of records and offsets; it is killed and started again."""
+"""A writing application: it sends records, or transactions of records and offsets, and is killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from simulation.clients.partition import Fate
 from simulation.clients.reader import GROUP, SERVERS, SETTINGS
 from simulation.harness.world import WALL_START_MS, World
 from simulation.remote.kafka_client import KafkaClient
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 
 PAUSE_MS = (150, 600, 2_000)
-"""The maximum pauses between two lots of records."""
+"""The maximum pauses between two groups of records."""
 HOLD_MS = (0, 200, 3_000)
-"""The maximum times that a transaction is held open."""
+"""The maximum times for which a transaction is held open."""
 RECORDS = (1, 4, 12)
-"""The maximum numbers of records in a lot."""
+"""The maximum numbers of records sent at once."""
 DELIVERY_MS = (7_000, 30_000)
 TRANSACTION_MS = (6_000, 60_000)
 
@@ -35,9 +35,9 @@ class WritingApplication:
     """One application with one producer at a time.
 
     Attributes:
-        records: all that were sent, of all lives.
-        living: those of the producer that lives.
-        life: the process that it runs in now.
+        records: all records that were sent by all its producers.
+        living: those of the current producer.
+        life: the number of its current process.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class WritingApplication:
             self._settings["transaction_timeout_ms"] = self.chance.choice(TRANSACTION_MS)
         self._lives = 0
         self._started = False
-        self.life = Life(world, lambda: None)
+        self.life = ProcessLife(world, lambda: None)
 
     def start(self) -> None:
-        """A new process with a new producer."""
+        """Start a new process with a new producer."""
         self._lives += 1
         self.writer = f"{self.name}.{self._lives}"
-        self.life = Life(self.world, lambda: None)
+        self.life = ProcessLife(self.world, lambda: None)
         config = producer_config(SERVERS, {**self._settings, "client_id": self.writer})
         self._client = KafkaClient(self.world, self.chance, self.brokers, self.life, self.writer, config)
         self._core = ProducerCore(self._client.cluster, config, self._wake, clock_ms=lambda: float(self.world.now_ms))
@@ -137,7 +137,7 @@ class WritingApplication:
             self._lot()
 
     def _again(self, error: KafkaError) -> None:
-        """The producer can't go on: another takes its place."""
+        """Replace the producer after a fatal error."""
         self.world.log(f"{self.writer}: ends: {error}")
         self._call(self._core.close(1_000), lambda _: self._replace(), lambda _: self._replace())
 
@@ -155,7 +155,7 @@ class WritingApplication:
         self.life.after(self.chance.upto(self._pause_ms), self._lot)
 
     def _send(self) -> bool:
-        """One record; False where it has to wait, and goes on by itself."""
+        """Send one record; False if it has to wait, and resumes by itself."""
         partition = self.chance.choice(list(self.brokers.partitions))
         self._count += 1
         record = SentRecord(f"{self.writer}:{self._count}", partition, self._transaction if self.transactional else -1)

@@ -1,4 +1,4 @@
-"""Many seeds in several processes. Not in `__main__`, whose functions another process can't find."""
+"""Many seeds in several processes. `__main__` cannot hold these functions: a spawned process could not import them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from simulation.remote.mutants import REMOTE_MUTANTS
 from simulation.remote.run import RemoteRun, remote_plan
 
 GROUPS, REMOTE, CLIENTS = "", "remote", "clients"
-"""One coordinator on a disk; several over Kafka; applications on our own clients."""
+"""The kinds of runs: one coordinator on a disk; several over Kafka; applications on kohort's own clients."""
 Task = tuple[int, str, str]
-"""Seed, mutant by name, and what is simulated."""
+"""Seed, mutant's name, and kind of run."""
 EVERY_MUTANT = (*MUTANTS, *REMOTE_MUTANTS, *CLIENT_MUTANTS)
 MUTANT_NAMES = [kind.__name__ for kind in EVERY_MUTANT]
 
 
 def mutant_named(name: str) -> Any:
-    """The mutant, None for the empty name."""
+    """Return the mutant of a name, None for the empty name."""
     return {kind.__name__: kind for kind in EVERY_MUTANT}.get(name)
 
 
@@ -50,7 +50,7 @@ def play(task: Task) -> Result:
 
 
 def results(tasks: list[Task], jobs: int) -> Iterator[Result]:
-    """The results, in the order of the tasks."""
+    """Yield the results in the order of the tasks."""
     if jobs <= 1:
         yield from map(play, tasks)
         return

@@ -1,6 +1,6 @@
-"""A journal on a disk: it answers at once or late, fails, dies within a write, passes to others, and is compacted.
+"""A journal on a simulated disk: late answers, write errors, crashes within a write, takeovers, compaction.
 
-The journal is the one that ships, on files in memory. What fails is a file's operation; what is lost is bytes.
+The journal is the released one, on files in memory. Faults hit single file operations, and losses single bytes.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from simulation.harness.files import Fault, Files, Volume
 from simulation.harness.world import World
 
 READ_RECORDS = 50
-"""Records that are read in one piece."""
+"""The number of records that are read at once."""
 WAITS = 0.3
-"""The probability, with late answers, that a read finds nothing at first, and that an append is answered at once."""
+"""The probability, with late answers, that a read returns nothing at first, and that an append is answered at once."""
 SMALL_APPENDS = (None, None, 600)
-"""Bounds on an append's bytes; the last makes what is gathered more than one append."""
+"""Bounds on an append's bytes; the last splits the gathered records into more than one append."""
 UNSURE, FENCED = "does not say whether it wrote", "has been taken over"
 FAILURES = (None, None, UNSURE, UNSURE, FENCED)
-"""What fails an append; None: the file does, at any byte."""
+"""Reasons why an append fails; None: a file operation fails, at any byte."""
 FLUSHED = 0.5
 """The share of runs that sync every append before it is acknowledged; in those the machine may lose its power."""
 POWER_LOSS = 0.5
-"""The probability, in those runs, that the process dies because the machine does."""
+"""The probability, in those runs, that a crash is one of the whole machine."""
 SEGMENT_BYTES = (1_500, 6_000, 30_000, 4 << 20)
 INDEX_BYTES = (100, 1_000, 4_096)
-"""Between two entries of an index."""
+"""The number of bytes between two entries of an index."""
 UPKEEP_MS = 10_000
 STEP_MS = 3
-"""A compaction's step is followed by the next so much later."""
+"""The delay between two steps of a compaction."""
 OPEN_FILES = (2, 3, 50)
 FOLDER = Path("/data")
 LOGS = ("kohort.log", "kohort.cluster", "kohort.coordinator")
@@ -56,8 +56,8 @@ JOURNAL = TopicPartition("__consumer_offsets", 0)
 TOPIC_ID = TopicId(int=2**100)
 
 
-class Lines(logging.Handler):
-    """A log handler that adds the lines of the log and the coordinator to the run's trace."""
+class TraceHandler(logging.Handler):
+    """A log handler that adds the log lines of the journal and the coordinator to the run's trace."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Lines(logging.Handler):
 @contextlib.contextmanager
 def log_lines(world: World) -> Iterator[None]:
     """Send these loggers' lines to this run's trace, and nowhere else, inside the context."""
-    logs, lines = [logging.getLogger(name) for name in LOGS], Lines(world)
+    logs, lines = [logging.getLogger(name) for name in LOGS], TraceHandler(world)
     known = [log.propagate for log in logs]
     for log in logs:
         log.propagate = False
@@ -86,21 +86,21 @@ def log_lines(world: World) -> Iterator[None]:
 
 
 class Disk:
-    """The files that a restart would find, and the log in them while a process runs.
+    """The disk's files, which a restart finds, and the open log while a process runs.
 
     Attributes:
-        records: what the log's bytes say, decoded.
-        fails: probability that a file's operation fails, and a load.
-        tears: probability that the process dies in an append, of which then any number of bytes is there.
-        late_ms: up to so long an append takes; 0: it is answered at once.
-        tears_after: once, the process dies when so many records were ever written; -1: never.
-        loses: it dies in the append that would pass them; otherwise also after one that just reaches them, before
-            its replies are out.
-        appended: records ever written.
-        torn: what the last planned torn write was to hold, and how many of those records are there; None before one.
-        flushes: what is acknowledged was synced before.
-        compacts: the log is compacted when that is due, and not only when the plan says so.
-        log: the journal's, as the process that runs has it open.
+        records: the log's records, decoded.
+        fails: probability that a file operation, or a load, fails.
+        tears: probability of a crash within an append, which then leaves any number of its bytes.
+        late_ms: the maximum delay of an append; 0: it is answered at once.
+        tears_after: crash once, when this number of records has been written in total; -1: never.
+        loses: at `tears_after`, crash in the append that would exceed it; otherwise also after one that just reaches
+            it, before its replies are sent.
+        appended: the total number of records written.
+        torn: the intended records of the last planned torn write, and how many of them are on disk; None before one.
+        flushes: whether each append was synced before it was acknowledged.
+        compacts: whether the log is compacted when that is due, and not only in planned steps.
+        log: the journal's open log in the current process.
     """
 
     def __init__(self, world: World) -> None:
@@ -135,9 +135,9 @@ class Disk:
         self._compaction: Compaction | None = None
 
     def start(self, die: Callable[[], None]) -> PartitionLog:
-        """Open the log in a new process, recovering it. Raises OSError if that fails, or the process died."""
+        """Open the log in a new process, recovering it. Raises OSError if that fails, or if the process crashed."""
         files = self.files = Files(self.volume, die)
-        self.weather()
+        self.apply_fault_rates()
         points = StoreCheckpoints.read(FOLDER, files)
         options = replace(
             points.of(JOURNAL, same_boot=self._same_boot),
@@ -160,7 +160,7 @@ class Disk:
         return log
 
     def _persist(self) -> None:
-        """Write the two offset checkpoints that change, as a folder has them without checksums.
+        """Write the two offset checkpoints that change, in the format without checksums.
 
         `tests/log/test_power_loss.py` plays each step of a write with checksums. More steps here would move the faults
         of all seeds, also of those that are known to show a rare mutant.
@@ -172,13 +172,13 @@ class Disk:
             if not file_exists(path, self.files) or read_file(path, self.files) != data:
                 replace_file(path, data, fs=self.files)
 
-    def weather(self) -> None:
+    def apply_fault_rates(self) -> None:
         """Let the files fail at the configured rate."""
         if self.files is not None:
             self.files.fails, self.files.tears = self.fails, self.tears
 
     def stop(self) -> None:
-        """The process that has the log open dies, perhaps because the machine does."""
+        """End the process that has the log open, perhaps with a crash of the machine."""
         self.log = self._compaction = None
         if self.files is not None:
             self.files.dead = True
@@ -190,7 +190,7 @@ class Disk:
             self._power_losses += 1
 
     def plan_death(self, records: Sequence[Record]) -> None:
-        """Whether the process dies in this append, which then has been written or not: all of it, or a part."""
+        """Decide whether the process crashes in this append, and how much of the append is on disk then."""
         there, after = self.appended + len(records), self.tears_after
         written = after == there and not self.loses
         if self.files is not None and (written or 0 <= after < there):
@@ -201,7 +201,7 @@ class Disk:
     # -- upkeep
 
     def _upkeep(self, log: PartitionLog) -> None:
-        """Do the broker's periodic upkeep of a log."""
+        """Do the broker's periodic maintenance of a log."""
         if self.log is not log:
             return
         self.world.after(UPKEEP_MS, partial(self._upkeep, log))
@@ -217,7 +217,7 @@ class Disk:
                 self._persist()
 
     def compact(self, share: float) -> None:
-        """Compact the log, all of it or only what is in closed segments."""
+        """Compact the log, including or excluding its active segment."""
         log = self.log
         if log is None or self._compaction is not None:
             return
@@ -231,7 +231,7 @@ class Disk:
         self._step(run, run.steps(), log)
 
     def _step(self, run: Compaction, steps: Iterator[bool], log: PartitionLog) -> None:
-        """One step of a compaction, as long as its process lives."""
+        """Do one step of a compaction while its process lives."""
         if self.log is not log:
             return
         try:
@@ -260,18 +260,18 @@ class Disk:
     # -- what is there
 
     def read_back(self, log: PartitionLog) -> None:
-        """Decode all of the log again."""
+        """Decode the whole log again."""
         self.records = [record for records in LogJournal(log).replay() for record in records]
 
 
 class DiskJournal:
-    """The `Journal` of one process on this disk: that of the broker's own log, which here may also answer late."""
+    """The `Journal` of one process on this disk: the broker's own log, which may answer late here."""
 
     holds_transactions = True
     ownership_proof_ms = None
 
     def __init__(self, disk: Disk, log: PartitionLog, turn: Callable[[Action], None]) -> None:
-        """`turn` gives the process a turn."""
+        """`turn` runs a function as one turn of the process."""
         self.disk = disk
         self.log = log
         self.append_bytes_max = disk.append_bytes_max
@@ -286,7 +286,7 @@ class DiskJournal:
 
     @property
     def next_term(self) -> int:
-        """A term that no one had."""
+        """Return a term that no owner has had."""
         return self.log.leader_epoch + 1
 
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
@@ -324,7 +324,7 @@ class DiskJournal:
         return self._tokens
 
     def abandon(self) -> None:
-        """Nobody waits for the append on its way any more; it is there or not."""
+        """Forget the pending append: it may or may not be on disk."""
         if self._on_way is not None:
             (_, term, records, _), self._on_way = self._on_way, None
             if self._chance.likely(0.5):
@@ -344,7 +344,7 @@ class DiskJournal:
             owner.durable(token, on_way[3])
 
     def _write(self, term: int, records: Sequence[Record], now_ms: int) -> None:
-        """Write, or fail."""
+        """Write the records, or fail."""
         disk, chance = self.disk, self._chance
         failure = chance.choice(FAILURES) if disk.fails and chance.likely(disk.fails) else None
         if failure is FENCED:
@@ -363,7 +363,7 @@ class DiskJournal:
         self._written(records, offset)
 
     def _written(self, records: Sequence[Record], offset: int) -> None:
-        """Read back what was written from an offset on."""
+        """Read back the records written from an offset on."""
         self.disk.appended += len(records)
         for found in self._journal.replay(offset):
             self.disk.records += found

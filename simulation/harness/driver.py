@@ -1,4 +1,4 @@
-"""Drives the coordinator's shard in virtual time, as long as its process lives."""
+"""The driver of the coordinator's shard in virtual time, while its process lives."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import GroupSettings, OffsetsFound, PushPosition, TopicImage
 from kohort.groups.push import rebalance
-from simulation.harness.world import Chance, Happening, World
+from simulation.harness.world import Chance, ScheduledCall, World
 
 TURN_MS = 2
-"""The maximum delay of a turn after it was requested."""
+"""The maximum delay of a turn after its request."""
 LOOK_S = 0.004
-"""What each look at the clock takes, so that a load of many records is one of several turns."""
+"""The time that each reading of the clock takes, so that a load of many records needs several turns."""
 WORK_MS = 60
 SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
-"""The probabilities of slow work, by the run, and its maximum time: its result may be stale by then, also of an earlier
-coordinator."""
+"""The probabilities of slow background work, one per run, and its maximum time: its result may be stale by then, or
+belong to an earlier coordinator.
+"""
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:
@@ -40,7 +41,7 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
 
 
 def carried_out(work: BackgroundTask) -> Any:
-    """The event that comes of work."""
+    """Return the event that results from background work."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve(work, match)
     if isinstance(work, DividePartitions):
@@ -53,25 +54,25 @@ def carried_out(work: BackgroundTask) -> Any:
     return assignment.compute(work)
 
 
-class Unmeasured:
-    """Where times go that no one reads."""
+class DiscardedMetrics:
+    """Metrics that discard every measurement."""
 
     def __init__(self) -> None:
         self.events = 0
         self.queue = self.step = self.append = self
 
     def observe(self, seconds: float) -> None:
-        """One more."""
+        """Discard a measurement."""
 
 
 class Host(Protocol):
-    """Where the topics are, and who is told of work that is done.
+    """The owner of the topics, who also learns of finished background work.
 
     Attributes:
-        image: all of them.
-        unseen: made since the journal was last loaded.
+        image: all topics.
+        unseen: topics created since the journal was last loaded.
         push: sends a frame that no request asked for.
-        on_shard_loaded: the shard begins to serve.
+        on_shard_loaded: called when the shard begins to serve.
     """
 
     image: TopicImage
@@ -80,19 +81,19 @@ class Host(Protocol):
     on_shard_loaded: Action
 
     def worked(self, work: BackgroundTask, event: Any) -> None:
-        """This event comes of that work."""
+        """Take note of the event that background work has produced."""
 
 
 class VirtualDriver:
     """The `Driver` of one process.
 
     Attributes:
-        alive: its process is; otherwise nothing more happens.
+        alive: whether its process lives; after its end no turn runs.
     """
 
     def __init__(self, world: World, chance: Chance, host: Host, turned: Action) -> None:
         """`turned` is called after every turn."""
-        self.metrics = Unmeasured()
+        self.metrics = DiscardedMetrics()
         self._host = host
         self.alive = True
         self._world = world
@@ -103,74 +104,74 @@ class VirtualDriver:
         self._next_ms = 0
 
     def now(self) -> Now:
-        """The process's two clocks."""
+        """Return the process's two clocks."""
         return Now(self._world.now_ms, self._world.wall_ms)
 
     def clock(self) -> float:
-        """Return the time, which advances with every look."""
+        """Return the time, which advances with every reading."""
         self._looks += 1
         return self._world.now_ms / 1000 + self._looks * LOOK_S
 
     def elapsed_ms(self) -> int:
-        """The process's monotonic clock: no machine sleeps here."""
+        """Return the process's monotonic clock: machines never sleep here."""
         return self._world.now_ms
 
     def soon(self, action: Action) -> None:
-        """In order, at the same time or a little later."""
+        """Run an action soon, in the order of these calls."""
         self._next_ms = max(self._next_ms, self._world.now_ms + self._chance.upto(TURN_MS))
         self._world.after(self._next_ms - self._world.now_ms, partial(self.turn, action))
 
-    def at(self, mono_ms: int, action: Action) -> Happening:
-        """At this time."""
+    def at(self, mono_ms: int, action: Action) -> ScheduledCall:
+        """Run an action at a time."""
         return self._world.after(mono_ms - self._world.now_ms, partial(self.turn, action))
 
     def turn(self, action: Action) -> None:
-        """One turn."""
+        """Run an action as one turn of the process, if it lives."""
         if self.alive:
             action()
             self._turned()
 
     def topic_image(self) -> TopicImage:
-        """All topics now."""
+        """Return all topics."""
         return self._host.image
 
     def unseen_topics(self, index: int) -> list[str]:
-        """Topics made since the journal was last loaded."""
+        """Return the topics created since the journal was last loaded."""
         return sorted(self._host.unseen)
 
     def shard_loaded(self, index: int) -> None:
-        """Nothing of earlier topics is in the journal any more."""
+        """Forget the topics created before: no record of an earlier topic of the same name is left in the journal."""
         self._host.unseen.clear()
         self._host.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """The server looks at the phase after each turn."""
+        """Do nothing: the server reads the shard's phase after each turn."""
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
-        """Groups have none of their own here."""
+        """Return no settings: groups have none of their own here."""
         return {}
 
     def run_work(self, work: BackgroundTask, done: Callable[[Any], None]) -> None:
-        """Run background work; its result comes later, perhaps to another process than asked for it."""
+        """Run background work; its result comes later, perhaps after the shard has loaded again."""
         event = carried_out(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
     def push(self, push: Push) -> None:
-        """To the member's connection, if there is one."""
+        """Send to the member's connection, if there is one."""
         self._host.push(push)
 
     def record_metric(self, note: MetricNote) -> None:
-        """Nobody counts."""
+        """Discard a metric."""
 
     def log_line(self, line: LogLine) -> None:
-        """A line of the story."""
+        """Add a log line to the trace."""
         if self._world.tells:
             self._world.log(f"coordinator: {line.group_id}: {line.text}")
 
     def log_error(self, text: str, fault: Exception | None = None) -> None:
-        """A line of the story; a fault of ours is a finding."""
+        """Add an error to the trace; an exception in the coordinator ends the run."""
         if self.alive:
             self._world.log(f"coordinator: {text}")
             if fault is not None:

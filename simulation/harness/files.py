@@ -1,4 +1,4 @@
-"""Files in memory for the log: bytes, synced bytes, refused and torn writes, power losses."""
+"""Files in memory for the log: synced and unsynced bytes, failed and torn writes, power losses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kohort.log.filesystem import ReadBuffer, StrPath
 from simulation.harness.world import World
 
 SECTOR: Final = 512
-"""The unit that a power loss keeps or loses, in bytes."""
+"""The unit in bytes that survives a power loss or is lost as a whole."""
 ELSEWHERE: Final = 0.2
-"""A death within something else than a write is so much rarer: most of what recovery does is that."""
+"""The factor by which crashes outside writes are rarer: recovery consists mostly of such operations."""
 
 
 class DeadError(OSError):
-    """The process has died: nothing that it does now has an effect."""
+    """An operation of a crashed process: it has no effect."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,9 +27,9 @@ class Inode:
     """A file.
 
     Attributes:
-        data: as every process sees it.
-        synced: what a power loss leaves for certain.
-        skipped: the sectors that a failed sync left behind. No later one writes them, unless they change again.
+        data: the contents as every process sees them.
+        synced: the contents that survive a power loss.
+        skipped: the sectors that a failed sync left behind. No later sync writes them, unless they change again.
     """
 
     written_ms: int
@@ -63,7 +63,7 @@ class Inode:
 
 
 Change = tuple[str | None, str | None, Inode | None]
-"""One change of a folder: the name that goes, the name that comes, and of what."""
+"""One change of a folder: the removed name, the added name, and its inode."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,10 +71,10 @@ class Folder:
     """A folder of files.
 
     Attributes:
-        names: as every process sees them.
-        synced: what a power loss leaves for certain.
-        changes: what happened since, in order.
-        made: its own name in the folder above was synced.
+        names: the entries as every process sees them.
+        synced: the entries that survive a power loss.
+        changes: changes since the last sync, in order.
+        made: whether its own name in the parent folder was synced.
     """
 
     names: dict[str, Inode] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Folder:
         self.changes.append((gone, come, inode))
 
     def sync(self) -> None:
-        """The names are durable now."""
+        """Make the names durable."""
         if self.changes:
             self.synced = dict(self.names)
             self.changes.clear()
@@ -106,7 +106,7 @@ class Volume:
     """The contents of the disk, independent of the process that runs.
 
     Attributes:
-        root: the one folder that is always there; others are in it.
+        root: the folder that always exists; all others are in it.
     """
 
     def __init__(self, world: World, root: str) -> None:
@@ -116,7 +116,7 @@ class Volume:
         self.folders: dict[str, Folder] = {root: Folder(made=True)}
 
     def sync(self) -> None:
-        """Everything is durable now."""
+        """Make everything durable."""
         for folder in self.folders.values():
             folder.made = True
             folder.sync()
@@ -125,7 +125,7 @@ class Volume:
                 inode.sync()
 
     def lose_power(self) -> None:
-        """Keep what was synced; of the rest, what chance has brought to the disk: any names, any sectors."""
+        """Keep what was synced, and of the rest any names and sectors, at random."""
         chance = self.chance
         for path, folder in list(self.folders.items()):
             if not folder.made and chance.likely(0.5):
@@ -170,7 +170,7 @@ class Descriptor:
 
 @dataclass(slots=True)
 class Fault:
-    """A planned death of the process at the next write of at least some bytes, of which a part is written."""
+    """A planned crash at the next write of at least `size` bytes, of which `kept` are written."""
 
     size: int
     kept: int
@@ -180,11 +180,11 @@ class Files:
     """The `FileSystem` of one process on a volume.
 
     Attributes:
-        fails: probability that a change is refused: a full disk, or one that fails.
-        tears: probability that the process dies in a write.
-        fault: a death that is planned.
-        dies_in: the process dies in the so-manyth change from now; 0: in none that is planned.
-        dead: the process is.
+        fails: probability that a change is refused: a full or failing disk.
+        tears: probability of a crash within a write.
+        fault: a planned crash.
+        dies_in: crash in the change with this number, counted from now; 0: no such crash is planned.
+        dead: whether the process has crashed.
     """
 
     def __init__(self, volume: Volume, die: Callable[[], None]) -> None:
@@ -218,7 +218,7 @@ class Files:
         return tears > 0 and self._chance.likely(tears)
 
     def _change(self, what: str, do: Callable[[], None]) -> None:
-        """Do what either happens or not."""
+        """Do a change that is atomic: it happens or does not."""
         self._check()
         if self._doomed(self.tears * ELSEWHERE):
             if self._chance.likely(0.5):
@@ -231,7 +231,7 @@ class Files:
         do()
 
     def _take(self, size: int) -> int:
-        """How many bytes of a write are taken; a negative number: so many less one, and the process dies."""
+        """Return the number of bytes that a write takes; -1 - n if the process crashes after n bytes."""
         self._check()
         fault, chance = self.fault, self._chance
         if fault is not None and size >= fault.size:

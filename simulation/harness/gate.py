@@ -1,4 +1,4 @@
-"""The coordinator's door for clients that send bytes: frames in, the broker's own handlers, frames out."""
+"""The entrance for clients that send bytes: frames go through the broker's own handlers, and frames come back."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HANDLERS = {
 HOLD_MS = 1_200
 HOST, PORT = "127.0.0.1", 9092
 NODES = {"r1": 1, "r2": 2}
-"""Which node is on which rack; both are the coordinator's process."""
+"""The rack of each node; both nodes are the coordinator's process."""
 Respond = Callable[[memoryview], None]
 
 
 class SimulatedClient(ClientSession):
-    """A client of kohort's own, held for less than in real time: its sessions are short."""
+    """A client of kohort's own whose delayed heartbeats are shorter than in production: its sessions are short."""
 
     __slots__ = ("at",)
 
@@ -49,7 +49,7 @@ class SimulatedClient(ClientSession):
         self.process = at.process
 
     def classic_delay_ms(self, mode: str) -> int:
-        """How long a classic heartbeat may be held."""
+        """Return how long a classic heartbeat may be delayed."""
         return self.delay_tolerance(mode).delay_ms
 
     def delay_tolerance(self, mode: str) -> DelayTolerance:
@@ -58,7 +58,7 @@ class SimulatedClient(ClientSession):
 
 
 @dataclass
-class Asked:
+class SimulatedRequest:
     """One request as the broker's handlers see it."""
 
     client: SimulatedClient
@@ -83,11 +83,11 @@ class Asked:
 
 
 class Gate:
-    """Stands where the broker's node stands for the handlers of group requests.
+    """The part of the broker's node that the handlers of group requests use.
 
     Attributes:
-        tells_leases: clients hear of the lease that the coordinator counts on.
-        sure: a topic that it does not know is none.
+        tells_leases: whether clients learn of the lease that the coordinator counts on.
+        sure: the topics are complete: an unknown topic does not exist.
         authorizer: None: clients may do everything.
     """
 
@@ -106,25 +106,25 @@ class Gate:
 
     @property
     def group_config(self) -> GroupConfig:
-        """The knobs of the group coordinator."""
+        """Return the group coordinator's settings."""
         return self.server.config
 
     @property
     def by_name(self) -> Any:
-        """Topics by name."""
+        """Return topics by name."""
         return self.server.image.topics
 
     @property
     def by_id(self) -> Any:
-        """Topics by id."""
+        """Return topics by id."""
         return {topic.id: topic for topic in self.server.image.topics.values()}
 
     def next_request_id(self) -> int:
-        """The server gives out its own."""
+        """Return 0: the server numbers requests itself."""
         return 0
 
     def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """A frame arrives."""
+        """Receive a frame from a client."""
         if self.server.shard is None:
             connection.break_()
             return
@@ -133,7 +133,7 @@ class Gate:
             return
         header, body = framing.decode_request_header(memoryview(frame)[4:])
         message, template, numbers = self._read(connection, frame[4:], header, body)
-        asked = Asked(
+        asked = SimulatedRequest(
             SimulatedClient(connection),
             message,
             header.api_version,
@@ -219,7 +219,7 @@ class Gate:
 
 
 def nodes_of(racks: tuple[tuple[str, ...], ...]) -> list[int]:
-    """The only replica of each partition."""
+    """Return the only replica of each partition."""
     return [NODES[rack] for (rack,) in racks]
 
 

@@ -1,4 +1,4 @@
-"""The plan of a seed: the participants, and every fault with its time, drawn before anything happens.
+"""The plan of a seed: the participants, and every fault with its time, drawn before the run begins.
 
 A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`). Shrinking does
 that with a seed that failed. Steps about a missing member do nothing.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.push_steps import SHARE, PushSteps, push_knobs
 from simulation.harness.world import Chance
 from simulation.members.assigning import COOPERATIVE, EAGER
@@ -22,17 +22,17 @@ DAY_MS = 86_400_000
 
 MODERN, CLASSIC = "ConsumerMember", "ClassicMember"
 MORE = {"reload": 3, "subscribe": 3}
-"""Drawn beside the others, from a stream of its own."""
+"""Kinds of faults drawn from a random stream of their own."""
 MORE_OFTEN = 0.15
 SOON_MS = 200
-"""The maximum delay of half of these steps after another step: while its work is under way."""
+"""The maximum delay of half of these steps after another step, so that they hit its unfinished work."""
 STRATEGIES: dict[str, tuple[tuple[str, ...], ...]] = {
     EAGER: ((EAGER,), (EAGER,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
     COOPERATIVE: ((COOPERATIVE,), (COOPERATIVE,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
 }
-"""What the members of a mixed group may have beside each other, by the one that all of them know."""
+"""The assignors that members of a mixed group may list, by the one that all of them have."""
 CLEANS_MS = (1_500, 5_000, 15_000)
-"""The intervals of compaction in some runs, as by a cleaner that has much to do."""
+"""The intervals of compaction in some runs, as if by a busy cleaner."""
 TROUBLE = {
     "start": 20,
     "crash": 12,
@@ -42,7 +42,7 @@ TROUBLE = {
     "cut_off": 8,
     "twin": 5,
     "coordinator": 10,
-    "weather": 5,
+    "faults": 5,
     "grow": 4,
     "clock": 2,
     "weeks": 4,
@@ -62,11 +62,11 @@ TROUBLE = {
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that is done to the world.
+    """One action of a plan, at a time.
 
     Attributes:
-        number: by which `keep` names it.
-        what: the method of `Run` that does it, without its `do_`.
+        number: its name in `keep`.
+        what: the name of the method of `Run`, without its `do_`.
         details: that method's arguments.
     """
 
@@ -81,8 +81,8 @@ class Step:
 
 
 def shown(value: Any) -> str:
-    """A step's detail for people; of settings only what differs from their defaults."""
-    if not isinstance(value, Habits | Weather):
+    """Return a step's argument for people; of settings only those that differ from their defaults."""
+    if not isinstance(value, Habits | NetworkFaults):
         return str(value)
     texts = [
         f"{field.name}={getattr(value, field.name)!r}"
@@ -94,13 +94,13 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is.
+    """The size of a run.
 
     Attributes:
-        weight: how many of 100 runs are so large.
-        groups, first, living, topics, partitions: at most so many groups, members of each at the start, members at all,
-            topics, and partitions of each.
-        every_ms: mean time between two steps.
+        weight: how many of 100 runs have this size.
+        groups, first, living, topics, partitions: the maximum numbers of groups, of members of each at the start, of
+            members at any time, of topics, and of partitions of each.
+        every_ms: the mean time between two steps.
         faults_ms: the longest fault phase.
     """
 
@@ -131,11 +131,11 @@ class Plan:
 
     Attributes:
         partitions: topics at the start, with their partition counts.
-        group_ids: groups that anyone may be in.
+        group_ids: the groups.
         steps: in the order of their times.
-        heal_ms: when all faults end.
-        kept: numbers of the steps that are played; None: all.
-        coordinators: how many there are, where they are over Kafka.
+        heal_ms: the time when all faults end.
+        kept: numbers of the steps to play; None: all.
+        coordinators: the number of coordinators in a run over Kafka.
     """
 
     seed: int
@@ -148,18 +148,18 @@ class Plan:
     coordinators: int = 3
 
     def keep(self, numbers: Iterable[int]) -> Plan:
-        """The plan with these steps only."""
+        """Return the plan with these steps only."""
         kept = tuple(sorted(numbers))
         return replace(self, steps=tuple(step for step in self.steps if step.number in kept), kept=kept)
 
     def until(self, heal_ms: int) -> Plan:
-        """The plan with a shorter fault phase."""
+        """Return the plan with a shorter fault phase."""
         return replace(self, heal_ms=heal_ms)
 
 
 @dataclass
 class Known:
-    """A member as far as the plan knows it."""
+    """The state of a member as far as the plan can know it."""
 
     name: str
     kind: str
@@ -167,7 +167,7 @@ class Known:
 
 
 class Draft:
-    """Draws one seed's plan."""
+    """The draw of one seed's plan."""
 
     def __init__(self, seed: int) -> None:
         self.chance = chance = Chance(f"{seed}/plan")
@@ -201,7 +201,7 @@ class Draft:
         )
 
     def plan(self) -> Plan:
-        """The whole of it."""
+        """Draw the whole plan."""
         chance = self.chance
         is_mixed = 0.5 in self.modern.values()  # a full group of one protocol refuses the other's members for ever
         size = INT_MAX if is_mixed else chance.choice((INT_MAX, INT_MAX, INT_MAX, 3))
@@ -219,7 +219,7 @@ class Draft:
             **push_knobs(Chance(f"{self.seed}/push knobs")),
         )
         self.only_ours = config.notice_disconnects == "all"  # of others some would own too long: that is what it says
-        self.add_weather(0)
+        self.add_faults(0)
         for group_id in self.group_ids:
             for _ in range(1 + chance.upto(self.scale.first - 1)):
                 self.add_member(chance.upto(2_000), group_id)
@@ -235,17 +235,17 @@ class Draft:
         return Plan(self.seed, config, self.partitions, group_ids, tuple(steps), self.heal_ms)
 
     def mix(self) -> tuple[str, ...]:
-        """Push groups beside the others, in some plans; which they are."""
+        """Draw whether push groups are part of the plan, and which groups they are."""
         if not self.pushing.chance.likely(SHARE):
             return ()
         return self.pushing.draw(self.heal_ms, self.group_ids)
 
     def add(self, at_ms: int, what: str, **details: Any) -> None:
-        """One more step."""
+        """Add a step."""
         self.steps.append(Step(len(self.steps), at_ms, what, details))
 
     def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None) -> None:
-        """Someone starts, perhaps with an instance id that another has."""
+        """Add a member, perhaps with another member's instance id."""
         chance = self.chance
         self.started += 1
         if instance_id is None and chance.likely(0.25):
@@ -277,9 +277,10 @@ class Draft:
         self.add(at_ms, "start", name=known.name, kind=known.kind, habits=habits)
 
     def varied(self, habits: Habits) -> Habits:
-        """With what may differ within a group: the topics that are read, and the strategies.
+        """Return these habits with other topics and assignors, as members of one group may differ.
 
-        Who takes the place of a static member reads the same: Kafka's classic groups do not rebalance for it either.
+        The successor of a static member has the same subscription: Kafka's classic groups do not rebalance for it
+        either.
         """
         common = self.common[habits.group_id]
         if self.differ:
@@ -290,12 +291,12 @@ class Draft:
         return habits if common is None else replace(habits, strategies=self.more.choice(STRATEGIES[common]))
 
     def some_topics(self) -> tuple[str, ...]:
-        """All, or some of them, of which one at least is there at the start."""
+        """Draw topics, at least one of which exists at the start."""
         first = self.more.choice(list(self.partitions))
         return tuple(topic for topic in self.topics if topic == first or self.more.likely(0.5))
 
     def add_more(self, at_ms: int) -> None:
-        """One step beside the others."""
+        """Add a step beside the planned faults."""
         more = self.more
         what = more.choices(list(MORE), list(MORE.values()))[0]
         if what == "reload":
@@ -303,10 +304,10 @@ class Draft:
         elif self.differ and (dynamic := [member for member in self.living if member.habits.instance_id is None]):
             self.add(at_ms, what, name=more.choice(dynamic).name, topics=self.some_topics())
 
-    def add_weather(self, at_ms: int) -> None:
-        """Another network, another disk."""
+    def add_faults(self, at_ms: int) -> None:
+        """Change the faults of the network and the disk."""
         chance = self.chance
-        weather = Weather(
+        network = NetworkFaults(
             delay_ms=chance.choice((5, 20, 200, 1_000)),
             breaks=chance.choice((0.0, 0.0, 0.005, 0.03)),
             linger_ms=chance.choice((10, 200, 5_000)),
@@ -314,10 +315,10 @@ class Draft:
         )
         fails, tears = chance.choice((0.0, 0.0, 0.01)), chance.choice((0.0, 0.01, 0.05))
         late_ms = self.late.choice((0, 0, 10, 100, 600))
-        self.add(at_ms, "weather", weather=weather, disk_fails=fails, disk_tears=tears, disk_late_ms=late_ms)
+        self.add(at_ms, "faults", network=network, disk_fails=fails, disk_tears=tears, disk_late_ms=late_ms)
 
     def add_trouble(self, at_ms: int) -> None:
-        """One step of any kind."""
+        """Add a step of any kind."""
         chance = self.chance
         what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
         one = chance.choice(self.living) if self.living else None
@@ -326,8 +327,8 @@ class Draft:
                 self.add_member(at_ms, chance.choice(self.group_ids))
         elif what == "coordinator":
             self.add(at_ms, "coordinator", down_ms=chance.choice((0, 200, 3_000, 8_000)))
-        elif what == "weather":
-            self.add_weather(at_ms)
+        elif what == "faults":
+            self.add_faults(at_ms)
         elif what in ("grow", "create", "delete"):
             self.add(at_ms, what, topic=chance.choice(self.topics))
         elif what == "clock":
@@ -348,11 +349,11 @@ class Draft:
             self.trouble_member(at_ms, what, one)
 
     def add_weeks(self, at_ms: int) -> None:
-        """Time passes in which positions expire, or not quite."""
+        """Let the wall clock pass about the time of offset retention."""
         self.add(at_ms, "weeks", jump_ms=self.chance.choice((DAY_MS // 2, 6 * DAY_MS, 8 * DAY_MS, 30 * DAY_MS)))
 
     def add_desert(self, at_ms: int) -> None:
-        """Everyone goes, weeks pass, and someone comes back."""
+        """Close all members, let weeks pass, and start a member again."""
         chance = self.chance
         for member in self.living:
             self.add(at_ms + chance.upto(1_000), chance.choice(("leave", "leave", "crash")), name=member.name)
@@ -361,7 +362,7 @@ class Draft:
         self.add_member(at_ms + chance.choice((14_000, 40_000)), chance.choice(self.group_ids))
 
     def trouble_group(self, at_ms: int, what: str, member: Known | None) -> None:
-        """One step about a group's offsets."""
+        """Add a step that concerns a group's offsets."""
         chance = self.chance
         group_id = chance.choice(self.group_ids)
         if what == "delete_group":
@@ -389,7 +390,7 @@ class Draft:
             )
 
     def trouble_member(self, at_ms: int, what: str, member: Known) -> None:
-        """One step about one member."""
+        """Add a step that concerns one member."""
         if what == "twin":
             if member.habits.instance_id is not None:
                 self.add_member(at_ms, member.habits.group_id, member.habits.instance_id)
@@ -411,18 +412,18 @@ MORE_EVERY_MS = 5_000
 
 
 class PushDraft(Draft):
-    """Draws one seed's plan; every member that it starts is a push member.
+    """The draw of one seed's plan with push members only.
 
-    The faults are the same, and those of push members, at closer quarters.
+    The faults are the same, and those of push members, at shorter intervals.
     """
 
     def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None) -> None:
-        """Someone starts; the protocol has no instance ids."""
+        """Add a push member; the protocol has no instance ids."""
         known = self.pushing.start(at_ms, group_id)
         self.living.append(Known(known.name, known.kind, known.habits))
 
     def mix(self) -> tuple[str, ...]:
-        """No other groups; what goes wrong with push members only."""
+        """Draw no other groups, and faults of push members only."""
         chance, at_ms = self.pushing.chance, 0.0
         while (at_ms := at_ms + chance.expovariate(1 / MORE_EVERY_MS)) < self.heal_ms:
             self.pushing.trouble_member(int(at_ms), chance.choice(PUSH_MORE), chance.choice(self.pushing.living))

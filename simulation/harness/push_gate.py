@@ -1,4 +1,4 @@
-"""The coordinator's end of connections that turn round: frames of the push protocol, as the broker has them."""
+"""The coordinator's end of push connections, on which the server sends requests: frames as the broker handles them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Respond = Callable[[memoryview], None]
 
 @dataclass
 class Registered:
-    """A connection that has turned, and what was asked on it and is not answered."""
+    """A registered consumer's connection, with the server's unanswered requests on it."""
 
     connection: Connection
     respond: Respond
@@ -38,7 +38,7 @@ class Registered:
 
 
 class PushGate:
-    """Stands where the broker's handlers of the push protocol stand."""
+    """The part of the broker that handles the push protocol."""
 
     def __init__(self, server: Server, host: str, port: int) -> None:
         self._server = server
@@ -48,11 +48,11 @@ class PushGate:
         server.on_shard_loaded = self.on_shard_loaded
 
     def takes(self, connection: Connection, data: memoryview) -> bool:
-        """Whether a frame is one of these."""
+        """Return whether a frame belongs to the push protocol."""
         return connection.id in self._turned or push_type(data) is not None
 
     def receive(self, connection: Connection, data: memoryview, respond: Respond) -> None:
-        """A frame arrives."""
+        """Receive a frame from a client."""
         registered = self._turned.get(connection.id)
         if registered is not None:
             self._take_answer(registered, data)
@@ -94,7 +94,7 @@ class PushGate:
         shard.queue_event(read_answer(value, connection.id, asked, data))
 
     def push(self, push: Push) -> None:
-        """Send what a consumer is asked."""
+        """Send a server request to a consumer."""
         registered = self._turned.get(push.connection)
         if registered is None:
             return
@@ -107,7 +107,7 @@ class PushGate:
             registered.respond(memoryview(frame))
 
     def on_shard_loaded(self) -> None:
-        """Connections of an earlier load say nothing any more."""
+        """Forget connections registered before the shard loaded: they get no more requests."""
         for registered in self._turned.values():
             registered.connection.break_()
             registered.asked.clear()

@@ -1,8 +1,8 @@
-"""The part of push groups in a plan: their members and faults, drawn from a stream of their own.
+"""The steps of push groups in a plan: their members and faults, drawn from a random stream of their own.
 
-They live on the same shard as the groups of the other protocols. Visitors ask to be in a group of another protocol than
-theirs. A group keeps its protocol while it has members; an empty one takes the protocol of its next member. Visitors
-are gone when faults end.
+They live on the same shard as the groups of the other protocols. Visitors are members that try to join a group of
+another protocol. A group keeps its protocol while it has members; an empty one takes the protocol of its next member.
+Visitors are gone when faults end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARE = 0.3
 """The share of plans with push groups."""
 EVERY_MS = 4_000
 FINDERS = 0.25
-"""The share of members for which the coordinator finds no offsets: they choose their own start."""
+"""The share of members that choose their start position themselves: the coordinator finds no offsets for them."""
 FIRST, LIVING = 3, 4
 """The maximum number of members of each group at the start, and of all of them at any time."""
 HALF_OPEN_MS = (2_000, 5_000, 9_000, 20_000)
@@ -47,7 +47,7 @@ TROUBLE = {
 
 
 def push_knobs(chance: Chance) -> dict[str, Any]:
-    """The coordinator's settings that push groups go by."""
+    """Draw the coordinator's settings for push groups."""
     return {
         "push_rebalance": chance.choice(("changed", "changed", "all")),
         "push_assignor": chance.choice(("sticky", "sticky", "range")),
@@ -59,7 +59,7 @@ def push_knobs(chance: Chance) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PushKnown:
-    """A push member as far as the plan knows it."""
+    """The state of a push member as far as the plan can know it."""
 
     name: str
     kind: str
@@ -67,14 +67,14 @@ class PushKnown:
 
 
 class PushSteps:
-    """Draws them.
+    """The draw of the steps of push groups.
 
     Attributes:
         living: members that were started and not ended.
     """
 
     def __init__(self, chance: Chance, finders: Chance, add: Callable[..., None], partitions: Sequence[str]) -> None:
-        """`add` takes a step; `partitions` are the topics that are there at the start; `finders`: who finds its own."""
+        """`add` adds a step; `partitions` names the first topics; `finders` draws who chooses its own start."""
         self.chance = chance
         self._finders = finders
         self._add = add
@@ -84,7 +84,7 @@ class PushSteps:
         self._started = 0
 
     def draw(self, heal_ms: int, others: Sequence[str]) -> tuple[str, ...]:
-        """All steps of push groups beside these others; which groups they are."""
+        """Draw all steps of push groups beside these other groups; return the push groups' names."""
         chance = self.chance
         groups = ("p0", "p1") if chance.likely(0.2) else ("p0",)
         for group_id in groups:
@@ -96,7 +96,7 @@ class PushSteps:
         return groups
 
     def habits(self, group_id: str, **more: Any) -> Habits:
-        """How a push member is configured."""
+        """Draw the configuration of a push member."""
         chance = self.chance
         settings = {
             "session_timeout_ms": chance.choice((6_000, 8_000)),
@@ -120,7 +120,7 @@ class PushSteps:
         return tuple(topic for topic in self.topics if topic == first or self.chance.likely(0.5))
 
     def start(self, at_ms: int, group_id: str, consumer_id: str | None = None) -> PushKnown:
-        """A member, perhaps with the id of another."""
+        """Start a member, perhaps with the id of another."""
         self._started += 1
         kind = LITERAL if consumer_id is not None or self.chance.likely(0.5) else OWN
         name = f"p{self._started}"
@@ -132,7 +132,7 @@ class PushSteps:
         return known
 
     def trouble(self, at_ms: int, groups: Sequence[str], others: Sequence[str]) -> None:
-        """One step of any kind."""
+        """Add a step of any kind."""
         chance = self.chance
         what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
         group_id = chance.choice(groups)
@@ -157,7 +157,7 @@ class PushSteps:
             self.trouble_member(at_ms, what, chance.choice(self.living))
 
     def trouble_member(self, at_ms: int, what: str, member: PushKnown) -> None:
-        """One step about one member."""
+        """Add a step that concerns one member."""
         chance = self.chance
         if what == "twin":
             self.twin(at_ms, member)
@@ -177,14 +177,14 @@ class PushSteps:
                 self.living.remove(member)
 
     def twin(self, at_ms: int, member: PushKnown) -> None:
-        """Another process with the id of one, that has not ended, or is about to."""
+        """Start another process with the id of a member that has not ended, or is about to."""
         if member.habits.consumer_id is not None:
             if self.chance.likely(0.4):
                 self._add(at_ms, self.chance.choice(("crash", "cut")), name=member.name)
             self.start(at_ms + self.chance.upto(500), member.habits.group_id, member.habits.consumer_id)
 
     def visit(self, at_ms: int, group_id: str, others: Sequence[str]) -> None:
-        """Someone of another protocol asks to be in a group for a while, sometimes one that all members leave."""
+        """Let a member of another protocol try to join a group for a while, sometimes after all members left."""
         chance = self.chance
         stay_ms = chance.choice((1_000, 5_000, 15_000))
         self._started += 1

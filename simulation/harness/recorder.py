@@ -1,4 +1,4 @@
-"""Records every transition of groups and of consumer groups' members that a run goes through."""
+"""Records all state transitions of groups, and of members of consumer groups, during a run."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class RecordingContext(Context):
     """The state of a shard, which records what groups do with events.
 
     Attributes:
-        seen: by the name of a protocol, or `MEMBER`.
+        seen: transitions by the name of a protocol, or `MEMBER`.
     """
 
     seen: dict[str, set[Seen]]
 
     def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
-        """Let a group handle an event, and record where that led."""
+        """Let a group handle an event, and record the transition."""
         membership = group.membership
         before, members = membership.group_state(), member_states(group)
         super().react(group, trigger, *arguments)

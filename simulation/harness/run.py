@@ -1,4 +1,4 @@
-"""One plan, one run: what goes wrong, and how it ends."""
+"""The run of one plan: its world, its faults, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulation.checkers.group_checkers import ALL, Checkers, unhealthy
 from simulation.checkers.property import Checker, Holder, ViolatedError
 from simulation.harness.disk import Disk, log_lines
 from simulation.harness.gate import Gate
-from simulation.harness.network import Network, Weather
+from simulation.harness.network import Network, NetworkFaults
 from simulation.harness.plan import CLASSIC, Draft, Plan, Step
 from simulation.harness.push_gate import PushGate
 from simulation.harness.server import Server
@@ -38,16 +38,17 @@ LONGEST_HEALING_MS = 100_000
 FEWEST_EVENTS = 200
 """The minimum number of events of a run."""
 HEALTHY_LATE_MS = 20
-"""A healthy journal may answer so late."""
+"""The maximum delay of a healthy journal's answers."""
 SOON_MS = 500
 SETTLING_MS = 20_000
 LOOK_MS = 5_000
 WATCH_MS = 25_000
 LOOKS = 3
-"""The number of consecutive looks at a stable world after which it has healed."""
+"""The number of consecutive checks that find every group stable, after which the run has healed."""
 MONITORED, MONITOR_MS = 0.2, 400
-"""The share of runs in which a monitor reads all offsets, and its interval: a reader's offsets must not be lost
-either."""
+"""The share of runs in which a monitor reads all offsets, and its interval: offsets that it has read must not be lost
+either.
+"""
 KINDS: dict[str, type[Process]] = {
     kind.__name__: kind
     for kind in (
@@ -63,14 +64,14 @@ KINDS: dict[str, type[Process]] = {
 
 @dataclass
 class Result:
-    """How one run ended.
+    """The outcome of one run.
 
     Attributes:
-        events: how many things happened.
-        virtual_ms: how long it took in there.
-        failure: what was violated, None when nothing was.
-        trace: the last lines of the story, of a run that tells.
-        faults: how many steps of each kind were played.
+        events: the number of events.
+        virtual_ms: its duration in virtual time.
+        failure: the violation, None if there is none.
+        trace: the last lines of the trace, if the run keeps one.
+        faults: the number of steps by kind.
     """
 
     seed: int
@@ -83,7 +84,7 @@ class Result:
 
 
 def racks_of(partitions: int) -> tuple[tuple[str, ...], ...]:
-    """One replica each, on two racks in turn."""
+    """Return one replica for each partition, on two racks in turn."""
     return tuple((f"r{1 + number % 2}",) for number in range(partitions))
 
 
@@ -91,8 +92,8 @@ class Run:
     """The world of one plan.
 
     Attributes:
-        partitions: topics that exist, with their partition counts.
-        members: everyone who was ever started.
+        partitions: the existing topics, with their partition counts.
+        members: all members that were ever started.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Run:
         tells: bool = False,
         shortest_ms: int = SHORTEST_MS,
     ) -> None:
-        """Args are a plan or its seed, a faulty machine, shard or disk, the checkers, and the least virtual time."""
+        """`plan` is a plan or its seed; `mutant` a faulty machine, shard or disk; `kinds` the checkers."""
         self._shortest_ms = shortest_ms
         self.plan = plan if isinstance(plan, Plan) else Draft(plan).plan()
         self.world = World(self.plan.seed, tells=tells)
@@ -174,7 +175,7 @@ class Run:
         do(**step.details)
 
     def do_start(self, name: str, kind: str, habits: Habits) -> None:
-        """A member comes to life."""
+        """A member is started."""
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, OwnMember):
             member.gate, member.memberships = self.gate, self._memberships
@@ -190,7 +191,7 @@ class Run:
         member.start()
 
     def do_visit(self, name: str, kind: str, habits: Habits, stay_ms: int) -> None:
-        """A member asks to be in a group of another protocol for a while."""
+        """A member of another protocol tries to join a group for a while."""
         self._visitors.append(name)
         self.do_start(name, kind, habits)
         self.world.after(stay_ms, partial(self.do_crash, name))
@@ -210,7 +211,7 @@ class Run:
             member.leave()
 
     def do_pause(self, name: str, duration_ms: int) -> None:
-        """A member's process stands still."""
+        """A member's process is stopped for a while."""
         member = self._living(name)
         if member is not None and not member.paused:
             member.pause(duration_ms)
@@ -221,7 +222,7 @@ class Run:
             member.cut()
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """A member lives on, but nothing of it gets through."""
+        """No message passes between a member and the coordinator for a while."""
         self.network.cut_off[name] = self.world.now_ms + duration_ms
 
     def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:
@@ -230,7 +231,7 @@ class Run:
         held[name] = self.world.now_ms + duration_ms
 
     def do_freeze(self, name: str, looks: int, duration_ms: int) -> None:
-        """A member's process stands still between two looks at its clock, whatever it has read by then."""
+        """A member's process is stopped between two readings of its clock, with the data that it has read by then."""
         member = self._living(name)
         if isinstance(member, OwnMember):
             member.freeze(looks, duration_ms)
@@ -246,27 +247,27 @@ class Run:
         self.server.reload(away_ms)
 
     def do_subscribe(self, name: str, topics: tuple[str, ...]) -> None:
-        """A member reads other topics from now on."""
+        """A member changes its subscription."""
         if (member := self._living(name)) is not None:
             member.subscribe(topics)
 
-    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
-        """Another network, another disk."""
-        self.network.weather = weather
+    def do_faults(self, network: NetworkFaults, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
+        """The network and the disk get other delays and faults."""
+        self.network.faults = network
         self.disk.fails, self.disk.tears, self.disk.late_ms = disk_fails, disk_tears, disk_late_ms
-        self.disk.weather()
+        self.disk.apply_fault_rates()
 
     def do_clock(self, jump_ms: int) -> None:
         """The wall clock jumps."""
         self.world.skew_ms += jump_ms
 
     def do_weeks(self, jump_ms: int) -> None:
-        """Weeks pass on the wall clock, by which positions expire, and nothing happens in them."""
+        """The wall clock advances by weeks, by which committed offsets expire, and nothing else happens."""
         self.world.skew_ms += jump_ms
         self.server.pass_weeks()
 
     def do_commit(self, group_id: str, topic: str, retention_ms: int) -> None:
-        """Someone who is in no group commits a position, perhaps with a time of its own."""
+        """A client outside the group commits an offset, perhaps with a retention of its own."""
         offset = OffsetToCommit(topic, self._administrator.chance.upto(3), self.checkers.fresh_offset())
         self._administrator.send(events.OffsetCommit(0, group_id, "", -1, (offset,), retention_ms=retention_ms))
 
@@ -281,7 +282,7 @@ class Run:
             self._publish_topics()
 
     def do_create(self, topic: str) -> None:
-        """A topic is made, perhaps one of that name again.
+        """A topic is created, perhaps one of a deleted topic's name.
 
         It waits until the coordinator has noted that the last was deleted.
         """
@@ -295,7 +296,7 @@ class Run:
             self._publish_topics()
 
     def do_delete(self, topic: str) -> None:
-        """A topic is deleted; not while the coordinator, which is in the broker that deletes, is down."""
+        """A topic is deleted, unless the coordinator is down: it is part of the broker that deletes."""
         if self.server.shard is None:
             self.world.after(LOOK_MS, partial(self.do_delete, topic))
         elif topic in self.partitions:
@@ -306,21 +307,21 @@ class Run:
     def do_transact(
         self, name: str, group_id: str, topic: str, member: str | None, commit: bool, delay_ms: int
     ) -> None:
-        """A producer sends offsets in a transaction."""
+        """A producer commits offsets in a transaction."""
         producer = Producer(name, self.world, self.network, self.server, self.checkers)
         producer.run(group_id, topic, None if member is None else self._living(member), commit, delay_ms)
 
     def do_look(self) -> None:
-        """An administrator looks at all groups."""
+        """An administrator lists and describes all groups."""
         self._administrator.look(self.plan.group_ids)
 
     def _monitor(self) -> None:
-        """Someone watches how far the groups are."""
+        """Begin to read all committed offsets at intervals."""
         self._administrator.read(self.plan.group_ids)
         self.world.after(MONITOR_MS, self._monitor)
 
     def _look_now_and_then(self) -> None:
-        """Someone watches the groups all the time, as tools do."""
+        """List and describe all groups at intervals, as monitoring tools do."""
         self.world.after(WATCH_MS, self._look_now_and_then)
         self._administrator.look(self.plan.group_ids)
 
@@ -339,7 +340,7 @@ class Run:
             self._administrator.remove(member.group_id, member)
 
     def do_hostile(self, name: str, group_id: str) -> None:
-        """Someone sends nonsense from now on."""
+        """A client sends malformed and stale requests from now on."""
         hostile = Hostile(name, self.world, self.network, (group_id,), self.members, self.checkers)
         self._hostiles.append(hostile)
         hostile.start()
@@ -356,12 +357,12 @@ class Run:
 
     def _heal(self) -> None:
         self.world.log("all faults end")
-        self.network.weather = Weather()
+        self.network.faults = NetworkFaults()
         for faults in (self.network.cut_off, self.network.held_up, self.network.held_down):
             faults.clear()
         self.disk.fails = self.disk.tears = 0.0
         self.disk.late_ms = min(self.disk.late_ms, HEALTHY_LATE_MS)
-        self.disk.weather()
+        self.disk.apply_fault_rates()
         for hostile in self._hostiles:
             hostile.crash()
         for name in self._visitors:
@@ -373,7 +374,7 @@ class Run:
         self._people_groups()
 
     def _people_groups(self) -> None:
-        """A group whose members have all gone gets another."""
+        """Start a member in each group that has none."""
         for group_id in self.plan.group_ids:
             mine = [member for member in self.members if member.group_id == group_id]
             if all(member.dead for member in mine):

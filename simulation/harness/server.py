@@ -1,7 +1,4 @@
-"""The coordinator's process in the simulation.
-
-It is the shard that ships, behind connections, on a process that dies and comes back.
-"""
+"""The coordinator's process in the simulation: the released shard, in a process that crashes and restarts."""
 
 from __future__ import annotations
 
@@ -38,19 +35,19 @@ from simulation.harness.world import World
 
 Answer = Callable[[Any], None]
 AGAIN_MS = 200
-"""What was refused within the process is asked again so much later."""
+"""The delay before a request of the process itself is repeated after a rejection."""
 AWAY_MS = 2_000
-"""A coordinator that was deposed is appointed again within this time."""
+"""The maximum time until a fenced coordinator becomes the leader again."""
 
 
 class Server:
-    """A coordinator of one shard that crashes and comes back.
+    """A coordinator with one shard that crashes and restarts.
 
     Attributes:
         shard: None while the process is down.
-        waiting: requests without an answer yet: token to (event, answer, since).
-        incarnation: how often it has started.
-        unseen: topics that were made while the shard did not serve, as the broker's catalog names them.
+        waiting: unanswered requests: token to (event, answer, time of arrival).
+        incarnation: the number of its starts.
+        unseen: topics created while the shard did not serve, as the broker's catalog names them.
     """
 
     def __init__(
@@ -95,13 +92,13 @@ class Server:
 
     @property
     def machine(self) -> GroupMachine | None:
-        """The machine that serves; None while it loads, and while the process is down."""
+        """Return the machine that serves; None while it loads, and while the process is down."""
         return self._machine if self.shard is not None and self.shard.loaded else None
 
     def may_create(self, topic: str) -> bool:
-        """Whether a topic can be made now: the broker is up, and deletions before have been answered.
+        """Return whether a topic can be created now: the broker is up, and earlier deletions have been answered.
 
-        It is noted as made.
+        The topic counts as created from then on.
         """
         shard, driver = self.shard, self._driver
         if shard is None or driver is None:
@@ -115,7 +112,7 @@ class Server:
         return True
 
     def start(self) -> None:
-        """Come up."""
+        """Start the process."""
         self.incarnation += 1
         self.world.log(f"coordinator: up, incarnation {self.incarnation}, {len(self.disk.records)} records")
         driver = self._driver = VirtualDriver(self.world, self.chance, self, self._turned)
@@ -131,7 +128,7 @@ class Server:
             driver.turn(partial(self._put_marker, producer_id))
 
     def _become_leader(self) -> None:
-        """Begin a term of the shard; also in a process whose last one has ended."""
+        """Begin a term of the shard, also in a process whose last term has ended."""
         assert self._driver is not None
         assert self._journal is not None
         self.shard = self.make_shard(
@@ -140,7 +137,7 @@ class Server:
         self.shard.start_loading()
 
     def _watched(self, config: GroupConfig) -> GroupMachine:
-        """A machine whose steps the checkers see."""
+        """Make a machine whose steps the checkers see."""
         machine = self.make_machine(config)
         step, on_loaded = machine.step, machine.on_loaded
 
@@ -167,7 +164,7 @@ class Server:
         return outcome
 
     def _seen(self, event: Any, do: Callable[[], Effects]) -> Effects:
-        """A fault in a step, or what a checker found, ends the run, whatever the shard makes of it."""
+        """Run a step; an exception in it, or a violation, ends the run, whatever the shard does with it."""
         self._stepped = True
         try:
             outcome = do()
@@ -179,7 +176,7 @@ class Server:
         return outcome
 
     def _turned(self) -> None:
-        """The shard has had a turn."""
+        """Check the shard after each of its turns."""
         if self._fault is not None:
             raise self._fault
         shard = self.shard
@@ -197,7 +194,7 @@ class Server:
         self.checkers.on_worked(work, event)
 
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """A turn of this process, if it lives that long."""
+        """Run an action as a turn of this process, if it lives that long."""
         assert self._driver is not None
         self.world.after(delay_ms, partial(self._driver.turn, action))
 
@@ -205,7 +202,7 @@ class Server:
         self.crash(self.chance.upto(500))
 
     def crash(self, down_ms: int) -> None:
-        """Die with everything that is not on disk; be back in `down_ms`."""
+        """Crash: lose everything that is not on disk; restart after `down_ms`."""
         if self._driver is None or not self._driver.alive:
             return
         self.world.log(f"coordinator: crashed, down for {down_ms} ms")
@@ -233,7 +230,7 @@ class Server:
         driver.turn(shard.close if away_ms else shard.start_loading)
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
-        """A request arrives."""
+        """Receive a request."""
         if self.shard is None:
             connection.break_()
             return
@@ -253,13 +250,13 @@ class Server:
         self._ask(event, answer)
 
     def _ask(self, event: Any, answer: Answer) -> None:
-        """Have the shard answer an event that has its token."""
+        """Pass an event that has its token to the shard."""
         assert self.shard is not None
         self.waiting[event.request] = (event, answer, self.world.now_ms)
         self.shard.ask(event, partial(self._answered, event.request))
 
     def _answered(self, token: int, value: Any) -> None:
-        """The shard answers, with a reply or with the code that refuses the request."""
+        """Take the shard's answer: a reply, or the code that rejects the request."""
         known = self.waiting.pop(token, None)
         self._holding.pop(token, None)
         if known is None or self.shard is None:
@@ -276,7 +273,7 @@ class Server:
         answer(value)
 
     def _refused(self, event: OffsetCommit | TxnOffsetCommit) -> tuple[ErrorCode, ...]:
-        """Return the errors of the shell itself: unknown topics, and a transaction that is not under way."""
+        """Return the errors that the broker itself reports: unknown topics, and a transaction that is not open."""
         if isinstance(event, TxnOffsetCommit) and event.producer_id not in self._transactions:
             return (ErrorCode.INVALID_TXN_STATE,) * len(event.offsets)
         topics = self.image.topics
@@ -290,7 +287,7 @@ class Server:
         return tuple(errors[:1]) * len(event.offsets)
 
     def on_closed(self, connection_id: int) -> None:
-        """The coordinator's end of a connection ends."""
+        """Notice the end of a connection at the coordinator's side."""
         connection = self._connections.pop(connection_id, None)
         if connection is not None and self.shard is not None:
             for token, (event, _, _) in list(self.waiting.items()):
@@ -303,7 +300,7 @@ class Server:
             self.shard.queue_event(ConnectionLost(connection_id, noticed, lease_ms, ended))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
-        """Topics were made, grew, or one was deleted."""
+        """Publish the topics after a creation, growth or deletion."""
         self.image = image
         if self.shard is not None:
             self.shard.queue_event(TopicsChanged(image))
@@ -311,13 +308,13 @@ class Server:
                 self.shard.queue_event(TopicsDeleted((deleted,)))
 
     def begin_transaction(self) -> int:
-        """A producer's transaction begins; its producer id. The transactions' own log is never lost here."""
+        """Begin a transaction; return its producer id. The transaction coordinator's own log is never lost."""
         self._producer_id += 1
         self._transactions.add(self._producer_id)
         return self._producer_id
 
     def end_transaction(self, producer_id: int, commit: bool) -> None:
-        """Have the end marker written, however often that takes."""
+        """Write the end marker, with as many attempts as necessary."""
         if producer_id in self._transactions:
             self._transactions.remove(producer_id)
             self._ending[producer_id] = commit
@@ -337,7 +334,7 @@ class Server:
 
 
 def stamped(event: Any, token: int, connection: int) -> Any:
-    """The request under its token; a client's own object, which no one else has, so that it may be written to."""
+    """Set a request's token and connection; a client's own object is changed in place, because no one else has it."""
     if isinstance(event, tuple):
         return event._replace(request=token, connection=connection)  # type: ignore[attr-defined]
     force_setattr(event, "request", token)

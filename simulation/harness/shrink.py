@@ -1,7 +1,7 @@
-"""The reduction of a failing plan to a small one that fails alike: fewer steps, and a shorter fault phase.
+"""The reduction of a failing plan to a small one with the same failure: fewer steps, and a shorter fault phase.
 
-Delta debugging drops ever smaller parts of the steps, and keeps what still fails the same checker, until no single step
-can go. Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (2002).
+Delta debugging drops ever smaller parts of the steps. It keeps each plan that still fails the same checker, until no
+single step can be dropped. Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (2002).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from simulation.harness.run import Result
 
 Player = Callable[[Plan], Result]
 RUNS_MAX = 2_000
-"""The maximum number of trials: a plan of 40 steps takes about 200."""
+"""The maximum number of runs: a plan of 40 steps takes about 200."""
 MARGIN_MS = 500
 """The minimum time between the last step and the end of the fault phase."""
 
 
 class Shrinker:
-    """Makes one failing plan smaller.
+    """The reduction of one failing plan.
 
     Attributes:
-        runs: how many plans were tried.
+        runs: the number of plans that were played.
     """
 
     def __init__(self, plan: Plan, checker: str, play: Player) -> None:
@@ -32,7 +32,7 @@ class Shrinker:
         self._play = play
 
     def shrink(self) -> Plan:
-        """The smallest plan found."""
+        """Return the smallest failing plan found."""
         while True:
             before = (len(self.plan.steps), self.plan.heal_ms)
             self._drop_steps()
@@ -41,7 +41,7 @@ class Shrinker:
                 return self.plan
 
     def _fails(self, plan: Plan) -> bool:
-        """Whether a plan fails the same checker; if so it is the plan from now on."""
+        """Return whether a plan fails the same checker; if so, continue with it."""
         if self.runs >= RUNS_MAX:
             return False
         self.runs += 1

@@ -1,4 +1,4 @@
-"""Virtual time and chance: everything that happens, happens because the world calls it."""
+"""Virtual time and randomness: every event of a run is a call by the world."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ WALL_START_MS = 1_700_000_000_000
 
 
 class Chance(random.Random):
-    """A stream of chance, cheaper to draw from than `randint`."""
+    """A random stream, faster than `randint`."""
 
     def upto(self, most: int) -> int:
-        """A whole number from 0 to `most`, both possible."""
+        """Return an integer from 0 to `most`, both included."""
         return int(self.random() * (most + 1))
 
     def likely(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self.random() < probability
 
 
-class Happening:
-    """Something that will be called at a time, unless cancelled.
+class ScheduledCall:
+    """A scheduled call.
 
     Attributes:
         action: None once it has been called or cancelled.
@@ -42,9 +42,9 @@ class Happening:
 
 
 class World:
-    """One run's clock and its sources of chance.
+    """One run's clock and its random streams.
 
-    Each actor draws from a stream of its own, so that a plan with a step less leaves the others' luck as it was.
+    Each actor draws from a stream of its own, so a plan with one step less leaves the other actors' draws unchanged.
 
     Attributes:
         now_ms: virtual monotonic time.
@@ -64,28 +64,28 @@ class World:
         self.tells = tells
         self.topic_ids: dict[str, TopicId] = {}
         self.trace: list[str] = []
-        self._queue: list[tuple[int, int, Happening]] = []
+        self._queue: list[tuple[int, int, ScheduledCall]] = []
         self._order = 0
 
     def stream(self, name: str) -> Chance:
-        """The chance of one actor, the same in every run of this seed."""
+        """Return the random stream of one actor, the same in every run of this seed."""
         return Chance(f"{self.seed}/{name}")
 
     @property
     def wall_ms(self) -> int:
-        """Virtual wall clock."""
+        """Return the virtual wall clock."""
         return WALL_START_MS + self.now_ms + self.skew_ms
 
-    def after(self, delay_ms: float, action: Callable[[], None]) -> Happening:
-        """Call `action` in `delay_ms`."""
+    def after(self, delay_ms: float, action: Callable[[], None]) -> ScheduledCall:
+        """Call `action` after `delay_ms`."""
         at_ms = self.now_ms + (int(delay_ms) if delay_ms > 0 else 0)
-        happening = Happening(at_ms, action)
+        happening = ScheduledCall(at_ms, action)
         self._order += 1
         heapq.heappush(self._queue, (at_ms, self._order, happening))
         return happening
 
     def run_until(self, end_ms: int) -> None:
-        """Let everything happen until `end_ms`."""
+        """Run all events until `end_ms`."""
         queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= end_ms:
             at_ms, _, happening = pop(queue)
@@ -98,7 +98,7 @@ class World:
         self.now_ms = max(self.now_ms, end_ms)
 
     def log(self, text: str) -> None:
-        """Keep a line of the story."""
+        """Add a line to the trace."""
         if self.tells:
             self.trace.append(f"{self.now_ms / 1000:9.3f} {text}")
             if len(self.trace) > self.TRACE_LINES:

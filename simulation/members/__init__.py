@@ -1,1 +1,1 @@
-"""Clients of the simulated coordinator: members of each protocol, their processes, and clients outside the groups."""
+"""Simulated clients of the coordinator: members of each protocol, their processes, and clients outside the groups."""

@@ -1,4 +1,4 @@
-"""The assignments of simulated leaders: balanced, sticky to valid claims, in two steps for cooperative members."""
+"""Assignments by simulated leaders: balanced, sticky to valid claims, in two steps for cooperative members."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kohort.groups.records import TopicPartitions
 from kohort.ids import TopicId, TopicPartition
 
 EAGER, COOPERATIVE = "range", "cooperative-sticky"
-"""The names of the client's own assignors, so that its members are in one group with the simulated ones."""
+"""The names of the client's own assignors, so that its members share a group with the simulated ones."""
 
 Target = frozenset[TopicPartition]
 Claim = tuple[int, frozenset[TopicPartition]]
 
 
 def pattern_of(topics: Iterable[str]) -> str:
-    """Return a pattern that matches only these topics: their names are a t and a digit."""
+    """Return a pattern that matches only these topics, whose names are a t and a digit."""
     return f"t[{''.join(sorted(topic[1:] for topic in topics))}]"
 
 
 def encode_metadata(
     topics: Iterable[str], generation: int, owned: Iterable[TopicPartition], rack: str | None = None
 ) -> bytes:
-    """A subscription of version 3 that says what the member holds, since which generation, and where it runs."""
+    """Return a subscription of version 3 with the member's owned partitions, their generation, and its rack."""
     names = sorted(topics)
     parts = [struct.pack(">hi", 3, len(names)), *(_text(name) for name in names), struct.pack(">i", 0)]
     held: dict[str, list[int]] = {}
@@ -43,7 +43,7 @@ def _text(text: str) -> bytes:
 
 
 def decode_claim(metadata: bytes) -> Claim:
-    """Return the generation and partitions that `encode_metadata` wrote; other bytes claim nothing."""
+    """Return the generation and partitions that `encode_metadata` wrote; for other bytes, no partitions."""
     subscription = read_subscription(metadata)
     if subscription is None:
         return -1, frozenset()
@@ -51,7 +51,7 @@ def decode_claim(metadata: bytes) -> Claim:
 
 
 def decode_topics(metadata: bytes) -> frozenset[str]:
-    """Return the topics that a member reads; none for other bytes."""
+    """Return the topics that a member subscribes to; none for other bytes."""
     subscription = read_subscription(metadata)
     return frozenset() if subscription is None else frozenset(subscription.topics)
 
@@ -74,11 +74,11 @@ def assign(
     *,
     cooperative: bool,
 ) -> dict[str, frozenset[TopicPartition]]:
-    """An assignment of every partition to one member that reads its topic, claims kept where they fit.
+    """Assign every partition to one member that subscribes to its topic; valid claims are kept where they fit.
 
-    It is as even as can be where all read the same (`read`: the topics of each). Of two claims to one partition that of
-    the later generation counts, and of two alike neither. With `cooperative`, what another member validly holds is
-    withheld until that member has given it up.
+    The assignment is as even as possible if all members have the same subscription (`read`: the topics of each). Of two
+    claims to one partition that of the later generation counts, and of two with the same generation neither. With
+    `cooperative`, a partition that another member validly owns is withheld until that member has revoked it.
     """
     holder: dict[TopicPartition, str] = {}
     disputed = set()
@@ -115,7 +115,7 @@ def assign(
 
 
 def rooms(readers: Mapping[str, list[str]], partitions: Iterable[TopicPartition], members: list[str]) -> dict[str, int]:
-    """Return how many of its claimed partitions each member may keep: a share of each topic that it reads."""
+    """Return how many claimed partitions each member may keep: an equal share of each topic that it subscribes to."""
     counts: dict[str, int] = {}
     for topic, _ in partitions:
         counts[topic] = counts.get(topic, 0) + 1

@@ -1,4 +1,4 @@
-"""Members of classic groups, as clients see themselves: their partitions, and the end of ownership by their clock."""
+"""Members of classic groups: their partitions, and the end of ownership by their own clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOON_MS = 100
 
 
 class ClassicMember(Process):
-    """A process that is, or tries to be, in a group by the classic protocol."""
+    """A member that speaks the classic protocol."""
 
     def __init__(self, name: str, habits: Habits, world: World, network: Network, checkers: Checkers) -> None:
         super().__init__(name, habits, world, network, checkers)
@@ -52,7 +52,7 @@ class ClassicMember(Process):
         self._later(self.habits.heartbeat_ms, self._beat)
 
     def leave(self) -> None:
-        """Give everything up and go (a static member only goes)."""
+        """Revoke everything and leave the group (a static member only stops)."""
         self.world.log(f"{self.name}: leaves")
         if self.habits.instance_id is None and self.member_id:
             self._commit(self.held)
@@ -62,14 +62,14 @@ class ClassicMember(Process):
         self._close()
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
-        """Fresh metadata; a leader whose partitions changed asks for a new round."""
+        """Take fresh metadata; a leader whose partitions changed requests a rebalance."""
         self.known_partitions = dict(partitions)
         watched = self._counts(self.joined_partitions)
         if self.stable and (self.joined_partitions != watched or self._said_topics != self.topics):
             self._later(0, self._join)
 
     def _counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions they have."""
+        """Return the partition counts of topics."""
         return {topic: self.known_partitions.get(topic, 0) for topic in sorted(topics)}
 
     def _subscribed(self) -> None:
@@ -77,7 +77,7 @@ class ClassicMember(Process):
 
     @property
     def _cooperates(self) -> bool:
-        """Whether it gives nothing up before it joins: all its strategies must allow that, as with real clients."""
+        """Return whether it keeps its partitions while it joins: all its assignors must be cooperative."""
         return all(strategy == COOPERATIVE for strategy in self.habits.strategies)
 
     def _lose(self, error: ErrorCode) -> None:
@@ -116,7 +116,7 @@ class ClassicMember(Process):
         self._later(self.chance.upto(self.habits.callback_ms), self._revoke_and_join)
 
     def _drop_unread(self) -> None:
-        """Revoke partitions of topics no longer read, as cooperative clients do before they join."""
+        """Revoke partitions of topics outside the subscription, as cooperative clients do before they join."""
         unread = frozenset(partition for partition in self.held if partition.topic not in self.topics)
         if unread:
             self._commit(unread)
@@ -222,7 +222,7 @@ class ClassicMember(Process):
         self._fetch_positions(assigned)
 
     def _release_revoked(self, assigned: frozenset[TopicPartition]) -> None:
-        """Work on as long as the application takes to let go, then join again; unless it has to join before that."""
+        """Work on until the application has released its partitions, then join again, unless a join is due before."""
         number = self._round
 
         def done() -> None:
@@ -250,7 +250,7 @@ class ClassicMember(Process):
         self._ask(event, take, self._nothing)
 
     def _beat_aside(self) -> None:
-        """Renew the lease with a heartbeat while a join or sync waits on the usual connection."""
+        """Renew the lease by a heartbeat on another connection while a join or sync waits on the usual one."""
         sent_ms = self.world.now_ms
 
         def take(reply: Any) -> None:

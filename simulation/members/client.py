@@ -1,4 +1,4 @@
-"""A client's side of a connection: requests that get lost, time that passes while its process stands still."""
+"""The client's side of a connection: lost requests, and time that passes while the process is stopped."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from kohort.errors import ErrorCode
 from kohort.groups.events import JoinGroup
 from simulation.harness.network import Connection, Network
-from simulation.harness.world import Happening, World
+from simulation.harness.world import ScheduledCall, World
 
 ANSWER_TIMEOUT_MS = 3_000
 REFUSED_MS = 200
-"""The maximum wait of a client whose coordinator loads or has moved."""
+"""The maximum delay before a client repeats a request after its coordinator was loading or had moved."""
 MAIN, ASIDE = "main", "aside"
 FAREWELL_MS = 3_000
-"""The maximum time that a closed client stays, for its leave to get through; other connections stay open."""
+"""The time that a closed client stays so that its LeaveGroup can arrive; other connections stay open."""
 
 
 class Client:
@@ -23,9 +23,9 @@ class Client:
 
     Attributes:
         paused: its process is stopped; it does nothing until it wakes.
-        dead: it will never act again.
+        dead: its process has ended.
         process: its process's name, "" when it runs on another machine than the coordinator.
-        join_patience_ms: how long it waits for the answer to a JoinGroup.
+        join_timeout_ms: the maximum time for the answer to a JoinGroup.
     """
 
     def __init__(self, name: str, world: World, network: Network) -> None:
@@ -38,12 +38,12 @@ class Client:
         self.dead = False
         self.join_timeout_ms = ANSWER_TIMEOUT_MS
         self._channels: dict[str, Connection] = {}
-        self._asked: dict[int, tuple[Happening, Connection, Callable[[], None]]] = {}
+        self._asked: dict[int, tuple[ScheduledCall, Connection, Callable[[], None]]] = {}
         self._asks = 0
         self._asleep: list[Callable[[], None]] = []
 
     def crash(self) -> None:
-        """Die without a word."""
+        """End the process without a LeaveGroup."""
         self.world.log(f"{self.name}: crashes")
         self.dead = True
         self._disconnect()
@@ -91,7 +91,7 @@ class Client:
     def _ask(
         self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], channel: str = MAIN
     ) -> None:
-        """Send a request; exactly one of the two is called, unless it dies: one refused as a whole is lost, too."""
+        """Send a request; exactly one callback is called, unless the client dies. A bare error code counts as lost."""
         connection = self._connect(channel)
         self._asks += 1
         number = self._asks
@@ -121,7 +121,7 @@ class Client:
             action()
 
     def _on_closed(self) -> None:
-        """Each request on a closed connection is lost, when the client notices."""
+        """Call `on_lost` for each request on a closed connection, when the client notices."""
 
         def notice() -> None:
             for _, connection, lost in list(self._asked.values()):

@@ -1,11 +1,11 @@
-"""Members under KIP-848, as clients see themselves: they revoke first and take new partitions afterwards."""
+"""Members of the consumer protocol (KIP-848): they revoke first and take new partitions afterwards."""
 
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
-from simulation.harness.world import Happening
+from simulation.harness.world import ScheduledCall
 from simulation.members.assigning import Target, pattern_of, to_ids, to_names, topic_name
 from simulation.members.client import ASIDE
 from simulation.members.process import Process
@@ -16,11 +16,11 @@ RETRY_MS = 500
 
 
 class ConsumerMember(Process):
-    """A process that is, or tries to be, in a group by the consumer protocol.
+    """A member that speaks the consumer protocol.
 
     Attributes:
-        interval_ms: the heartbeat interval it was told.
-        target: what it was last told to have, None when it was told nothing.
+        interval_ms: the heartbeat interval from the coordinator.
+        target: the last assignment from the coordinator, None before the first.
     """
 
     keeps_its_id = True
@@ -31,7 +31,7 @@ class ConsumerMember(Process):
     _full = True
     _flying = False
     _revoking = False
-    _next: Happening | None = None
+    _next: ScheduledCall | None = None
 
     def _begin(self) -> None:
         if not self.member_id:
@@ -41,9 +41,9 @@ class ConsumerMember(Process):
         self._beat()
 
     def leave(self) -> None:
-        """Give everything up and go; a static member says that it will be back.
+        """Revoke everything and leave; a static member leaves temporarily (epoch -2).
 
-        As kohort's client does it: on another connection than that of its heartbeats, of which one may be held.
+        As in kohort's client, the request uses another connection than the heartbeats, whose responses may be delayed.
         """
         self.world.log(f"{self.name}: leaves")
         epoch = -1 if self.habits.instance_id is None else -2
@@ -63,7 +63,7 @@ class ConsumerMember(Process):
         self._close()
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
-        """The coordinator looks after the topics."""
+        """Do nothing: the coordinator tracks the topics."""
 
     def _subscribed(self) -> None:
         if self.generation > 0:
@@ -114,7 +114,7 @@ class ConsumerMember(Process):
         self._ask(event, take, lost)
 
     def _again(self, delay_ms: float) -> None:
-        """The next heartbeat is due then."""
+        """Send the next heartbeat after a delay."""
         if self._next is not None:
             self._next.cancel()
 

@@ -1,7 +1,9 @@
-"""Members of the push protocol from the text and its decisions alone, in frames on the bad network. Source: spec 4.10.
+"""Members of the push protocol, written from its specification alone; their frames cross the faulty network.
 
-One takes a frame out of its buffer, and looks at its clock and answers a little later: its process may stand still in
-between. It may be one that never answers a Stop, or one of two with the same id.
+Source: spec 4.10.
+
+A member takes a frame out of its buffer, and reads its clock and answers a little later: its process may be stopped in
+between. A member may never answer a Stop, or share its id with another.
 """
 
 from __future__ import annotations
@@ -42,20 +44,20 @@ REFUSALS_MAX = 6
 
 
 class ByteClientGate(Protocol):
-    """Where frames go."""
+    """The entrance for frames."""
 
     def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """One arrives at the coordinator's end."""
+        """Receive a frame at the coordinator's end."""
 
 
 class LiteralPushMember(Process):
-    """A consumer that is pinged, stopped and started.
+    """A push consumer that answers the coordinator's Ping, Stop and Start.
 
     Attributes:
-        gate: set before it starts.
-        reads: position by partition, as the text's topicRegistry; after a Stop they are its last. NO_POSITION, until
-            it has found where to begin.
-        fetching: its fetchers run: it was started, and not stopped since.
+        gate: the coordinator's entrance; set before the start.
+        reads: position by partition, the specification's topicRegistry; after a Stop the last positions. NO_POSITION
+            until it has chosen a start position.
+        fetching: whether its fetchers run: it was started, and not stopped since.
     """
 
     keeps_its_id = True
@@ -118,7 +120,7 @@ class LiteralPushMember(Process):
         connection.send_up(lambda: self.gate.receive_frame(connection, frame, respond))
 
     def _drop(self, why: str, again_ms: int = RETRY_MS) -> None:
-        """End the connection, before another is made."""
+        """Close the connection, and connect again after a delay."""
         self.world.log(f"{self.name}: ends its connection: {why}")
         connection, self._connection = self._connection, None
         self.stable = self._registered = False
@@ -160,7 +162,7 @@ class LiteralPushMember(Process):
             self._read(self._connection, self._frames.popleft())
 
     def _read(self, connection: Connection | None, frame: bytes) -> None:
-        """Take a frame, and look at the clock a little later."""
+        """Take a frame, and read the clock a little later."""
 
         def look() -> None:
             self._reading = False
@@ -201,13 +203,13 @@ class LiteralPushMember(Process):
         self._drop(f"refused with {error.name}")
 
     def _positions(self) -> list[PositionedPartition]:
-        """Of what it reads it has read more; of what it has stopped with it says the last."""
+        """Return the positions: they advance while it reads, and stay as they were after a Stop."""
         if self.fetching:
             self.reads |= {part: self.checkers.fresh_offset() for part in sorted(self._placed(self.reads))}
         return [PositionedPartition(part.topic, 1, part.partition, at) for part, at in self.reads.items()]
 
     def _started_with(self, asked: CoordinatorRequest) -> ErrorCode:
-        """Another map than it reads, and it was not stopped: nothing is read by it."""
+        """Check that a Start without a Stop before names the partitions that it reads: otherwise it must not read."""
         wanted = {partition_of(partition): partition.offset for partition in asked.partitions}
         if self.fetching and wanted.keys() != self.reads.keys():
             return ErrorCode.UNKNOWN_SERVER_ERROR
@@ -220,7 +222,7 @@ class LiteralPushMember(Process):
         return ErrorCode.NONE
 
     def _placed(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Those of which it knows where it is."""
+        """Return the partitions whose position is known."""
         return frozenset(part for part in partitions if self.reads.get(part) != NO_POSITION)
 
     def _find_starts(self) -> None:
@@ -232,7 +234,7 @@ class LiteralPushMember(Process):
             self._commit(frozenset(missing))
 
     def _stop(self, connection: Connection) -> None:
-        """Fetchers stand still once the application lets go; until then the Stop is not answered."""
+        """Stop the fetchers once the application has released the partitions; until then the Stop is not answered."""
 
         def stopped() -> None:
             self._look_at_clock()
@@ -259,14 +261,14 @@ class LiteralPushMember(Process):
     # -- what the process asks for
 
     def _commit(self, partitions: frozenset[TopicPartition]) -> None:
-        """By hand, on a connection of its own, if its Pings do not do it."""
+        """Commit on a connection of its own, unless answers to Pings carry the positions."""
         placed = self._placed(partitions)
         if not self.habits.auto_commit and placed and self.fetching:
             event = self._to_commit(placed)
             self._ask(event, self._nothing, self._nothing, ASIDE)
 
     def leave(self) -> None:
-        """The text has no word for it: its session ends, or others hear of it by Kafka's LeaveGroup."""
+        """End: the protocol has no request to leave. The session expires, or Kafka's LeaveGroup removes the member."""
         self.world.log(f"{self.name}: leaves")
         if self.member_id and self.chance.likely(0.5):
             self._hold(frozenset())
@@ -276,10 +278,10 @@ class LiteralPushMember(Process):
         self._close()
 
     def set_lease(self, lease_ms: int, *, keeps: bool) -> None:
-        """The protocol knows its own lease only."""
+        """Do nothing: the protocol has a lease of its own."""
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
-        """The coordinator looks after the topics."""
+        """Do nothing: the coordinator tracks the topics."""
 
     def _subscribed(self) -> None:
         """Register again with the new topics: only a registration can name topics."""

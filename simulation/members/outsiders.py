@@ -25,13 +25,13 @@ FILTERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((), ("Consumer",)),
     (("Stable", "reconciling"), ("classic", "consumer")),
 )
-"""States and types of groups that an administrator asks for."""
+"""The states and types of groups in an administrator's ListGroups."""
 STRANGE_PARTITION = 100
-"""Partitions from here on are no one's, so that who lies about them takes nothing from anyone."""
+"""The first partition number that no topic has: a false claim to one takes nothing from a member."""
 
 
 class Producer(Client):
-    """Sends a group's offsets in one transaction and ends it, whatever its request meets. Source: KIP-98, KIP-447."""
+    """A producer that commits offsets in one transaction and ends it, whatever it receives. Source: KIP-98, KIP-447."""
 
     def __init__(self, name: str, world: World, network: Network, server: Server, checkers: Checkers) -> None:
         super().__init__(name, world, network)
@@ -39,7 +39,7 @@ class Producer(Client):
         self.checkers = checkers
 
     def run(self, group_id: str, topic: str, member: Process | None, commit: bool, delay_ms: int) -> None:
-        """One transaction with the offsets of a topic, as a member, if any; it ends `delay_ms` after its answer."""
+        """Run a transaction with offsets of a topic, perhaps as a member; it ends `delay_ms` after a response."""
         producer_id = self.server.begin_transaction()
         topic_id = self.world.topic_ids.get(topic)
         if topic_id is None:
@@ -66,10 +66,10 @@ class Producer(Client):
 
 
 class Administrator(Client):
-    """Deletes groups and offsets, removes members, looks, and reads."""
+    """A client that deletes groups and offsets, removes members, and lists, describes and reads groups."""
 
     def look(self, group_ids: Sequence[str]) -> None:
-        """List and describe."""
+        """List and describe groups."""
         names = tuple(group_ids)
         for event in (
             events.ListGroups(0),
@@ -80,12 +80,12 @@ class Administrator(Client):
             self.send(event)
 
     def read(self, group_ids: Sequence[str]) -> None:
-        """All positions."""
+        """Read all committed offsets."""
         for group_id in group_ids:
             self.send(events.OffsetFetch(0, group_id, None))
 
     def send(self, event: Any) -> None:
-        """Ask once."""
+        """Send a request once."""
         self._ask(event, lambda reply: None, lambda: None)
 
     def remove(self, group_id: str, member: Process) -> None:
@@ -97,11 +97,10 @@ class Administrator(Client):
 
 
 class Hostile(Client):
-    """Sends random, malformed and stale requests as fast as it can think of them, and never what it should.
+    """A client that sends random, malformed and stale requests all the time.
 
-    It knows what others know (their ids, with wrong generations), joins groups itself, and leads them badly. What only
-    an honest client's word protects, it leaves alone: it claims no other's partition in an assignment it makes or a
-    commit.
+    It uses the ids of others with wrong generations, joins groups itself, and leads them badly. It does not do what the
+    protocol cannot prevent: it claims no partition of others in its assignments and commits.
     """
 
     EVERY_MS = 700
@@ -157,7 +156,7 @@ class Hostile(Client):
             self.own.pop(group_id, None)
 
     def _someone(self, group_id: str) -> tuple[str, int]:
-        """A member id and a generation: its own, or another's that is not its generation, or no one's."""
+        """Return a member id and a generation: its own, another member's with a wrong generation, or invented ones."""
         chance = self.chance
         if group_id in self.own and chance.likely(0.6):
             return self.own[group_id]

@@ -1,4 +1,4 @@
-"""Members that are the project's own client: its state machines and its bytes, in virtual time on the bad network."""
+"""Members that are kohort's own client: its state machines and its frames, in virtual time on the faulty network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulation.checkers.group_checkers import Checkers
 from simulation.checkers.property import ViolatedError
 from simulation.harness.gate import HOST, PORT, Gate
 from simulation.harness.network import Connection, Network
-from simulation.harness.world import Happening, World
+from simulation.harness.world import ScheduledCall, World
 from simulation.members.assigning import pattern_of
 from simulation.members.client import FAREWELL_MS
 from simulation.members.process import FINDING_MS, Habits, Process
@@ -38,14 +38,14 @@ MEMBERSHIPS: Mapping[str, type[Membership]] = {
 
 
 class OwnMember(Process):
-    """A member of either protocol, as `kohort.Consumer` is one, without the reading.
+    """A `kohort.Consumer` of one of the protocols, without the fetching of records.
 
     Attributes:
-        gate: set before it starts.
-        memberships: the client's own by protocol, or faulty ones.
-        leaving: it was closed.
-        frozen_until_ms: its process stands still until then, since it looked at its clock last.
-        unplaced: what it holds and has not found yet where to begin in.
+        gate: the coordinator's entrance; set before the start.
+        memberships: the client's membership classes by protocol, or faulty ones.
+        leaving: whether it was closed.
+        frozen_until_ms: the process is stopped until then, since it last read its clock.
+        unplaced: its partitions without a start position yet.
     """
 
     gate: Gate
@@ -56,7 +56,7 @@ class OwnMember(Process):
         super().__init__(name, habits, world, network, checkers)
         self.leaving = False
         self._sockets: dict[int, Connection] = {}
-        self._due: Happening | None = None
+        self._due: ScheduledCall | None = None
         self._driving = False
         self._releasing = False
         self._membership: Membership | None = None
@@ -115,7 +115,7 @@ class OwnMember(Process):
         return f"{self.name}-{self.chance.getrandbits(32):08x}"
 
     def leave(self) -> None:
-        """Close it."""
+        """Close the consumer."""
         self.world.log(f"{self.name}: leaves")
         if self._membership is None:
             self.dead = True
@@ -127,7 +127,7 @@ class OwnMember(Process):
         self.world.after(FAREWELL_MS, self.crash)
 
     def learn_topics(self, partitions: dict[str, int]) -> None:
-        """Fresh metadata."""
+        """Request fresh metadata."""
         if self._cluster is not None and not self.dead:
             self._cluster.request_metadata()
             self._awake(self._drive)
@@ -136,9 +136,9 @@ class OwnMember(Process):
         """Ignore the error of a commit; only the membership decides."""
 
     def owns(self, partition: TopicPartition) -> bool:
-        """Whether it would process this partition now: it holds it, and its lease is not over.
+        """Return whether it would process this partition now: it is assigned, and the lease has not expired.
 
-        A session that is over has taken from it what it held.
+        Partitions of an expired session are not assigned any more.
         """
         membership = self._membership
         if partition not in self.held or self.dead or self.paused or self.leaving or membership is None:
@@ -151,11 +151,11 @@ class OwnMember(Process):
         return self.world.now_ms * self.habits.clock_rate
 
     def freeze(self, looks: int, duration_ms: int) -> None:
-        """Stop the process after a number of looks at the clock, with the data that it has taken from its sockets."""
+        """Stop the process after a number of readings of the clock, with the data taken from its sockets."""
         self._freeze_after, self._freeze_ms = looks, duration_ms
 
     def _elapsed_ms(self) -> float:
-        """Return the member's clock; the process may have been stopped since the last look."""
+        """Return the member's clock; the process may have been stopped since the last reading."""
         if self._freeze_after:
             self._freeze_after -= 1
             if not self._freeze_after:
@@ -202,7 +202,7 @@ class OwnMember(Process):
             self._drive()
 
     def _look(self) -> None:
-        """After each step: an error that keeps it out is taken, a fenced one ends."""
+        """Check the membership after each step: take its error, and end the process if it was fenced."""
         membership = self._membership
         if membership is None:
             return
@@ -241,7 +241,7 @@ class OwnMember(Process):
             self._cluster.runtime.spawn(coro)
 
     def wake(self) -> None:
-        """Go on: its own clock is looked at first, as every driver does."""
+        """Resume, reading the clock first, as every driver does."""
         if self._is_frozen:
             return  # its clock has gone on already
         super().wake()
@@ -285,7 +285,7 @@ class OwnMember(Process):
                 self.name, partial(self._link_closed, link), self.chance, self.process
             )
             self.world.after(
-                self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)
+                self.chance.upto(self.network.faults.delay_ms), partial(self._link_opened, link, connection)
             )
         elif isinstance(command, CloseConnection):
             if (closed := self._sockets.pop(command.link, None)) is not None:  # it may have ended while all stood still
@@ -331,7 +331,7 @@ class OwnMember(Process):
         self.end()
 
     def end(self) -> None:
-        """Drop what is under way: nothing runs on in a process that is gone."""
+        """Cancel what is unfinished: nothing runs on in a process that has ended."""
         tasks, self._tasks = self._tasks, []
         for task in reversed(tasks):
             task.cancel()
@@ -343,17 +343,17 @@ class OwnMember(Process):
 
 
 class OwnClassicMember(OwnMember):
-    """One that speaks the classic protocol."""
+    """A `kohort.Consumer` that speaks the classic protocol."""
 
 
 class OwnConsumerMember(OwnMember):
-    """One that speaks the consumer protocol."""
+    """A `kohort.Consumer` that speaks the consumer protocol."""
 
     protocol = "consumer"
 
 
 class OwnPushMember(OwnMember):
-    """One that speaks the push protocol."""
+    """A `kohort.Consumer` that speaks the push protocol."""
 
     protocol = "push"
     keeps_its_id = True

@@ -1,4 +1,4 @@
-"""A member's process: what it holds and commits, a life that may pause or end."""
+"""A member's process: its partitions, its commits, and stops of the process."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from simulation.members.assigning import EAGER
 from simulation.members.client import Client
 
 HEALTHY_MS = 2_000
-"""A healthy application lets go within this time."""
+"""The maximum time in which a healthy application releases its partitions."""
 FINDING_MS = 3_000
-"""Who finds itself where it reads a partition from has found it within this time."""
+"""The maximum time in which a member chooses its own start positions."""
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How a client is configured.
+    """The configuration of a client.
 
     Attributes:
-        assignor, rack: what it asks a coordinator that assigns for, and where it runs.
-        keeps_lease: it is one of our own, which keeps a lease where it is told one.
-        clock_rate: how fast its clock runs beside the coordinator's.
-        consumer_id: of a push member whose id another process has, too; None: an id of its own.
-        auto_commit: a push member's answers to Pings say its positions; else it commits by hand.
-        streams: of a push member, 2 and more: by an expression.
-        reading_ms: up to so long after it took a frame a push member looks at its clock.
+        assignor, rack: the server-side assignor that it asks for, and its rack.
+        keeps_lease: it is one of kohort's own clients, which keep the lease that a response names.
+        clock_rate: the speed of its clock relative to the coordinator's.
+        consumer_id: a push member's id that another process uses too; None: an id of its own.
+        auto_commit: a push member's answers to Pings carry its positions; otherwise it commits by requests.
+        streams: of a push member; from 2 on it subscribes by an expression.
+        reading_ms: the maximum time between a push member's taking of a frame and its next reading of the clock.
         never_stops: a push member answers no Stop.
-        finds_starts: a push member finds itself where it reads a partition from that its group has no offset of.
+        finds_starts: a push member chooses its start position in partitions without a committed offset.
     """
 
     group_id: str
@@ -69,12 +69,12 @@ class Process(Client, ABC):
     """The common part of members of all protocols.
 
     Attributes:
-        held: the partitions it would process.
-        generation: or member epoch, that its commits name.
+        held: its partitions.
+        generation: the generation or member epoch in its commits.
         session_end_ms: when its session, or its lease before that, ends by its own clock.
-        lease: ends ownership before the session does, where one was sent.
-        told_lease_ms: the lease that the coordinator counts on, 0: none.
-        stable: it owns its last assignment, and knows of nothing new.
+        lease: the lease that ends ownership before the session, if a response named one.
+        coordinator_lease_ms: the lease that the coordinator counts on, 0: none.
+        stable: it owns its last assignment, and has no request to rejoin.
         keeps_its_id: as `Holder.keeps_its_id`.
     """
 
@@ -99,7 +99,7 @@ class Process(Client, ABC):
         self._taken: dict[TopicPartition, TopicId] = {}
 
     def start(self) -> None:
-        """Come to life."""
+        """Start the process."""
         kind = type(self).__name__
         self.world.log(f"{self.name}: starts as {kind} in {self.group_id}, instance {self.instance_id}")
         self.started_ms = self.world.now_ms
@@ -108,18 +108,18 @@ class Process(Client, ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Join, and keep on."""
+        """Join the group, and stay in it."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Give everything up and go."""
+        """Revoke everything and leave the group."""
 
     @abstractmethod
     def learn_topics(self, partitions: dict[str, int]) -> None:
-        """Fresh metadata."""
+        """Take fresh metadata."""
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
-        """Read these topics from now on."""
+        """Change the subscription."""
 
         def change() -> None:
             self.world.log(f"{self.name}: reads {', '.join(topics)}")
@@ -152,22 +152,22 @@ class Process(Client, ABC):
         return self.habits.group_id
 
     def topic_of(self, partition: TopicPartition) -> TopicId:
-        """The id that the topic had when this partition was taken."""
+        """Return the id that the partition's topic had when this partition was assigned."""
         return self._taken.get(partition, NO_TOPIC_ID)
 
     def owns(self, partition: TopicPartition) -> bool:
-        """Whether it would process this partition now."""
+        """Return whether it would process this partition now."""
         exempt = self.dead or self.paused
         return partition in self.held and not exempt and self.world.now_ms < self.session_end_ms
 
     def pause(self, duration_ms: int) -> None:
-        """Stop the process; it wakes where it was."""
+        """Stop the process for a while (SIGSTOP, SIGCONT)."""
         self.world.log(f"{self.name}: paused for {duration_ms} ms")
         self.paused = True
         self.world.after(duration_ms, self.wake)
 
     def wake(self) -> None:
-        """Go on: first what it was about to do, a commit included."""
+        """Resume, beginning with interrupted actions such as a commit."""
         if not self.paused or self.dead:
             return
         self.world.log(f"{self.name}: wakes")
@@ -183,7 +183,7 @@ class Process(Client, ABC):
         self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
 
     def set_lease(self, lease_ms: int, *, keeps: bool) -> None:
-        """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
+        """Take the lease from a response: the coordinator counts on it from then on."""
         self.coordinator_lease_ms = lease_ms
         self.lease.record_answer(lease_ms if keeps else None)
 
@@ -197,7 +197,7 @@ class Process(Client, ABC):
         return self.lease.answer_ms(timeout) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else timeout
 
     def _hold_ms(self) -> int:
-        """How long the answer to a heartbeat is held back at most."""
+        """Return the maximum delay of a heartbeat's response."""
         return (
             min(self.habits.delay_ms, long_poll_max_ms(self.coordinator_lease_ms))
             if self.coordinator_lease_ms
@@ -205,7 +205,7 @@ class Process(Client, ABC):
         )
 
     def _alive(self, sent_ms: int) -> None:
-        """The coordinator took a request that was sent then: the session goes on from there."""
+        """Renew the session from the time at which an accepted request was sent."""
         before, rate = self.session_end_ms, self.habits.clock_rate
         self.lease.renew(sent_ms * rate)
         session_ms = self.session_ms * (1 - CLOCK_MARGIN) if self.habits.keeps_lease else self.session_ms
@@ -233,7 +233,7 @@ class Process(Client, ABC):
             self._commit(self.held)
 
     def _commit(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commit a position of each partition, every one different from all before."""
+        """Commit an offset of each partition, different from all committed before."""
         if not partitions or self.generation < 0:
             return
         event = self._to_commit(partitions)
@@ -256,12 +256,12 @@ class Process(Client, ABC):
         return OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
 
     def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Ask where to go on; the checker compares when the reply is released."""
+        """Fetch committed offsets; the checkers examine the reply."""
         if partitions:
             named = self._named()
             fetch = OffsetFetch(0, self.habits.group_id, tuple(sorted(partitions)), self.habits.require_stable, *named)
             self._ask(fetch, self._nothing, self._nothing)
 
     def _named(self) -> tuple[str | None, int]:
-        """The member id and epoch that its fetches name: clients of the classic protocol name none."""
+        """Return the member id and epoch for OffsetFetch: the classic protocol names none."""
         return None, -1

@@ -1,1 +1,1 @@
-"""Mutants: coordinators, journals and clients with one known fault each, and the checker that must see it."""
+"""Mutants: coordinators, journals and clients with one known fault each, and the checker that must detect it."""

@@ -59,7 +59,7 @@ class ForgetsPatterns(GroupMachine):
 
 
 class DeletesGroupsWithMembers(Swapped):
-    """A coordinator that deletes a consumer group that has members."""
+    """A coordinator that deletes a consumer group although it has members."""
 
     module, name = ConsumerGroup, "group_state"
 
@@ -74,13 +74,13 @@ class DeletesGroupsWithMembers(Swapped):
 
 
 class LeavesTracesOfGroups(Swapped):
-    """A coordinator that deletes a group and leaves what its members had."""
+    """A coordinator that deletes a group and keeps its members' records."""
 
     module, name = Administration, "delete_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A deletion without the offsets."""
+        """Return a deletion without the offsets."""
 
         def delete(administration: Administration, group_id: str) -> ErrorCode:
             with swapped(Group, "all_partitions", lambda group: []):
@@ -91,7 +91,7 @@ class LeavesTracesOfGroups(Swapped):
 
 
 class DescribesWhatIsChosen(Swapped):
-    """A coordinator that tells of a classic group the protocol and metadata of a round that is not over."""
+    """A coordinator whose description of a classic group reveals an unfinished rebalance's protocol and metadata."""
 
     module, name = Administration, "describe_one"
 
@@ -110,13 +110,13 @@ class DescribesWhatIsChosen(Swapped):
 
 
 class HidesWhatIsGivenUp(Swapped):
-    """A coordinator that leaves out of a description what a member has still to give up."""
+    """A coordinator that omits from a description the partitions that a member still has to revoke."""
 
     module, name = Administration, "describe_consumer_group"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Members as if they had given it up."""
+        """Return members as if they had revoked them."""
 
         def describe(administration: Administration, group_id: str) -> DescribedConsumerGroup:
             context = administration.context
@@ -145,7 +145,7 @@ class ListsAllAsStable(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A line with that state."""
+        """Return a list entry with that state."""
 
         def line(administration: Administration, group: Group) -> ListedGroup:
             listed: ListedGroup = real(administration, group)
@@ -155,13 +155,13 @@ class ListsAllAsStable(Swapped):
 
 
 class TellsLeadersOfFewer(Swapped):
-    """A coordinator that leaves the last of three or more members out of what the leader is told."""
+    """A coordinator that omits the last of three or more members from the leader's member list."""
 
     module, name = ClassicRebalance, "all_members"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """All but the last."""
+        """Return all members but the last."""
 
         def members(group: ClassicGroup) -> tuple[JoinedMember, ...]:
             answered: tuple[JoinedMember, ...] = real(group)

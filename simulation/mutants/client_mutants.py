@@ -1,4 +1,4 @@
-"""Clients of our own with one known fault each; `mutants` names the checker that detects it."""
+"""Members of kohort's own client with one known fault each; `mutants` names the checker that detects it."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class _ConsumerSession(ConsumerMembership):
 
 
 class CountsSessionsFromAnswers(GroupMachine):
-    """Our client takes its session to run from when an answer came."""
+    """A client that counts its session from the arrival of a response, instead of from the request's sending."""
 
     memberships: ClassVar = {"classic": _ClassicSession, "consumer": _ConsumerSession}
 
 
 class CountsLeasesFromAnswers(GroupMachine):
-    """Our client takes its lease to run from when an answer came."""
+    """A client that counts its lease from the arrival of a response, instead of from the request's sending."""
 
     memberships: ClassVar = {"classic": _ClassicLease, "consumer": _ConsumerLease}
 
 
 class KeepsDeletedTopics(GroupMachine):
-    """Our client, as a classic group's leader, does not see that a topic is gone."""
+    """A client that does not notice, as a classic group's leader, that a topic was deleted."""
 
     memberships: ClassVar = {"classic": _BlindLeader, "consumer": ConsumerMembership}

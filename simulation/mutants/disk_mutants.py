@@ -1,4 +1,4 @@
-"""Faults of the log and the journal, one each, to show that the checker named beside it sees that fault in a run."""
+"""Logs and journals with one known fault each, to show that the checker named beside it detects the fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulation.mutants.swapped import swapped
 
 
 class DiskMutant:
-    """The real log and journal with one function replaced, by `swap(real)`, as long as a run lasts."""
+    """The real log and journal with one function replaced by `swap(real)` while a run lasts."""
 
     where: ModuleType | type
     name: str
@@ -37,18 +37,18 @@ class DiskMutant:
     @classmethod
     @contextmanager
     def planted(cls) -> Iterator[None]:
-        """The fault, while this is entered."""
+        """Install the fault within the context."""
         with swapped(cls.where, cls.name, cls.swap(getattr(cls.where, cls.name))):
             yield
 
 
 def planted(mutant: type[DiskMutant] | None) -> Any:
-    """The fault, or none."""
+    """Install a mutant's fault within the context, if there is one."""
     return nullcontext() if mutant is None else mutant.planted()
 
 
 class KeepsTornTail(DiskMutant):
-    """Recovery takes a torn write at the end for a part of the log."""
+    """Recovery keeps a torn write at the end as part of the log."""
 
     where, name = opening, "truncate_torn_end"
 
@@ -59,7 +59,7 @@ class KeepsTornTail(DiskMutant):
         def cut(segment: Segment, report: RecoveryReport) -> None:
             del report
             segment.size = segment.file_size()
-            segment.inherited = None
+            segment.unverified = None
 
         return cut
 
@@ -80,7 +80,7 @@ class CompactsNewestAway(DiskMutant):
         return collect
 
 
-class Hasty:
+class UnsyncedFiles:
     """Files that are never synced."""
 
     def __init__(self, fs: FileSystem) -> None:
@@ -94,7 +94,7 @@ class Hasty:
 
 
 class ReplacesUnsynced(DiskMutant):
-    """Compaction puts its new file in the old ones' place without having synced it."""
+    """Compaction replaces the old files by its new file without syncing it."""
 
     where, name = Compaction, "__init__"
 
@@ -104,13 +104,13 @@ class ReplacesUnsynced(DiskMutant):
 
         def init(run: Compaction, *args: Any) -> None:
             real(run, *args)
-            run._fs = Hasty(run._fs)
+            run._fs = UnsyncedFiles(run._fs)
 
         return init
 
 
 class SaysDurableFirst(DiskMutant):
-    """The journal says of each append that it is durable, and writes it with the next one."""
+    """The journal acknowledges each append as durable, and writes it with the next one."""
 
     where, name = LogJournal, "append"
 
@@ -129,7 +129,7 @@ class SaysDurableFirst(DiskMutant):
 
 
 class SyncsNoNames(DiskMutant):
-    """A flush syncs files and not their names."""
+    """A flush syncs files but not their names."""
 
     where, name = PartitionLog, "sync_names"
 
@@ -140,7 +140,7 @@ class SyncsNoNames(DiskMutant):
 
 
 class SyncsNoIndexes(DiskMutant):
-    """The index of a compacted file, which alone vouches for its gaps, is not synced."""
+    """The index of a compacted file, which alone proves that its gaps are intended, is not synced."""
 
     where, name = OffsetIndex, "sync"
 
@@ -162,7 +162,7 @@ class ServesUnflushed(DiskMutant):
 
 
 class KeepsHoles(DiskMutant):
-    """Recovery takes a gap after the last fsync for damage."""
+    """Recovery treats a gap after the last fsync as damage."""
 
     where, name = recovery, "truncate_at_hole"
 
@@ -173,7 +173,7 @@ class KeepsHoles(DiskMutant):
 
 
 class ForgetsEnds(DiskMutant):
-    """Compaction drops the old end of a transaction whose records stay."""
+    """Compaction drops an old end of a transaction whose records stay."""
 
     where, name = Compaction, "_keep"
 
@@ -196,4 +196,4 @@ DISK_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     SyncsNoNames: DurabilityChecker,
     ForgetsEnds: ReplayChecker,
 }
-"""`SyncsNoIndexes`, `KeepsHoles` and `ServesUnflushed` show too rarely in a run: tests of their own kill them."""
+"""`SyncsNoIndexes`, `KeepsHoles` and `ServesUnflushed` show too rarely in a run: tests of their own detect them."""

@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each, in the epochs, the work and the targets of consumer groups."""
+"""Coordinators with one known fault each, in the epochs, the background work and the targets of consumer groups."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import conversion
-from kohort.groups.migration.conversion import Converted
+from kohort.groups.migration.conversion import ConvertedMember
 from kohort.groups.records import MemberSaved
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from simulation.checkers.epoch_checker import StaleEpochChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
@@ -36,13 +36,13 @@ from simulation.mutants.swapped import Swapped
 
 
 class FetchesForAnyEpoch(Swapped):
-    """A coordinator that tells offsets to a member that says an older epoch."""
+    """A coordinator that returns offsets to a member that names an older epoch."""
 
     module, name = ConsumerGroup, "may_fetch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A fetch that is refused to strangers and for newer epochs only."""
+        """Return a check that rejects only unknown members and newer epochs."""
 
         def may_fetch(group: ConsumerGroup, step: Step, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
@@ -54,13 +54,13 @@ class FetchesForAnyEpoch(Swapped):
 
 
 class ForgivesAnyEpoch(Swapped):
-    """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
+    """A coordinator that accepts a heartbeat with any older epoch as if its response had been lost."""
 
     module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """The check with every older epoch for the one before."""
+        """Return a check that treats every older epoch as the previous one."""
 
         def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             older = 0 < event.member_epoch < current.member_epoch
@@ -70,13 +70,13 @@ class ForgivesAnyEpoch(Swapped):
 
 
 class ForgivesNoEpoch(Swapped):
-    """A coordinator that fences a member whose last answer was lost."""
+    """A coordinator that fences a member whose last response was lost."""
 
     module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """The check without an epoch before."""
+        """Return a check without a previous epoch."""
 
         def check(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Any:
             return real(replace(current, previous_epoch=-1), event)
@@ -85,13 +85,13 @@ class ForgivesNoEpoch(Swapped):
 
 
 class SyncsInAnOlderEpoch(Swapped):
-    """A coordinator that gives a classic member its old assignment when a newer epoch calls it back."""
+    """A coordinator that gives a classic member its old assignment although a newer epoch requires it to rejoin."""
 
     module, name = ConsumerClassicMembers, "sync_error"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """The check without epochs."""
+        """Return a check without epochs."""
 
         def check(group: ConsumerGroup, step: Step, event: SyncGroup) -> ErrorCode:
             error: ErrorCode = real(group, step, event)
@@ -101,13 +101,13 @@ class SyncsInAnOlderEpoch(Swapped):
 
 
 class TakesAnyTarget(Swapped):
-    """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
+    """A coordinator that accepts results of cancelled work, or of work that an earlier coordinator requested."""
 
     module, name = ConsumerAssignment, "accept_target"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Any result counts."""
+        """Return a check that accepts any result."""
 
         def accept_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
             group.computing = event.ticket
@@ -120,7 +120,7 @@ class CountsNoConsumerRebalances(GroupMachine):
     """A coordinator that does not count the rebalances of consumer groups."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, without those notes."""
+        """Act as the real coordinator, without those metrics."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
         meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
@@ -130,13 +130,13 @@ class CountsNoConsumerRebalances(GroupMachine):
 
 
 class CountsTwice(Swapped):
-    """A coordinator that counts a rebalance again when a member is back in its place."""
+    """A coordinator that counts a rebalance again when a member returns."""
 
     module, name = ConsumerReconciliation, "report_if_settled"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing is kept of who has settled."""
+        """Return a check that forgets who has reconciled."""
 
         def settled(group: ConsumerGroup, step: Step) -> None:
             group.settling_epoch = -1
@@ -157,7 +157,7 @@ class IgnoresClaims(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without claims."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(claimed=frozenset()) for member in members]
             )
@@ -167,7 +167,7 @@ class IgnoresClaims(Swapped):
 
 
 class BeginsTicketsAnew(GroupMachine):
-    """A coordinator that numbers its work from one, so it accepts results for an earlier coordinator."""
+    """A coordinator that numbers its work from one, so it accepts results that an earlier coordinator requested."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -188,7 +188,7 @@ class _TakesEarlier(GroupMachine):
         return super().on_loaded(*args)
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but an older result counts."""
+        """Act as the real coordinator, but accept an older result."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)
             consumer = None if group is None else group.under(ConsumerGroup)
@@ -198,13 +198,13 @@ class _TakesEarlier(GroupMachine):
 
 
 class TakesEarlierTargets(_TakesEarlier):
-    """A coordinator that takes a target that an earlier coordinator asked for."""
+    """A coordinator that accepts a target that an earlier coordinator requested."""
 
     kind, waits = AssignmentComputed, "computing"
 
 
 class TakesEarlierTopics(_TakesEarlier):
-    """A coordinator that takes topics of regular expressions that an earlier coordinator asked for."""
+    """A coordinator that accepts topics of regular expressions that an earlier coordinator requested."""
 
     kind, waits = RegexesResolved, "resolving"
 
@@ -212,7 +212,7 @@ class TakesEarlierTopics(_TakesEarlier):
 class ForgetsAssignments(Swapped):
     """A coordinator that converts a classic group by its members' claims alone.
 
-    Eager members claim nothing and own partitions all the same.
+    Eager members claim nothing and own partitions nevertheless.
     """
 
     module, name = conversion, "share_out"
@@ -221,7 +221,7 @@ class ForgetsAssignments(Swapped):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without assignments."""
 
-        def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(assigned=frozenset()) for member in members]
             )

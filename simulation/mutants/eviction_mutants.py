@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: members evicted that behave, and what one that begins forgets to watch."""
+"""Coordinators with one known fault each: unjustified evictions, and deadlines that a new one does not watch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from simulation.checkers.eviction_checker import EvictionChecker
 from simulation.checkers.property import Checker
 from simulation.checkers.soft_state_checker import SoftStateChecker
@@ -29,7 +29,7 @@ from simulation.mutants.swapped import Swapped
 
 
 class NeverStopsRevocations(Swapped):
-    """A coordinator that lets the time that a member has to give up run on when it has."""
+    """A coordinator that keeps a revocation timer running after the member has revoked."""
 
     module, name = ConsumerReconciliation, "reconcile_member"
 
@@ -51,7 +51,7 @@ class NeverStopsRevocations(Swapped):
 
 
 class NeverStopsJoinPhases(Swapped):
-    """A coordinator that lets the time that a classic member of a consumer group has to join run on when it has."""
+    """A coordinator that keeps the join timer of a classic member of a consumer group running after it has joined."""
 
     module, name = ConsumerClassicMembers, "await_target"
 
@@ -70,7 +70,7 @@ class NeverStopsJoinPhases(Swapped):
 
 
 class PutsOutTheStatic(Swapped):
-    """A coordinator that lets a static member's session end early when its connection has ended."""
+    """A coordinator that ends a static member's session early when its connection has ended."""
 
     module, name = ConsumerHeartbeat, "on_connection_lost"
 
@@ -90,13 +90,13 @@ class PutsOutTheStatic(Swapped):
 
 
 class HurriesJoiners(Swapped):
-    """A coordinator that ends a join phase after a fifth of the time that members said they need."""
+    """A coordinator that ends a join phase after a fifth of the members' rebalance timeout."""
 
     module, name = ClassicRebalance, "prepare_rebalance"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A round with a shorter join phase."""
+        """Return a rebalance with a shorter join phase."""
 
         def prepare_rebalance(group: ClassicGroup, step: Step, cause: Cause) -> None:
             real(group, step, cause)
@@ -108,13 +108,13 @@ class HurriesJoiners(Swapped):
 
 
 class ForgetsThatItWaits(Swapped):
-    """A coordinator that takes a member for silent that waits for the answer to its join."""
+    """A coordinator that evicts a member as silent while it waits for the response to its join."""
 
     module, name = ClassicRebalance, "on_session_end"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """The end of a session, whatever its member waits for."""
+        """Return an end of a session that ignores pending requests."""
 
         def ended(group: ClassicGroup, step: Step, member_id: str) -> None:
             if member_id in group.members:
@@ -124,7 +124,7 @@ class ForgetsThatItWaits(Swapped):
 
 
 class NeverEndsRevocationsAfterRestart(GroupMachine):
-    """A coordinator that does not watch after a restart how long members take to give up."""
+    """A coordinator that does not limit revocations after a restart."""
 
     def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without those timers."""
@@ -137,7 +137,7 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
 
 
 class AsksForNoTargetAfterRestart(GroupMachine):
-    """A coordinator that leaves a target that was not there at a restart to the next change."""
+    """A coordinator that does not request a missing target after a restart until the next change."""
 
     def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without the work."""
@@ -150,13 +150,13 @@ class AsksForNoTargetAfterRestart(GroupMachine):
 
 
 class LooksAtNoTopicsAfterRestart(Swapped):
-    """A coordinator that does not notice at a restart that topics came or went."""
+    """A coordinator that does not notice at a restart that topics were created or deleted."""
 
     module, name = ConsumerAssignment, "check_topics"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing is compared before the first request."""
+        """Return a check that does nothing."""
 
         def look(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
@@ -166,13 +166,13 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 
 
 class WatchesNoOneAfterRestart(Swapped):
-    """A coordinator that does not look after a restart whether those are silent that must move."""
+    """A coordinator that does not watch, after a restart, for silent members that have to move."""
 
     module, name = ConsumerSuspicion, "watch_unmoved"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """No one is watched before the first request."""
+        """Return a watch that does nothing."""
 
         def watch(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):

@@ -1,4 +1,4 @@
-"""Machines and shards with one known fault each, to show that the checker named beside it sees that fault."""
+"""Machines and shards with one known fault each, to show that the checker named beside it detects the fault."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HastyDeadlines(Deadlines):
 
 
 class EndsSessionsEarly(GroupMachine):
-    """A coordinator that gives a member's partitions away while the member still may think itself alive."""
+    """A coordinator that reassigns a member's partitions while the member may still consider itself alive."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -84,7 +84,7 @@ class LeasesIgnored(GroupMachine):
 
 
 class TakesAnyCommit(GroupMachine):
-    """A coordinator that takes a commit whatever member and generation it names."""
+    """A coordinator that accepts a commit whatever member and generation it names."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -102,7 +102,7 @@ class TakesAnyCommit(GroupMachine):
 
 
 class ForgetsGenerations(GroupMachine):
-    """A coordinator that does not write that a generation has begun."""
+    """A coordinator that does not write the record of a new generation."""
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without the record."""
@@ -115,7 +115,7 @@ class WritesBesideRecords(GroupMachine):
     """A coordinator that changes hard state without a record."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but a commit leaves more than its record says."""
+        """Act as the real coordinator, but let a commit change state without a record."""
         outcome = super().step(event, now)
         for record in outcome.records:
             if isinstance(record, OffsetCommitted) and record.offset % 7 == 0:
@@ -125,7 +125,7 @@ class WritesBesideRecords(GroupMachine):
 
 
 class ForgetsParkedSyncs(GroupMachine):
-    """A coordinator that begins a round without telling those who wait on a SyncGroup."""
+    """A coordinator that begins a rebalance without answering pending SyncGroups."""
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without those replies."""
@@ -141,7 +141,7 @@ class ForgetsParkedSyncs(GroupMachine):
 
 
 class NeverEndsSessions(GroupMachine):
-    """A coordinator that never notices that a member has died."""
+    """A coordinator that never ends a silent member's session."""
 
     def _due(self, group: Group, timer: Timer) -> None:
         if timer.kind is not Deadline.SESSION:
@@ -149,10 +149,10 @@ class NeverEndsSessions(GroupMachine):
 
 
 class GivesWhatIsHeld(GroupMachine):
-    """A coordinator that assigns a partition in a consumer group while another member still has to give it up."""
+    """A coordinator of consumer groups that assigns a partition while another member still has to revoke it."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, without knowing who holds what."""
+        """Act as the real coordinator, without the owners of partitions."""
         for group in self.context.ledger.groups.values():
             if (consumer := group.under(ConsumerGroup)) is not None:
                 consumer.holders.clear()
@@ -160,10 +160,10 @@ class GivesWhatIsHeld(GroupMachine):
 
 
 class MiscountsJoiners(GroupMachine):
-    """A coordinator that counts a member that is evicted while it waits as one that still waits."""
+    """A coordinator that counts a member evicted during its join as one that still waits."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, with a wrong count after a refused join."""
+        """Act as the real coordinator, with a wrong count after a rejected join."""
         outcome = super().step(event, now)
         for reply in outcome.replies:
             if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
@@ -175,15 +175,15 @@ class MiscountsJoiners(GroupMachine):
 
 
 class CommitsAborted(GroupMachine):
-    """A coordinator that takes the offsets of an aborted transaction for committed."""
+    """A coordinator that treats the offsets of an aborted transaction as committed."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, with the other end."""
+        """Act as the real coordinator, with commit and abort exchanged."""
         return super().step(replace(event, commit=True) if isinstance(event, TransactionEnded) else event, now)
 
 
 class ForgetsEpochs(GroupMachine):
-    """A coordinator that does not write that a consumer group has a new epoch."""
+    """A coordinator that does not write a consumer group's new epoch."""
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without the records after the first."""
@@ -194,17 +194,17 @@ class ForgetsEpochs(GroupMachine):
 
 
 class IgnoresMaxSize(GroupMachine):
-    """A coordinator that lets everyone in."""
+    """A coordinator that ignores the group's maximum size."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(dataclasses.replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
 class ForgetsWhomItExcluded(GroupMachine):
-    """A coordinator that does not know any more that a target was made without a member when it is heard again."""
+    """A coordinator that forgets, when a suspected member returns, that the target was computed without it."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but it forgets."""
+        """Act as the real coordinator, but forget those members."""
         outcome = super().step(event, now)
         for group in self.context.ledger.groups.values():
             consumer = group.under(ConsumerGroup)
@@ -214,7 +214,7 @@ class ForgetsWhomItExcluded(GroupMachine):
 
 
 class WakesTheAway(GroupMachine):
-    """A coordinator that keeps pending work of a member that left for a while, and moves it on afterwards."""
+    """A coordinator that keeps a temporarily absent member's pending work, and moves the member on afterwards."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -237,16 +237,16 @@ class WakesTheAway(GroupMachine):
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:
-    """Where members stand that left for a while."""
+    """Return the assignments of members that left temporarily."""
     assigned = [record for record in machine.snapshot() if isinstance(record, MemberAssigned)]
     return [record for record in assigned if record.member_epoch == LEFT_FOR_A_WHILE]
 
 
 class LoadsTheAwayAsBack(GroupMachine):
-    """A coordinator that takes members that left for a while to be back when it has loaded."""
+    """A coordinator that treats temporarily absent members as present after it has loaded."""
 
     def on_loaded(self, *args: Any) -> Effects:
-        """Act as the real coordinator, but it moves them."""
+        """Act as the real coordinator, but move those members."""
         outcome = super().on_loaded(*args)
         for record in away(self):
             self.context.emit(replace(record, member_epoch=record.previous_epoch))
@@ -254,10 +254,10 @@ class LoadsTheAwayAsBack(GroupMachine):
 
 
 class EmptiesTheAway(GroupMachine):
-    """A coordinator that gives away what members have that left for a while, with the first tick."""
+    """A coordinator that reassigns the partitions of temporarily absent members at the first tick."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but a tick takes their shares."""
+        """Act as the real coordinator, but a tick takes their partitions."""
         outcome = super().step(event, now)
         for record in away(self) if isinstance(event, Tick) else ():
             self.context.emit(replace(record, assigned=()))
@@ -265,10 +265,10 @@ class EmptiesTheAway(GroupMachine):
 
 
 class LosesTheReturned(GroupMachine):
-    """A coordinator that does not know the connection of a classic static member that replaced another."""
+    """A coordinator that loses the connection of a classic static member that replaced another."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but it forgets the connection of a first join."""
+        """Act as the real coordinator, but forget the connection of a first join."""
         outcome = super().step(event, now)
         if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
             self.context.forget_connection(event.connection, event.group_id, event.new_member_id)
@@ -276,7 +276,7 @@ class LosesTheReturned(GroupMachine):
 
 
 class AnswersBeforeDurable(Shard):
-    """A coordinator that releases replies before what they tell is in the journal."""
+    """A coordinator that sends replies before their records are in the journal."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -298,7 +298,7 @@ class AnswersBeforeDurable(Shard):
 
 
 class LetsReadsPass(Shard):
-    """A coordinator that has a read that saw what is still on its way to the journal answered at once."""
+    """A coordinator that answers a read at once although it saw records that are not yet in the journal."""
 
     def _run(self) -> None:
         if self._machine is not None and self._appends is not None and self._appends.waiting:
@@ -309,7 +309,7 @@ class LetsReadsPass(Shard):
 
 
 class KeepsDivergedMachine(Shard):
-    """A coordinator that goes on with its machine when what that did could not be written."""
+    """A coordinator that keeps its machine after the records of its changes could not be written."""
 
     def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         if self.phase is not Phase.SERVING or fault is not None:
@@ -322,17 +322,17 @@ class KeepsDivergedMachine(Shard):
 
 
 class CallsFencedUnavailable(Shard):
-    """A coordinator that tells members that a coordinator which another has deposed is away for a moment."""
+    """A coordinator that, when another has replaced it, tells members that it is unavailable for a moment."""
 
     def _unload(self, phase: Phase, error: ErrorCode) -> None:
         super()._unload(phase, ErrorCode.COORDINATOR_NOT_AVAILABLE if phase is Phase.FENCED else error)
 
 
 class ExpiresFromCommits(GroupMachine):
-    """A coordinator that takes an empty group's positions to have begun their time with their commit."""
+    """A coordinator that counts the retention of an empty group's offsets from their commit."""
 
     def step(self, event: Any, now: Now) -> Effects:
-        """Act as the real coordinator, but it forgets since when groups are empty."""
+        """Act as the real coordinator, but forget since when groups are empty."""
         if isinstance(event, Tick):
             for group in self.context.ledger.groups.values():
                 membership = group.membership
@@ -344,7 +344,7 @@ class ExpiresFromCommits(GroupMachine):
 
 
 class KeepsPositions(GroupMachine):
-    """A coordinator that never looks for positions whose time is over."""
+    """A coordinator that never expires offsets."""
 
     def _on_tick(self, event: Tick) -> None:
         self.context.expiry.cancel()

@@ -20,7 +20,7 @@ from kohort.groups.push.rebalance import PushRebalance
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers.group_checkers import OwnershipChecker
 from simulation.checkers.property import Checker
@@ -36,18 +36,18 @@ class StartsBeforeStops(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Everything is free."""
+        """Return a check that treats every partition as free."""
         return lambda push, member_id, pairs: True
 
 
 class DropsChanges(Swapped):
-    """A coordinator that forgets a change that comes while a rebalance is under way, as the text does."""
+    """A coordinator that forgets a change that comes while a rebalance is under way, as the specification does."""
 
     module, name = PushRebalance, "request_rebalance"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """No second mark."""
+        """Return a request that is dropped during a rebalance."""
 
         def request_rebalance(push: PushGroup, step: Step, cause: Cause) -> None:
             if not push.rebalancing or not push.members:
@@ -57,13 +57,13 @@ class DropsChanges(Swapped):
 
 
 class ForgetsTheReturned(Swapped):
-    """A coordinator that starts no consumer that comes back, where nothing is to be changed."""
+    """A coordinator that does not start a returning consumer if no partition moves."""
 
     module, name = PushRequests, "start_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Only those that are moved."""
+        """Return a start of moved consumers only."""
 
         def start_member(push: PushGroup, step: Step, member: PushMember, want: Any) -> None:
             if member.session.subject in push.moving:
@@ -73,13 +73,13 @@ class ForgetsTheReturned(Swapped):
 
 
 class FreesAtDisconnects(Swapped):
-    """A coordinator that takes the end of a connection for the consumer's."""
+    """A coordinator that evicts a consumer when its connection ends."""
 
     module, name = PushRegistry, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Out at once."""
+        """Return an immediate eviction."""
 
         def lost(push: PushGroup, step: Step, member_id: str, event: ConnectionLost) -> None:
             real(push, step, member_id, event)
@@ -91,13 +91,13 @@ class FreesAtDisconnects(Swapped):
 
 
 class HalvesSessions(Swapped):
-    """A coordinator that ends sessions at half their length."""
+    """A coordinator that ends sessions after half their length."""
 
     module, name = PushRequests, "eviction_timeout_ms"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Half of it."""
+        """Return half the timeout."""
 
         def eviction_timeout_ms(push: PushGroup, step: Step, saved: PushMemberSaved) -> int:
             return saved.session_timeout_ms // 2
@@ -106,13 +106,13 @@ class HalvesSessions(Swapped):
 
 
 class CallsRepeatsFirst(Swapped):
-    """A coordinator that says of a Ping that repeats one that all answers have come."""
+    """A coordinator whose repeated Ping claims that all answers have arrived."""
 
     module, name = PushRequests, "ping_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """No retries are told; they are counted all the same."""
+        """Return a Ping that names no retries, although they are counted."""
 
         def ping_member(push: PushGroup, step: Step, member: PushMember, retries: int = 0) -> None:
             real(push, step, member)
@@ -121,13 +121,13 @@ class CallsRepeatsFirst(Swapped):
 
 
 class ForgetsStopsThatAreOut(Swapped):
-    """A coordinator that leaves alone who is to have what it has, though it has been asked to stop."""
+    """A coordinator that leaves a consumer alone when its target is what it owns, although a Stop was sent to it."""
 
     module, name = PushRebalance, "must_move"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Only of who has answered it is known that it stands still."""
+        """Return a check that knows only answered Stops."""
 
         def must_move(push: PushGroup, member_id: str, want: TopicIdPartitions) -> bool:
             return want != push.owned_by(member_id) or push.present[member_id].stopped
@@ -136,7 +136,7 @@ class ForgetsStopsThatAreOut(Swapped):
 
 
 class StartsFromTheFirst(GroupMachine):
-    """A coordinator that starts a partition from where it was started first."""
+    """A coordinator that starts a partition at the position of its first start."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -165,13 +165,13 @@ class _BySize(PushGate):
 
 
 class FindsForWhoFinds(Swapped):
-    """A coordinator that writes the log's end as the position where a consumer wants to find it itself."""
+    """A coordinator that writes the log's end as position although a consumer chooses its own start position."""
 
     module, name = PushRequests, "start_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Everyone asks for begin or end."""
+        """Return a start that treats every consumer as asking for the beginning or end."""
 
         def start_member(push: PushGroup, step: Step, member: PushMember, want: Any) -> None:
             member_id = member.session.subject
@@ -184,7 +184,7 @@ class FindsForWhoFinds(Swapped):
 
 
 class StartsWhoFindsAtTheBegin(GroupMachine):
-    """A coordinator that starts a consumer that finds its starts itself at the begin."""
+    """A coordinator that starts a consumer that chooses its own start positions at the beginning."""
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with no position left out."""
@@ -209,7 +209,7 @@ class _AnyPing(PushMembership):
 
 
 class RenewsByRetries(GroupMachine):
-    """Our consumer takes a Ping that is repeated for a sign that its answers arrive."""
+    """A consumer that takes a repeated Ping as a sign that its answers arrive."""
 
     memberships: ClassVar = {"push": _AnyPing}
 
@@ -227,13 +227,13 @@ class _Hasty(PushMembership):
 
 
 class CountsLeasesFromFrames(GroupMachine):
-    """Our consumer takes its lease to run from when a frame was read: an old one in a buffer renews it."""
+    """A consumer that counts its lease from the reading of a frame: an old one in a buffer renews it."""
 
     memberships: ClassVar = {"push": _FromFrames}
 
 
 class AnswersBeforeRelease(GroupMachine):
-    """Our consumer answers a Stop while its application still works."""
+    """A consumer that answers a Stop while its application still processes."""
 
     memberships: ClassVar = {"push": _Hasty}
 

@@ -26,7 +26,7 @@ def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
 
 
 def with_handler(table: Table, real: Any, other: Any) -> Table:
-    """Return a group's table with another method wherever it has the real one."""
+    """Return a group's handler table with another method in place of the real one."""
     return {
         trigger: {state: replace(entry, do=other) if entry.do is real else entry for state, entry in reactions.items()}
         for trigger, reactions in table.items()
@@ -34,7 +34,7 @@ def with_handler(table: Table, real: Any, other: Any) -> Table:
 
 
 class Swapped(GroupMachine):
-    """A coordinator with one function replaced, by `swap(real)`."""
+    """A coordinator with one function replaced by `swap(real)`."""
 
     module: ModuleType | type
     name: str
@@ -46,7 +46,7 @@ class Swapped(GroupMachine):
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:
-        """Replace the function in its module or class, and in the tables of the groups that have it."""
+        """Replace the function in its module or class, and in the handler tables that contain it."""
         real = getattr(self.module, self.name)
         other = self.swap(real)
         with ExitStack() as stack:

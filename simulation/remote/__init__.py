@@ -1,1 +1,1 @@
-"""Several coordinators over one Kafka cluster: a remote journal, placement in ZooKeeper, and fault schedules."""
+"""Several coordinators over one Kafka cluster: a journal in Kafka, placement in ZooKeeper, and fault schedules."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class OvertakenChecker(Checker):
-    """A coordinator that was overtaken answers nothing that the other has changed.
+    """A replaced coordinator answers nothing that its successor may have changed.
 
-    What came after that and is read, it does not answer; anything else only as long as the successor's sessions are
-    longer for it.
+    It does not answer reads that arrived after the takeover. It answers other requests only because the successor's
+    sessions are longer by that time.
     """
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
@@ -41,7 +41,7 @@ class OvertakenChecker(Checker):
 
 
 class KeptAliveChecker(EvictionChecker):
-    """Nobody is evicted whom an earlier coordinator may have answered so late that its session is not over."""
+    """No member is evicted while a replaced coordinator's late response may still extend its session."""
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         super().on_loaded(machine, outcome)
@@ -53,7 +53,7 @@ class WholeAppendChecker(Checker):
     """A loaded journal ends with all records of one event, or with none of them."""
 
     REMEMBERED = 500
-    """Steps, the newest: the end of a journal is from one of them."""
+    """The newest steps: the last records of a journal belong to one of them."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -77,10 +77,10 @@ class WholeAppendChecker(Checker):
 
 
 class CoordinationChecker(Checker):
-    """Each placed coordinator holds its node under its own session; in the end all know the same complete map."""
+    """Each registered coordinator holds its node by its own session; in the end all know one complete placement."""
 
     SETTLED_MS = 2_000
-    """The time of a steady connection after which a coordinator has done all pending work."""
+    """The duration of a steady connection after which a coordinator must have done all pending work."""
 
     def on_coordination(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
         if at_end:

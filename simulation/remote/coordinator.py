@@ -1,4 +1,4 @@
-"""One of several coordinators: the shard, the journal and the door that ship, in a process that stops and dies."""
+"""One of several coordinators: the released shard, journal and coordination, in a process that stops and crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulation.harness.server import Answer, Server
 from simulation.harness.world import Chance, World
 from simulation.remote.kafka import TOPIC, Kafka
 from simulation.remote.kafka_client import KafkaClient
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.partition import Author
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper
@@ -34,13 +34,13 @@ from simulation.remote.zookeeper import VirtualSession, ZooKeeper
 TOKENS = 10_000_000
 """The range of request numbers of one coordinator."""
 SUSPECTED_MS = 300
-"""Coordinators notice within this time that another's process refuses connections."""
+"""The maximum time until coordinators notice that another's process refuses connections."""
 
 
 class LifeDriver(VirtualDriver):
     """The `Driver` of a process that may be stopped."""
 
-    def __init__(self, world: World, chance: Chance, host: Coordinator, life: Life) -> None:
+    def __init__(self, world: World, chance: Chance, host: Coordinator, life: ProcessLife) -> None:
         super().__init__(world, chance, host, lambda: None)
         self._life = life
         self._coordinator = host
@@ -50,24 +50,24 @@ class LifeDriver(VirtualDriver):
         self._life.turn(action)
 
     def shard_loaded(self, index: int) -> None:
-        """Implement `Driver.shard_loaded`: pass the event on to the tenures."""
+        """Implement `Driver.shard_loaded`: pass the event on to the ownership of shards."""
         self._coordinator.ownership.loaded(index)
         self._coordinator.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """Implement `Driver.shard_ended`: pass the event on to the tenures."""
+        """Implement `Driver.shard_ended`: pass the event on to the ownership of shards."""
         self._world.log(f"{self._coordinator.name}: the shard has ended: {error}")
         self._coordinator.ownership.record_ended_shard(index, error)
 
 
 class Coordinator(Server):
-    """One candidate's process, with the only shard when the map says so.
+    """A candidate's process, with the only shard when the placement names it.
 
     Attributes:
-        number: its id.
-        life: the process's.
-        coordination: as it knows it.
-        groups, ownership: its shard, as the map gives and takes it.
+        number: its candidate id.
+        life: its process.
+        coordination: its view of the placement.
+        groups, ownership: its shard, as the placement assigns and removes it.
     """
 
     groups: GroupShards
@@ -83,13 +83,13 @@ class Coordinator(Server):
         checkers: Checkers,
         mutant: Any,
     ) -> None:
-        """`places`: where its journal and its door are."""
+        """`places` are the Kafka cluster and the ZooKeeper that it uses."""
         super().__init__(world, network, None, config, checkers, mutant)  # type: ignore[arg-type]  # it has no disk
         self.number = number
         self.name = f"k{number}"
         self.chance = world.stream(self.name)
         self.kafka, self.zookeeper = places
-        self.life = Life(world, self._turned)
+        self.life = ProcessLife(world, self._turned)
         self.life.alive = False
         self.coordination: ZooKeeperCoordination | None = None
         self.session: VirtualSession | None = None
@@ -101,16 +101,16 @@ class Coordinator(Server):
 
     @property
     def candidate(self) -> Candidate:
-        """The candidate as the other coordinators know it."""
+        """Return the candidate as the other coordinators see it."""
         return Candidate(self.number, f"{self.number}-{self.incarnation}", f"10.0.1.{self.number}", 9_092)
 
     # -- the process
 
     def start(self) -> None:
-        """Come up."""
+        """Start the process."""
         self.incarnation += 1
         self.world.log(f"{self.name}: up, incarnation {self.incarnation}")
-        life = self.life = Life(self.world, self._turned)
+        life = self.life = ProcessLife(self.world, self._turned)
         self._driver = LifeDriver(self.world, self.chance, self, life)
         self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
         self._client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
@@ -118,7 +118,7 @@ class Coordinator(Server):
         self.groups.on_end = self._given_up
         with_loop(loop, lambda: loop.create_task(self._enter(loop, life)))
 
-    async def _enter(self, loop: VirtualLoop, life: Life) -> None:
+    async def _enter(self, loop: VirtualLoop, life: ProcessLife) -> None:
         while True:
             coordination = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
             session = VirtualSession(self.zookeeper, self.name, life, loop, coordination._session_changed)
@@ -136,21 +136,21 @@ class Coordinator(Server):
             return
 
     def pause(self, duration_ms: int) -> None:
-        """Stop the process for a while."""
+        """Stop the process for a while (SIGSTOP, SIGCONT)."""
         if self.life.alive and not self.life.paused:
             self.world.log(f"{self.name}: stopped for {duration_ms} ms")
             self.life.pause()
             self.world.after(duration_ms, partial(self.wake, self.life))
 
-    def wake(self, life: Life | None = None) -> None:
-        """Go on."""
+    def wake(self, life: ProcessLife | None = None) -> None:
+        """Resume the process."""
         if life is None or life is self.life:
             if self.life.paused:
                 self.world.log(f"{self.name}: wakes")
             self.life.wake()
 
     def crash(self, down_ms: int) -> None:
-        """Die, and be back."""
+        """Crash, and restart after `down_ms`."""
         if not self.life.alive:
             return
         self.world.log(f"{self.name}: crashed, down for {down_ms} ms")
@@ -168,7 +168,7 @@ class Coordinator(Server):
         self.world.after(down_ms, self.start)
 
     def retire(self, down_ms: int) -> None:
-        """Hand over, stop, and be back."""
+        """Hand the shard over, stop, and restart after `down_ms`."""
         coordination, loop, life = self.coordination, self._loop, self.life
 
         async def leave() -> None:
@@ -182,7 +182,7 @@ class Coordinator(Server):
             self.life.turn(lambda: with_loop(loop, lambda: loop.create_task(leave())))
 
     def suspect(self, other: Coordinator) -> None:
-        """The other's process refuses connections."""
+        """Notice that another coordinator's process refuses connections."""
         candidate, coordination, loop = other.candidate, self.coordination, self._loop
 
         def refuse() -> None:
@@ -199,7 +199,7 @@ class Coordinator(Server):
     # -- the shard
 
     def _follow(self) -> None:
-        """Begin or end the shard, as the map says now."""
+        """Begin or end the shard, as the placement requires."""
         self.ownership.follow()
 
     def _given_up(self, index: int) -> None:
@@ -228,14 +228,14 @@ class Coordinator(Server):
 
     @property
     def author(self) -> Author:
-        """Under whom it writes."""
+        """Return the producer id and epoch of its journal writes."""
         assert self._kafka_journal is not None
         figures = self._kafka_journal.metrics
         return Author(figures.producer_id, figures.epoch)
 
     @property
     def overtaken_ms(self) -> int | None:
-        """Since when another has its journal, as nobody in there knows; None: nobody has."""
+        """Return since when another coordinator owns its journal; None while none does."""
         return None if self._kafka_journal is None else self.kafka.partition.overtaken_ms(self.author)
 
     # -- what the checkers see: what one does that was overtaken, and can't be durable, counts for nothing
@@ -285,7 +285,7 @@ class Coordinator(Server):
     # -- requests
 
     def receive(self, connection: Connection, event: Any, answer: Answer) -> None:
-        """A request arrives; the process may be stopped."""
+        """Receive a request, unless the process is stopped."""
         if not self.life.alive:
             connection.break_()
             return
@@ -298,7 +298,7 @@ class Coordinator(Server):
             super().receive(connection, event, answer)
 
     def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """A frame of a push member arrives; the process may be stopped."""
+        """Receive a push member's frame, unless the process is stopped."""
         if not self.life.alive:
             connection.break_()
             return
@@ -310,6 +310,6 @@ class Coordinator(Server):
             self.life.turn(partial(super().on_closed, connection_id))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
-        """Change the topics; the coordinator learns of it at its next poll."""
+        """Change the topics; the coordinator notices at its next poll."""
         self.life.turn(partial(super().change_topics, image, deleted))
         self.image = image

@@ -1,4 +1,4 @@
-"""All coordinators together, where the run has one server; and members' way to whichever has their group."""
+"""All coordinators of a run, and the routing of members to the one that has their group."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from simulation.remote.kafka import Kafka
 from simulation.remote.zookeeper import ZooKeeper
 
 ASTRAY = 0.1
-"""The probability that a client asks a coordinator that does not know better."""
+"""The probability that a client asks any coordinator, instead of one that knows where the group is."""
 NOWHERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 class Routes(Network):
-    """The members' network: a new connection goes where some coordinator says that the group is."""
+    """The members' network: a new connection leads to the coordinator that has the group, according to one of them."""
 
     coordinators: list[Coordinator]
 
@@ -32,7 +32,7 @@ class Routes(Network):
         self._targets: dict[int, Coordinator] = {}
 
     def connect(self, client: str, on_closed: Callable[[], None], chance: Chance, process: str) -> Connection:
-        """A new connection."""
+        """Open a connection."""
         connection = super().connect(client, on_closed, chance, process)
         self._targets[connection.id] = self._found(chance)
         return connection
@@ -45,7 +45,7 @@ class Routes(Network):
         return self.coordinators[owner] if owner >= 0 else asked
 
     def ask(self, connection: Connection, event: Any, on_reply: Callable[[Any], None]) -> None:
-        """Send a request; who is told that its coordinator is elsewhere connects anew."""
+        """Send a request; a client whose coordinator has moved connects again."""
         target = self._targets[connection.id]
 
         def answer(value: Any) -> None:
@@ -59,11 +59,11 @@ class Routes(Network):
         connection.send_up(lambda: target.receive(connection, event, answer))
 
     def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """A frame of a push member arrives."""
+        """Receive a push member's frame."""
         self._targets[connection.id].receive_frame(connection, frame, respond)
 
     def closed(self, connection_id: int) -> None:
-        """A server's end notices."""
+        """Notice the end of a connection at a server's side."""
         self._targets[connection_id].on_closed(connection_id)
 
 
@@ -91,16 +91,16 @@ class Fleet:
 
     @property
     def waiting(self) -> dict[int, tuple[Any, Any, int]]:
-        """Requests without an answer, anywhere."""
+        """Return the unanswered requests at all coordinators."""
         return {token: asked for coordinator in self.coordinators for token, asked in coordinator.waiting.items()}
 
     @property
     def shard(self) -> Shard | None:
-        """Any that is here."""
+        """Return one of the shards."""
         return next((coordinator.shard for coordinator in self.coordinators if coordinator.shard is not None), None)
 
     def start(self) -> None:
-        """Come up, one after the other."""
+        """Start all coordinators, one after the other."""
         for coordinator in self.coordinators:
             self.world.after(self.chance.upto(500), coordinator.start)
 
@@ -110,7 +110,7 @@ class Fleet:
             coordinator.pass_weeks()
 
     def crash(self, down_ms: int) -> None:
-        """One of them dies: most often the one that serves; the others notice that it refuses connections."""
+        """Crash one coordinator, most often the one that serves; the others notice that it refuses connections."""
         serving = [
             coordinator for coordinator in self.coordinators if coordinator.shard is not None and coordinator.life.alive
         ]
@@ -121,12 +121,12 @@ class Fleet:
                 other.suspect(one)
 
     def reload(self, away_ms: int) -> None:
-        """The journal's connection of one is lost: its term is over when that lasts."""
+        """Break one coordinator's connection to the journal: its term ends if that lasts."""
         one = self.chance.choice(self.coordinators)
         self.kafka.network.cut_off[one.name] = self.world.now_ms + away_ms
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
-        """All hear of it."""
+        """Publish the topics to all coordinators."""
         self.image = image
         for coordinator in self.coordinators:
             coordinator.change_topics(image, deleted)

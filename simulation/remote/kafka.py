@@ -1,7 +1,7 @@
 """A Kafka cluster of three nodes as clients see it: frames in, frames out, with one partition of the journal's topic.
 
-It is slow, refuses, forgets to answer, has taken what it does not answer for, and elects. A request that has come is
-carried out, whether or not its connection still stands by then.
+It delays, rejects and does not answer, may have appended what it does not acknowledge, and elects leaders. A request
+that has arrived is carried out even if its connection has ended by then.
 """
 
 from __future__ import annotations
@@ -36,29 +36,31 @@ FIRST_PORT = 9_100
 TOPIC = JournalTopic("__kohort_groups", UUID(int=0x17), 1)
 KEYS = frozenset((0, 1, 2, 3, 10, 18, 22))
 FETCH_BYTES = (1, 600, 1 << 20, 1 << 20)
-"""The approximate bytes of a node's answer to a fetch; at least a batch."""
+"""The approximate size of a node's answer to a fetch; at least one batch is returned."""
 EPOCH_LAST = 32_766
-"""After it Kafka gives another producer id."""
+"""The epoch after which Kafka assigns another producer id."""
 LATEST = -1
-"""The timestamp that asks for the end."""
+"""The timestamp in ListOffsets that asks for the log's end."""
 REFUSED, UNSURE, LOST, DROPPED = "refused", "unsure", "lost", "dropped"
 FAULTS = (REFUSED, UNSURE, LOST, DROPPED)
-"""What goes wrong with an append: not taken and said so; taken, and not known to be; taken, and no answer; neither."""
+"""Faults of an append: rejected; written with an error that leaves the outcome open; written without an answer;
+neither.
+"""
 TRUNCATED = 0.5
-"""The probability that a new leader lacks what the last one had taken and not acknowledged."""
+"""The probability that a new leader lacks records that the last one had written and not acknowledged."""
 
 
 class Kafka:
     """The cluster.
 
     Attributes:
-        partition: the journal's.
+        partition: the journal's partition.
         network: between it and its clients.
         leader: of the partition, -1 while there is none.
-        fails: probability that something goes wrong with a Produce.
-        late_ms: up to so long a request waits before it is carried out.
-        commit_ms: up to so long the replicas take.
-        down: nodes that take no connection.
+        fails: probability of a fault in a Produce.
+        late_ms: the maximum delay before a request is carried out.
+        commit_ms: the maximum delay of replication.
+        down: nodes that refuse connections.
     """
 
     def __init__(self, world: World) -> None:
@@ -80,7 +82,7 @@ class Kafka:
     # -- what is done to it
 
     def elect(self, away_ms: int, *, kills: bool) -> None:
-        """The partition gets another leader, after a while without any; the last one's node may be down meanwhile."""
+        """Give the partition another leader, after a time without any; the old leader's node may be down meanwhile."""
         before = self.leader
         if before < 0:
             return
@@ -106,12 +108,12 @@ class Kafka:
         self.partition.shown = self.partition.committed
 
     def forget(self) -> None:
-        """The transactional ids have not been used for a week, as far as Kafka is concerned."""
+        """Forget the transactional ids, as Kafka does after a week without use."""
         self.world.log("kafka: transactional ids are forgotten")
         self._transactional.clear()
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults."""
         self.fails, self.late_ms, self.commit_ms = 0.0, 2, 3
         self.down.clear()
         if self.leader >= 0:
@@ -120,7 +122,7 @@ class Kafka:
     # -- requests
 
     def receive(self, node: int, connection: Connection, frame: bytes, respond: Respond) -> None:
-        """A frame arrives at a node; requests of one connection are carried out one after the other."""
+        """Receive a frame at a node; requests of one connection are carried out one after the other."""
         if node in self.down:
             connection.break_()
             return
@@ -248,7 +250,7 @@ class Kafka:
         return ListOffsetsResponse(topics=[one])
 
     def _init(self, message: InitProducerIdRequest) -> InitProducerIdResponse:
-        """The next epoch, or a new producer id; no transaction is ever open."""
+        """Return the next epoch, or a new producer id; no transaction is ever open."""
         name = message.transactional_id or ""
         producer_id, epoch = self._transactional.get(name, (-1, -1))
         own = (message.producer_id, message.producer_epoch)

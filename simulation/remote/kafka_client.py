@@ -1,4 +1,4 @@
-"""Our own client's core on the way to simulated brokers: its connections, in virtual time."""
+"""The core of kohort's own client, connected to simulated brokers in virtual time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kohort.client.net.connection import CloseConnection, OpenConnection, SendFr
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConnectionConfig, client_config
 from simulation.harness.network import Connection, Network
-from simulation.harness.world import Chance, Happening, World
+from simulation.harness.world import Chance, ScheduledCall, World
 from simulation.remote.kafka import FIRST_PORT, HOST, NODES
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 
 SETTINGS = {
     "reconnect_backoff_ms": 50,
@@ -30,14 +30,14 @@ class SimulatedBrokers(Protocol):
 
     Attributes:
         network: between them and their clients.
-        down: nodes that take no connection.
+        down: nodes that refuse connections.
     """
 
     network: Network
     down: set[int]
 
     def receive(self, node: int, connection: Connection, frame: bytes, respond: Callable[[memoryview], None]) -> None:
-        """A frame arrives at a node."""
+        """Receive a frame at a node."""
 
 
 class KafkaClient:
@@ -52,7 +52,7 @@ class KafkaClient:
         world: World,
         chance: Chance,
         kafka: SimulatedBrokers,
-        life: Life,
+        life: ProcessLife,
         name: str,
         config: ConnectionConfig | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class KafkaClient:
         runtime.elapsed_ms = lambda: world.now_ms
         self.cluster.connections.jitter = chance.random
         self._sockets: dict[int, Connection] = {}
-        self._due: Happening | None = None
+        self._due: ScheduledCall | None = None
         self._waking = False
         self._tasks: list[Task[Any]] = []
         spawn = runtime.spawn
@@ -81,13 +81,13 @@ class KafkaClient:
         runtime.spawn = remembered  # type: ignore[method-assign]
 
     def wake(self) -> None:
-        """Have the core stepped soon."""
+        """Run the core soon."""
         if not self._waking:
             self._waking = True
             self._life.after(0, self._drive)
 
     def die(self) -> None:
-        """The process has ended: its sockets close, nothing of it runs on."""
+        """End the process: its sockets close, and its tasks stop."""
         for connection in list(self._sockets.values()):
             connection.break_()
         for task in reversed(self._tasks):
@@ -116,7 +116,7 @@ class KafkaClient:
             )
             connection.node = node
             self._sockets[link] = connection
-            delay_ms = self._chance.upto(network.weather.delay_ms)
+            delay_ms = self._chance.upto(network.faults.delay_ms)
             self._life.after(delay_ms, partial(self._opened, link, connection))
         elif isinstance(command, CloseConnection):
             if (closed := self._sockets.pop(command.link, None)) is not None:

@@ -1,18 +1,18 @@
-"""A process that may be stopped and wake where it was."""
+"""A process that may be stopped, and resumes where it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from simulation.harness.world import Happening, World
+from simulation.harness.world import ScheduledCall, World
 
 
-class Life:
-    """Gives one process its turns: none after its death, none while it is stopped; what came meanwhile waits.
+class ProcessLife:
+    """The turns of one process: none after its death or while it is stopped; postponed turns run when it resumes.
 
     Attributes:
-        alive: it has not died.
+        alive: it has not crashed.
         paused: it is stopped (SIGSTOP).
     """
 
@@ -25,7 +25,7 @@ class Life:
         self._asleep: list[Callable[[], None]] = []
 
     def turn(self, action: Callable[[], object]) -> None:
-        """One turn, now or when it wakes."""
+        """Run an action now, or when the process resumes."""
         if not self.alive:
             return
         if self.paused:
@@ -34,16 +34,16 @@ class Life:
         action()
         self._turned()
 
-    def after(self, delay_ms: float, action: Callable[[], object]) -> Happening:
-        """Take a turn after a delay."""
+    def after(self, delay_ms: float, action: Callable[[], object]) -> ScheduledCall:
+        """Run an action after a delay."""
         return self._world.after(delay_ms, partial(self.turn, action))
 
     def pause(self) -> None:
-        """Stand still."""
+        """Stop the process."""
         self.paused = True
 
     def wake(self) -> None:
-        """Go on with what waits, in its order."""
+        """Resume: run the postponed actions in their order."""
         if self.paused:
             self.paused = False
             asleep, self._asleep = self._asleep, []
@@ -51,6 +51,6 @@ class Life:
                 action()
 
     def die(self) -> None:
-        """Nothing more happens."""
+        """End the process: no action runs any more."""
         self.alive = False
         self._asleep.clear()

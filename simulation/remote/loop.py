@@ -1,4 +1,4 @@
-"""An asyncio loop in virtual time, for what of a coordinator is written for asyncio."""
+"""An asyncio loop in virtual time, for the parts of a coordinator that are written for asyncio."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from simulation.harness.world import Happening, World
-from simulation.remote.life import Life
+from simulation.harness.world import ScheduledCall, World
+from simulation.remote.life import ProcessLife
 
 
 class VirtualHandle(asyncio.TimerHandle):
-    """One call that is due, and may be cancelled."""
+    """A scheduled call that may be cancelled."""
 
-    happening: Happening | None = None
+    happening: ScheduledCall | None = None
 
     def cancel(self) -> None:
         """Cancel the call."""
@@ -31,29 +31,29 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs callbacks and tasks of one process, in its turns: none while it is stopped.
 
     Attributes:
-        faults: what tasks and callbacks raised; whoever drives the process raises it.
+        faults: exceptions of tasks and callbacks; the driver of the process raises them.
     """
 
-    def __init__(self, world: World, life: Life) -> None:
+    def __init__(self, world: World, life: ProcessLife) -> None:
         self._world = world
         self._life = life
         self.faults: list[BaseException] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def time(self) -> float:
-        """Seconds of virtual time."""
+        """Return seconds of virtual time."""
         return self._world.now_ms / 1000
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> VirtualHandle:
-        """In a turn of its own, now."""
+        """Run a callback in a turn of its own, soon."""
         return self.call_later(0, callback, *args, context=context)
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> VirtualHandle:
-        """In a turn of its own, later."""
+        """Run a callback in a turn of its own, after a delay."""
         handle = VirtualHandle(self.time() + delay, callback, args, self, context)
         handle.happening = self._life.after(max(0.0, delay) * 1000, lambda: self._run(handle))
         return handle
@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> VirtualHandle:
-        """In a turn of its own, at a time."""
+        """Run a callback in a turn of its own, at a time."""
         return self.call_later(when - self.time(), callback, *args, context=context)
 
     def _run(self, handle: VirtualHandle) -> None:
@@ -69,11 +69,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             with_loop(self, handle._run)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Of this loop."""
+        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:  # type: ignore[override]
-        """Of this loop."""
+        """Return a task of this loop."""
         del more
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self)
         self._tasks.add(task)
@@ -81,20 +81,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing is counted."""
+        """Do nothing: cancelled timers are not counted."""
 
     def get_debug(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A fault that nobody took."""
+        """Keep an exception that no caller handled."""
         fault = context.get("exception")
         if isinstance(fault, BaseException):
             self.faults.append(fault)
 
     def die(self) -> None:
-        """Drop everything under way: the process has ended."""
+        """Drop all callbacks and tasks: the process has ended."""
         for task in list(self._tasks):
             setattr(task, "_log_destroy_pending", False)  # noqa: B010  # it is dropped on purpose
             coro: Any = task.get_coro()
@@ -107,7 +107,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def with_loop(loop: VirtualLoop, call: Callable[[], object]) -> None:
-    """Call while the loop counts as running."""
+    """Call while this loop counts as the running one."""
     before = events._get_running_loop()
     events._set_running_loop(loop)
     try:

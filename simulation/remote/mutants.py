@@ -1,4 +1,4 @@
-"""Faults of coordinators over Kafka, one each, to show that the checker named beside it sees that fault in a run."""
+"""Faults of coordinators over Kafka, one each, to show that the checker named beside it detects the fault."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from simulation.remote.zookeeper import VirtualSession, Watch
 
 
 class ReadsBeforeItFences(DiskMutant):
-    """A coordinator that takes office by reading all that is there, and then writes its fence."""
+    """A coordinator that reads the journal first and writes its fence afterwards."""
 
     where, name = JournalTerm, "run"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """In that order."""
+        """Return a takeover in that order."""
 
         async def run(term: JournalTerm) -> None:
             place, figures = term._place, term._metrics
@@ -62,7 +62,7 @@ class ReadsBeforeItFences(DiskMutant):
 
 
 async def latest(place: JournalPartition) -> int:
-    """The end of the journal now."""
+    """Return the current end of the journal."""
     part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
     topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
     request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=1_000)
@@ -74,7 +74,7 @@ async def latest(place: JournalPartition) -> int:
 
 
 class TakesTimeoutsForSuccess(DiskMutant):
-    """A coordinator that takes an append that is not known to be written for one that is."""
+    """A coordinator that treats an append with an unknown outcome as written."""
 
     where, name = JournalWriter, "_ask"
 
@@ -94,12 +94,12 @@ class TakesTimeoutsForSuccess(DiskMutant):
 
 
 class WritesHalves(DiskMutant):
-    """A coordinator that writes what belongs together as two batches, one after the other."""
+    """A coordinator that writes one event's records in two batches, one after the other."""
 
     @classmethod
     @contextmanager
     def planted(cls) -> Iterator[None]:
-        """The second half travels beside the first."""
+        """Write the second half in a batch of its own."""
         write = JournalWriter.write
         rest: dict[int, tuple[bytes, int]] = {}
 
@@ -123,25 +123,25 @@ class WritesHalves(DiskMutant):
 
 
 class HeartbeatsWithoutProof(DiskMutant):
-    """A coordinator that answers what writes nothing without looking at its proof."""
+    """A coordinator that answers requests without writes without checking its ownership proof."""
 
     where, name = Appends, "_needs_ownership_proof"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Only reads wait."""
+        """Return a check that covers only reads."""
         return lambda self, steps: bool(self._unproven) or shard._reads(steps)
 
 
 class PushesWithoutProof(DiskMutant):
-    """A coordinator that pings, stops and starts consumers without looking at its proof."""
+    """A coordinator that pings, stops and starts consumers without checking its ownership proof."""
 
     where, name = Appends, "_needs_ownership_proof"
     unproved: ClassVar[tuple[type, ...]] = (PingConsumer, StopConsumer, StartConsumer)
 
     @classmethod
     def swap(cls, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of what was pushed, these need none."""
+        """Return a check that exempts these server requests."""
 
         def needs_proof(self: Appends, steps: Any) -> bool:
             spared = [isinstance(push.value, cls.unproved) for _, outcome in steps for push in outcome.pushes]
@@ -152,24 +152,24 @@ class PushesWithoutProof(DiskMutant):
 
 
 class StopsWithoutProof(PushesWithoutProof):
-    """A coordinator that stops consumers without looking at its proof."""
+    """A coordinator that stops consumers without checking its ownership proof."""
 
     unproved = (StopConsumer,)
 
 
 class ReadsWithoutProof(DiskMutant):
-    """A coordinator that answers reads as it answers heartbeats."""
+    """A coordinator that checks its ownership proof for reads only as strictly as for heartbeats."""
 
     where, name = shard, "_reads"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing is a read."""
+        """Return a check for which no request is a read."""
         return lambda steps: False
 
 
 class TakesLateAnswersForProof(DiskMutant):
-    """A coordinator that takes an acknowledgement for proof, whenever the append was sent."""
+    """A coordinator that counts an acknowledgement as proof from its arrival, whenever the append was sent."""
 
     where, name = Appends, "_proved"
 
@@ -185,18 +185,18 @@ class TakesLateAnswersForProof(DiskMutant):
 
 
 class EndsSessionsEarly(DiskMutant):
-    """A coordinator that ends sessions after a take-over as if nobody else could have answered the members."""
+    """A coordinator that ends sessions after a takeover as if the replaced one could not have answered the members."""
 
     where, name = failure_detector.MonitoredGroup, "extend_session"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """None goes on."""
+        """Return a load that extends no session."""
         return lambda context, membership, session: False
 
 
 class TakesEarlierNodesForItsOwn(DiskMutant):
-    """A coordinator that takes the node of an earlier session for its own."""
+    """A coordinator that treats the node of its earlier session as its own."""
 
     where, name = zookeeper_door, "is_of"
 
@@ -211,13 +211,13 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
 
 
 class SetsWatchesOnce(DiskMutant):
-    """A coordinator that sets the watch on a node when it reads it first."""
+    """A coordinator that sets the watch on a node only when it first reads it."""
 
     where, name = VirtualSession, "_handed"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """And not again on that connection."""
+        """Return a function that does not set the watch again on that connection."""
 
         def handed(session: VirtualSession, watch: Watch | None, path: str) -> Watch | None:
             seen = session.__dict__.setdefault("seen", set())

@@ -1,4 +1,4 @@
-"""One partition of a topic on Apache Kafka: batches, and the producers that its leader knows, as Kafka keeps them.
+"""One partition of a topic in Kafka: batches, and the producers that its leader knows.
 
 The behaviour of Kafka 4.3 was measured. An epoch is refused once a higher one of the same producer id *has written
 here*, not when it was given out. A repeated batch is recognised by its sequence. A batch without a producer id is
@@ -19,7 +19,7 @@ from kohort.wire.batch import parse_header, patch
 from kohort.wire.records import read_pairs
 
 REMEMBERED = 5
-"""Of each producer's batches, to know one that comes again."""
+"""The number of batches that the leader remembers of each producer, to recognise repeated ones."""
 SEQUENCES = 2**31
 
 
@@ -32,10 +32,10 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True)
 class Producer:
-    """The leader's knowledge of a producer id.
+    """The leader's state of a producer id.
 
     Attributes:
-        batches: first and last sequence and offset of the newest.
+        batches: first and last sequence and offset of the newest batches.
     """
 
     epoch: int
@@ -44,11 +44,11 @@ class Producer:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch as it lies in the log.
+    """One batch in the log.
 
     Attributes:
-        keys: of its records.
-        before: what was known of its producer before it.
+        keys: the keys of its records.
+        before: the state of its producer before it.
     """
 
     offset: int
@@ -60,14 +60,14 @@ class Batch:
 
 
 class Partition:
-    """The log of one partition, on whichever node leads it.
+    """The log of one partition, whichever node leads it.
 
     Attributes:
-        batches: all that are there.
+        batches: all batches.
         end: the next offset.
-        committed: what lies before this offset is on all replicas and never goes.
-        shown: what lies before this offset may be read; a new leader shows less at first.
-        records: what is committed, decoded; another list after a compaction.
+        committed: records before this offset are on all replicas and stay.
+        shown: records before this offset may be read; a new leader shows fewer at first.
+        records: the committed records, decoded; a new list after a compaction.
         began_ms: when the first batch of each author was committed.
     """
 
@@ -80,7 +80,7 @@ class Partition:
         self.producers: dict[int, Producer] = {}
 
     def append(self, data: bytes) -> tuple[ErrorCode, int]:
-        """Take a batch, or say why not; with its offset."""
+        """Append a batch; return an error, or its offset."""
         header = parse_header(memoryview(data))
         author = Author(header.producer_id, header.producer_epoch)
         first, count = header.base_sequence, header.records_count
@@ -109,7 +109,7 @@ class Partition:
         return ErrorCode.NONE, offset
 
     def commit(self, end: int) -> None:
-        """The replicas have all that lies before an offset."""
+        """Mark everything before an offset as replicated."""
         fresh = [batch for batch in self.batches if self.committed <= batch.offset < end]
         for batch in fresh:
             self.began_ms.setdefault(batch.author, self._now_ms())
@@ -117,7 +117,7 @@ class Partition:
         self.committed = max(self.committed, end)
 
     def lead_elsewhere(self, kept: int) -> None:
-        """Another node leads: of what is not committed it has only what lies before an offset."""
+        """Change the leader: of the uncommitted records only those before an offset survive."""
         while self.batches and self.batches[-1].offset >= max(self.committed, kept):
             lost = self.batches.pop()
             self.end = lost.offset
@@ -130,7 +130,7 @@ class Partition:
         self.commit(self.end)
 
     def compact(self, share: float) -> None:
-        """Take out batches whose keys are all written again later, from the log's first part."""
+        """Remove batches of the log's first part whose keys are all written again later."""
         until = int(self.committed * share)
         newest = {key: batch.offset for batch in self.batches if batch.end <= self.committed for key in batch.keys}
         self.batches = [
@@ -141,7 +141,7 @@ class Partition:
         self.records = [record for batch in self.batches if batch.end <= self.committed for record in decoded(batch)]
 
     def overtaken_ms(self, author: Author) -> int | None:
-        """When a later epoch of its producer id was committed, None as long as none is."""
+        """Return when a later epoch of the producer id was committed, None if there is none."""
         later = (
             at_ms
             for other, at_ms in self.began_ms.items()

@@ -1,4 +1,4 @@
-"""One plan, one run, with several coordinators over a simulated Kafka: `simulation.harness.run` with other servers."""
+"""The run of one plan with several coordinators over a simulated Kafka: `simulation.harness.run` with other servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.checkers.eviction_checker import EvictionChecker
 from simulation.checkers.group_checkers import ALL, Checkers
 from simulation.checkers.offset_checkers import TransactionChecker
 from simulation.checkers.property import Checker, Holder
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.harness.push_steps import LITERAL, OWN
 from simulation.harness.run import SHORTEST_MS, Run
@@ -23,9 +23,11 @@ REMOTE: tuple[type[Checker], ...] = (
     *(kind for kind in ALL if kind not in (TransactionChecker, EvictionChecker)),
     *OURS,
 )
-"""No transactions: their offsets are refused here. `KeptAliveChecker` is the stricter of its kind."""
+"""The checkers of runs with several coordinators. `TransactionChecker` does not apply: these coordinators reject
+transactional commits. `KeptAliveChecker` replaces the less strict `EvictionChecker`.
+"""
 ELSEWHERE = {"coordinator", "reload", "create", "delete", "transact", "clock"}
-"""Steps of a single server's, or of what is not taken here."""
+"""Steps of a single server, or of requests that are rejected here."""
 TROUBLE = {
     "kill": 20,
     "stop": 25,
@@ -33,14 +35,14 @@ TROUBLE = {
     "deafen": 10,
     "cut_from_zookeeper": 15,
     "elect": 15,
-    "kafka_weather": 15,
+    "kafka_faults": 15,
     "forget": 4,
     "mistake": 8,
     "retire": 8,
     "zookeeper_down": 3,
 }
 MANY = 16
-"""Coordinators of one run in ten: candidates that have nothing, all of which have to agree who has the shard."""
+"""The number of coordinators in one run of ten: candidates without the shard, which all have to agree on its owner."""
 EVERY_MS = 6_000
 LOOK_MS = 500
 PAUSES_MS = (300, 1_500, 4_000, 8_000, 20_000)
@@ -62,7 +64,7 @@ def remote_plan(seed: int) -> Plan:
 
 
 def placed_here(step: Step) -> Step:
-    """A step of the members' as it is played here: none is our own client."""
+    """Return a member's step as it is played here, where no member is kohort's own client."""
     kind = step.details.get("kind")
     if kind is None:
         return step
@@ -71,7 +73,7 @@ def placed_here(step: Step) -> Step:
 
 
 def trouble(chance: Chance, coordinators: int) -> tuple[str, dict[str, Any]]:
-    """One thing that goes wrong."""
+    """Draw one fault."""
     what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
     which = chance.upto(coordinators)
     if coordinators == MANY and chance.likely(0.5):
@@ -83,8 +85,8 @@ def trouble(chance: Chance, coordinators: int) -> tuple[str, dict[str, Any]]:
         "deafen": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
         "cut_from_zookeeper": {"which": which, "duration_ms": chance.choice(CUTS_MS)},
         "elect": {"away_ms": chance.choice((0, 300, 3_000)), "kills": chance.likely(0.5)},
-        "kafka_weather": {
-            "weather": Weather(
+        "kafka_faults": {
+            "network": NetworkFaults(
                 delay_ms=chance.choice((2, 20, 300)),
                 breaks=chance.choice((0.0, 0.01)),
                 linger_ms=chance.choice((10, 500)),
@@ -126,50 +128,50 @@ class RemoteRun(Run):
         self.entrance = routes
 
     def _chosen(self, which: int) -> Any:
-        """One by its number; one number more stands for whoever serves."""
+        """Return a coordinator by its number; one number more stands for whichever serves."""
         serving = [coordinator for coordinator in self.fleet.coordinators if coordinator.shard is not None]
         everyone = self.fleet.coordinators
         return everyone[which] if which < len(everyone) else (serving or everyone)[0]
 
     def do_kill(self, down_ms: int) -> None:
-        """A coordinator dies and comes back."""
+        """A coordinator crashes and restarts."""
         self.fleet.crash(down_ms)
 
     def do_stop(self, which: int, duration_ms: int) -> None:
-        """A coordinator is stopped and wakes (SIGSTOP, SIGCONT)."""
+        """A coordinator is stopped and resumes (SIGSTOP, SIGCONT)."""
         self._chosen(which).pause(duration_ms)
 
     def do_cut_from_kafka(self, which: int, duration_ms: int) -> None:
-        """Nothing passes between a coordinator and Kafka."""
+        """No message passes between a coordinator and Kafka."""
         self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_deafen(self, which: int, duration_ms: int) -> None:
-        """Cut a coordinator's responses from Kafka off; its requests still arrive."""
+        """Kafka's responses do not reach a coordinator; its requests still arrive."""
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_cut_from_zookeeper(self, which: int, duration_ms: int) -> None:
-        """Nothing passes between a coordinator and ZooKeeper."""
+        """No message passes between a coordinator and ZooKeeper."""
         self.fleet.zookeeper.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_zookeeper_down(self, duration_ms: int) -> None:
-        """ZooKeeper is away."""
+        """ZooKeeper is unavailable."""
         self.fleet.zookeeper.cut_off[""] = self.world.now_ms + duration_ms
 
     def do_elect(self, away_ms: int, kills: bool) -> None:
         """The journal's partition gets another leader."""
         self.fleet.kafka.elect(away_ms, kills=kills)
 
-    def do_kafka_weather(self, weather: Weather, fails: float, late_ms: int) -> None:
-        """Another network to Kafka, and a slower or failing one."""
+    def do_kafka_faults(self, network: NetworkFaults, fails: float, late_ms: int) -> None:
+        """The network to Kafka changes, and Kafka's delays and faults."""
         kafka = self.fleet.kafka
-        kafka.network.weather, kafka.fails, kafka.late_ms = weather, fails, late_ms
+        kafka.network.faults, kafka.fails, kafka.late_ms = network, fails, late_ms
 
     def do_forget(self) -> None:
         """Kafka forgets the transactional ids."""
         self.fleet.kafka.forget()
 
     def do_mistake(self, which: int) -> None:
-        """One or more take a coordinator for ended that lives: they can't reach it, and perhaps it can reach them."""
+        """One or more coordinators wrongly consider another dead: they cannot reach it, but it may reach them."""
         one = self._chosen(which)
         for other in self.fleet.coordinators:
             if other is not one and self.fleet.chance.likely(0.6):
@@ -183,10 +185,10 @@ class RemoteRun(Run):
         """The journal is compacted."""
         self.fleet.kafka.partition.compact(share)
 
-    def do_weather(self, weather: Weather, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
-        """Another network between members and coordinators."""
+    def do_faults(self, network: NetworkFaults, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
+        """The network between members and coordinators changes."""
         del disk_fails, disk_tears, disk_late_ms
-        self.network.weather = weather
+        self.network.faults = network
 
     def _play(self) -> None:
         self._check_coordination()
@@ -200,7 +202,7 @@ class RemoteRun(Run):
     def _heal(self) -> None:
         super()._heal()
         fleet = self.fleet
-        fleet.kafka.network.weather = Weather()
+        fleet.kafka.network.faults = NetworkFaults()
         for cut in (fleet.kafka.network.cut_off, fleet.kafka.network.deaf, fleet.zookeeper.cut_off):
             cut.clear()
         fleet.kafka.heal()

@@ -1,6 +1,6 @@
 """ZooKeeper: sessions that expire, ephemeral nodes that outlive their owners, watches that fire once.
 
-`VirtualSession` stands where `kohort.cluster.zookeeper.session` stands: the door that ships works with it.
+`VirtualSession` replaces `kohort.cluster.zookeeper.session`: the released coordination works with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperAway
 from simulation.harness.world import Chance, World
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 from simulation.remote.loop import VirtualLoop
 
 DELAY_MS = 5
@@ -24,11 +24,11 @@ Watch = Callable[[], None]
 
 @dataclass
 class ServerSession:
-    """A session as the server knows it.
+    """A session at the server.
 
     Attributes:
-        heard_ms: when its client was heard last.
-        watches: set on its connection: node or its children, by path.
+        heard_ms: when its client last sent a message.
+        watches: watches on nodes or their children, by path, set on its connection.
     """
 
     id: int
@@ -38,12 +38,12 @@ class ServerSession:
 
 
 class ZooKeeper:
-    """The ensemble, as one.
+    """The ensemble, modelled as one server.
 
     Attributes:
-        nodes: by path; version and owner as `ZNode` has them.
-        cut_off: clients that nothing gets to or from, until a time.
-        delay_ms: up to so long a message is under way.
+        nodes: by path; version and owner as in `ZNode`.
+        cut_off: by client, the time until which no message passes.
+        delay_ms: the maximum delay of a message.
     """
 
     def __init__(self, world: World) -> None:
@@ -56,7 +56,7 @@ class ZooKeeper:
         world.after(TICK_MS, self._tick)
 
     def reaches(self, client: str) -> bool:
-        """Whether anything gets through."""
+        """Return whether messages pass."""
         now_ms = self.world.now_ms
         return now_ms >= self.cut_off.get(client, 0) and now_ms >= self.cut_off.get("", 0)
 
@@ -71,13 +71,13 @@ class ZooKeeper:
                 self.end(session.id)
 
     def begin(self, timeout_ms: int) -> ServerSession:
-        """A new session."""
+        """Begin a session."""
         self._next_id += 1
         session = self.sessions[self._next_id] = ServerSession(self._next_id, timeout_ms, self.world.now_ms)
         return session
 
     def end(self, session_id: int) -> None:
-        """A session is over, and its ephemeral nodes are gone."""
+        """End a session, and delete its ephemeral nodes."""
         if self.sessions.pop(session_id, None) is not None:
             for path in [path for path, node in self.nodes.items() if node.owner == session_id]:
                 self._delete(path)
@@ -95,13 +95,13 @@ class ZooKeeper:
                     watch()
 
     def read(self, session: ServerSession, path: str, watch: Watch | None) -> ZNode | None:
-        """A node, and a watch on it."""
+        """Return a node, and set a watch on it."""
         if watch is not None:
             session.watches.setdefault(("node", path), []).append(watch)
         return self.nodes.get(path)
 
     def children(self, session: ServerSession, path: str, watch: Watch | None) -> list[str]:
-        """Names below a node."""
+        """Return the names below a node, and set a watch on them."""
         if watch is not None:
             session.watches.setdefault(("children", path), []).append(watch)
         head = path.rstrip("/") + "/"
@@ -109,7 +109,7 @@ class ZooKeeper:
         return sorted(name for name in below if name and "/" not in name)
 
     def make_path(self, session: ServerSession, path: str) -> None:
-        """Persistent nodes."""
+        """Create persistent nodes."""
         del session
         parts = path.strip("/").split("/")
         for count in range(1, len(parts) + 1):
@@ -119,7 +119,7 @@ class ZooKeeper:
                 self._fire(name)
 
     def change(self, session: ServerSession, changes: tuple[Change, ...]) -> bool:
-        """All or none."""
+        """Apply all changes, or none."""
         for change in changes:
             node = self.nodes.get(change.path)
             if (node is None) != (change.version is None):
@@ -142,14 +142,19 @@ class ZooKeeper:
 
 
 class VirtualSession:
-    """A client's session, as the door uses it: it connects again, and begins another when the last has expired.
+    """A client's session: it connects again, and begins another session when the last has expired.
 
     Attributes:
-        since_ms: its state stands.
+        since_ms: when it entered its state.
     """
 
     def __init__(
-        self, zookeeper: ZooKeeper, client: str, life: Life, loop: VirtualLoop, on_state: Callable[[SessionState], None]
+        self,
+        zookeeper: ZooKeeper,
+        client: str,
+        life: ProcessLife,
+        loop: VirtualLoop,
+        on_state: Callable[[SessionState], None],
     ) -> None:
         self.address = "zookeeper:2181"
         self.state = SessionState.LOST
@@ -175,42 +180,42 @@ class VirtualSession:
 
     @property
     def id(self) -> int | None:
-        """The session's, None while there is none."""
+        """Return the session's id, None while there is none."""
         return None if self._session is None or self.state is SessionState.LOST else self._session.id
 
     async def open(self, timeout_ms: float) -> None:
-        """Begin, with retries, since nobody waits for the process."""
+        """Begin a session, with retries, since nothing waits for the process."""
         del timeout_ms
         self._loop.call_soon(self._connect)
         await self._stands.wait()
 
     def alive(self) -> None:
-        """The loop turns; here nothing but a stopped process keeps it from that."""
+        """Do nothing: here only a stopped process blocks the loop."""
 
     async def close(self) -> None:
-        """End the session, if the server hears of it."""
+        """End the session, if the request reaches the server."""
         self._closed = True
         if self._session is not None and self._zookeeper.reaches(self._client):
             self._zookeeper.end(self._session.id)
 
     async def read(self, path: str, watch: Watch | None = None) -> ZNode | None:
-        """Implement the real session's ``."""
+        """Implement `Session.read`."""
         return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """Implement the real session's ``."""
+        """Implement `Session.children`."""
         return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def make_path(self, path: str) -> None:
-        """Implement the real session's ``."""
+        """Implement `Session.make_path`."""
         await self._ask(lambda session: self._zookeeper.make_path(session, path))
 
     async def change(self, *changes: Change) -> bool:
-        """Implement the real session's ``."""
+        """Implement `Session.change`."""
         return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
 
     def _handed(self, watch: Watch | None, path: str) -> Watch | None:
-        """A watch as the server has it: it fires over the connection that it was set on."""
+        """Return a watch for the server: it fires over the connection that it was set on."""
         del path
         if watch is None:
             return None
@@ -229,7 +234,7 @@ class VirtualSession:
     # -- the connection
 
     def _down(self, action: Callable[[], object]) -> None:
-        """Let something arrive at the client, in order."""
+        """Deliver a message to the client, in order."""
         self._down_ms = max(self._world.now_ms + self._chance.upto(self._zookeeper.delay_ms), self._down_ms)
         self._life.after(self._down_ms - self._world.now_ms, action)
 
@@ -260,7 +265,7 @@ class VirtualSession:
                 future.set_result(value)
 
     def _ping(self, connection: int) -> None:
-        """A ping now and then; a client that hears nothing for two thirds of its session gives its connection up."""
+        """Ping at intervals; a client that receives nothing for two thirds of its session timeout reconnects."""
         if self._closed or connection != self._connection or self._session is None:
             return
         session = self._session

@@ -13,7 +13,7 @@ from uuid import UUID
 from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.dispatch import Dispatcher, api_keys
-from kohort.broker.endpoints import Coordinated, Endpoint, Leader
+from kohort.broker.endpoints import CoordinatorKind, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import bind_socket
@@ -68,14 +68,14 @@ class Map:
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         return [self._at(number, connection) for number in self.ports]
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
+    def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint | ErrorCode:
         owner = self.owners.get(java_hash(key) % SHARDS)
-        if kind is not Coordinated.GROUP or owner is None:
+        if kind is not CoordinatorKind.GROUP or owner is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._at(owner, connection)
 
     def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
-        return self.coordinator(Coordinated.GROUP, group or "", connection), self.nodes(connection)
+        return self.coordinator(CoordinatorKind.GROUP, group or "", connection), self.nodes(connection)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         return [(0, 3, [0], [0]) for _ in partitions]

@@ -9,7 +9,7 @@ import pytest
 
 from kohort import Broker
 from kohort.broker import fetch_sessions
-from kohort.broker.fetch_sessions import Fetched, FetchSessions
+from kohort.broker.fetch_sessions import FetchedPartition, FetchSessions
 from kohort.errors import ErrorCode
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import DescribeConfigsRequest, MetadataRequest
@@ -115,9 +115,9 @@ def test_long_transactional_ids_have_a_common_bound(client: RawClient) -> None:
     assert begin("00007" * (LONG // 5)) == 0
 
 
-def wanted(first: int, count: int) -> dict[fetch_sessions.Key, Fetched]:
+def wanted(first: int, count: int) -> dict[fetch_sessions.Key, FetchedPartition]:
     keys = [("t", number) for number in range(first, first + count)]
-    return {key: Fetched(key, 0, 1, -1) for key in keys}
+    return {key: FetchedPartition(key, 0, 1, -1) for key in keys}
 
 
 def test_fetch_sessions_bound_the_partitions_of_one_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

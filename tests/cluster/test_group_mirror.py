@@ -98,7 +98,7 @@ class Mirrors:
         shards = Shards()
         leaders = SimpleNamespace(leaders=lambda topic, parts: [(self.leader, 0, [1], [1])])
         topics = SimpleNamespace(by_name=self.topics)
-        host: Any = SimpleNamespace(groups=shards, places=leaders, topics=topics, next_request_id=lambda: 1)
+        host: Any = SimpleNamespace(groups=shards, endpoints=leaders, topics=topics, next_request_id=lambda: 1)
         return service, GroupMirror(service, host, now_s=now_s), shards
 
     def lead(self, leader: int) -> None:

@@ -29,7 +29,7 @@ def classic_member(trial: Trial, member: str) -> ClassicMember:
 
 def is_member(trial: Trial, member: str) -> bool:
     group = trial.machine.context.ledger.groups["g"]
-    return member in {member_id for member_id, _, _ in group.membership.places()}
+    return member in {member_id for member_id, _, _ in group.membership.member_connections()}
 
 
 def test_a_static_member_that_took_its_predecessors_place_is_bound_to_its_connection() -> None:

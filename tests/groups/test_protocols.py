@@ -135,7 +135,7 @@ class ToyGroup(GroupMembership):
         for member in self.heard.values():
             member.session.cancel()
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
+    def member_connections(self) -> Iterator[tuple[str, int, bool]]:
         return ((name, member.connection, member.is_gone) for name, member in self.heard.items())
 
     def take(self, record: ToyRecord) -> None:

@@ -11,7 +11,7 @@ from kohort.groups.consumer.assignment import compute
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
 from kohort.groups.records import MemberSaved, TopicPartitions
-from kohort.groups.topic_id_partitions import (
+from kohort.groups.topics import (
     NOTHING,
     TopicIdPartition,
     TopicIdPartitions,

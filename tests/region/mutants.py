@@ -15,7 +15,7 @@ from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
 from kohort.region import region_log, region_topic
-from kohort.region.agreement import Disagreement, Last, SequenceBounds, adopt, compare
+from kohort.region.agreement import Disagreement, LastSequence, SequenceBounds, adopt, compare
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
@@ -34,9 +34,8 @@ from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
-from kohort.region.parts import Part
 from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Manifest, keys_by_place
+from kohort.region.records import Manifest, Part, keys_by_place
 from kohort.region.region_key import Author, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
@@ -78,11 +77,11 @@ _SERVE = StartOffsets.serve
 
 def _commits_unpublished(machine: Checkpoints) -> None:
     plane = machine.plane
-    before, plane.owed = plane.owed, {}
+    before, plane.unpublished = plane.unpublished, {}
     try:
         _COMMIT(machine)
     finally:
-        plane.owed = before
+        plane.unpublished = before
 
 
 _COMMIT = Checkpoints.commit_if_whole
@@ -160,16 +159,16 @@ _PUBLISHER = Plane.publisher
 
 def _one_is_enough(plane: Plane, place: str) -> None:
     _PAID(plane, place)
-    for other in list(plane.owed):
+    for other in list(plane.unpublished):
         _PAID(plane, other)
 
 
-_PAID = Plane.paid
+_PAID = Plane.record_published
 
 
 def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
     plane = machine.plane
-    plane.paid(place)
+    plane.record_published(place)
     for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
         plane.complete_leave(value)
     machine.commit_if_whole()
@@ -350,11 +349,15 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         Checkpoints, "commit_if_whole", _commits_unpublished
     ),
     "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
-    "the next is committed while one of two sinks is not published": _instead(Plane, "paid", _one_is_enough),
-    "who leaves is not needed before the topic has a reset": _instead(
-        Plane, "needs", lambda plane, place: place in plane.owed
+    "the next is committed while one of two sinks is not published": _instead(
+        Plane, "record_published", _one_is_enough
     ),
-    "a reset waits for who has published and gone": _instead(Checkpoints, "_paid", _waits_for_who_has_gone),
+    "who leaves is not needed before the topic has a reset": _instead(
+        Plane, "needs", lambda plane, place: place in plane.unpublished
+    ),
+    "a reset waits for who has published and gone": _instead(
+        Checkpoints, "_after_publication", _waits_for_who_has_gone
+    ),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
     "who died is not missed": _instead(
@@ -409,7 +412,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         region_log, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
     ),
     "what another place is to show is numbered anew with the sequence": _instead(
-        Last, "number_in", lambda last, known: last.sequence
+        LastSequence, "number_in", lambda last, known: last.sequence
     ),
     "two resets to the initial state on their way have one number": _instead(
         Recovery, "_to_initial", _numbers_resets_alike
@@ -429,7 +432,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "the outcome is taken for complete": _in_table(
         TABLE,
         "commit_ended",
-        lambda machine, event: machine._complete(machine.plane.cutting) if machine.plane.cutting else None,
+        lambda machine, event: machine._complete(machine.plane.ongoing) if machine.plane.ongoing else None,
     ),
 }
 

@@ -14,13 +14,13 @@ import deltalake
 import pytest
 
 from kohort.region.agreement import History, adopt
-from kohort.region.control_plane.state import Known
+from kohort.region.control_plane.state import RegionFacts
 from kohort.region.records import Birth, Contribution, Fact, Manifest, Shown
 from kohort.region.region import Region
-from kohort.region.region_log import Home
+from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import saved_of
 from kohort.region.sinks import Sink
-from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.bound import BoundSink
 from kohort.region.staged import StagedKey
 from tests.region import test_histories as read
 from tests.region.conftest import fill, make_topic
@@ -61,7 +61,7 @@ RESET = Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER))
 EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 
 
-def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> Known:
+def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> RegionFacts:
     every: list[Fact] = [Birth("r", ID, 0), *facts]
     for place, shows in calls:
         every += adopt(saved_of("r", every).history("r"), place, "", shows, 5)
@@ -70,7 +70,7 @@ def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> Known:
 
 @pytest.mark.parametrize("turn", [1, -1], ids=["first to last", "last to first"])
 @pytest.mark.parametrize(
-    ("shows", "owed"),
+    ("shows", "unpublished"),
     [
         ({OLD: 8, OTHER: 9}, set()),
         ({OLD: 9, OTHER: 9}, set()),
@@ -82,38 +82,42 @@ def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> Known:
     ids=["both ahead", "as far ahead", "second behind", "first behind", "first empty", "both behind"],
 )
 def test_adopting_sinks_in_any_order_empties_those_alone_that_have_not_seen_the_reset(
-    shows: dict[str, int], owed: set[str], turn: int
+    shows: dict[str, int], unpublished: set[str], turn: int
 ) -> None:
     """The topic's copy ends with a reset to the initial state. The second call had the first sink emptied."""
     known = adopted([RESET, *EMPTIED], list(shows.items())[::turn])
-    assert known.owed().keys() == owed
+    assert known.unpublished().keys() == unpublished
     assert [known.bounds(place).allow(shown) for place, shown in shows.items()] == [True, True]
     assert known.sequence == max(7, *shows.values())
 
 
 def test_sink_that_was_still_to_be_emptied_is_emptied_also_when_another_was_adopted() -> None:
     known = adopted([RESET, EMPTIED[0]], [(OLD, 8), (OTHER, 8)])
-    assert known.owed() == {OTHER: ()}
+    assert known.unpublished() == {OTHER: ()}
     assert known.sequence == 9 and known.bounds(OTHER).allow(8) and known.bounds(OLD).allow(8)
 
 
-@pytest.mark.parametrize(("shows", "owed"), [(3, {OLD}), (0, {""}), (8, set())], ids=["behind", "empty", "ahead"])
-def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(shows: int, owed: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("shows", "unpublished"), [(3, {OLD}), (0, {""}), (8, set())], ids=["behind", "empty", "ahead"]
+)
+def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(
+    shows: int, unpublished: set[str]
+) -> None:
     known = adopted([replace(RESET, places=())], [(OLD, shows)])
-    assert known.owed().keys() == owed
+    assert known.unpublished().keys() == unpublished
     assert known.bounds(OLD).allow(shows)
 
 
 def test_sink_with_an_older_copy_after_it_was_adopted_is_emptied() -> None:
-    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).owed() == {OLD: ()}
-    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).owed() == {OLD: ()}
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).unpublished() == {OLD: ()}
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).unpublished() == {OLD: ()}
 
 
 STEPS: dict[str, tuple[type, str, bool]] = {
-    "before the topic has it": (Home, "adopt", False),
-    "when the topic has it": (Home, "adopt", True),
-    "before the place has its name": (Bound, "adopt", False),
-    "when the place has its name": (Bound, "adopt", True),
+    "before the topic has it": (RegionLogView, "adopt", False),
+    "when the topic has it": (RegionLogView, "adopt", True),
+    "before the place has its name": (BoundSink, "adopt", False),
+    "when the place has its name": (BoundSink, "adopt", True),
 }
 
 
@@ -136,7 +140,7 @@ def test_adopt_that_was_killed_is_finished_by_the_same_call(
     shutil.move(here, there)
     moved = MOVED[kind](there)
     owner, method, after = STEPS[step]
-    owner = type(moved) if owner is Bound else owner
+    owner = type(moved) if owner is BoundSink else owner
     real: Callable[..., Any] = getattr(owner, method)
 
     def killed(*args: Any) -> None:
@@ -158,7 +162,7 @@ def test_adopt_that_was_killed_is_finished_by_the_same_call(
 
 def forget_that_it_is_published(servers: str, name: str, sink: Sink, last: int) -> None:
     """The topic is as when the publisher was killed before it had said so."""
-    home = Home(name, servers, {})
+    home = RegionLogView(name, servers, {})
     pen, known = home.take_over("127.0.0.1", 1)
     pen.save([Shown(name, sink.place, last - 1, 0)])
     pen.close()

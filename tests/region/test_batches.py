@@ -32,7 +32,7 @@ def test_who_reads_on_does_so_while_another_sink_can_not_be_published(world: Wor
     publish, drains.publish = drains.publish, lambda place: None  # type: ignore[method-assign]
     world.clock.run(15_000)
     plane: Plane = world.plane.machine.plane
-    assert plane.state is RegionState.CHECKPOINTING and set(plane.owed) == {drains.disk.place}
+    assert plane.state is RegionState.CHECKPOINTING and set(plane.unpublished) == {drains.disk.place}
     assert batches.machine.state is drains.machine.state is RegionMemberState.CHECKPOINTED
     sequence, finished, read = world.stored.sequence, batches.finished, dict(batches.positions)
     waits = dict(drains.positions)
@@ -49,4 +49,4 @@ def test_who_reads_on_does_so_while_another_sink_can_not_be_published(world: Wor
         part: world.ends[part] for part in world.group.parts()
     }
     for disk in world.disks.values():
-        disk.check_published(world.stored.sequence - (disk.place in world.stored.owed))
+        disk.check_published(world.stored.sequence - (disk.place in world.stored.unpublished))

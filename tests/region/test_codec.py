@@ -9,14 +9,13 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Position, Span
+from kohort.region.records import Contribution, Part, Position, Span
 from kohort.region.staged import StagedKey
 
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
 PART = Part("etl", "t", 3, TOPIC_ID)
 POSITION = Position("etl", "t", TOPIC_ID, 3, 17, 2)
-CUT = messages.Cut(4, 2)
+CUT = messages.CheckpointAttempt(4, 2)
 KEY = StagedKey(REGION_ID, 3, "m", 0)
 GIVEN = Contribution(
     "r",

@@ -11,7 +11,7 @@ from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Cut, Identity
+from kohort.region.messages import CheckpointAttempt, Identity
 from kohort.region.records import Position
 from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
@@ -65,7 +65,7 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     assert driven.stands(RegionState.RUNNING), "nobody goes back"
 
 
-def contributed(cut: Cut, *positions: Position) -> MemberMachine:
+def contributed(cut: CheckpointAttempt, *positions: Position) -> MemberMachine:
     """A member that reads P0 from 70 on, in epoch 5, and has contributed to sequence 8 under term 3."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     orders: list[messages.Order] = [messages.Welcome(3, 5, 7, ("q",))]
@@ -75,7 +75,7 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
     machine.step(does.Ordered(messages.Starts(3, 1, (at(P0, 70),))))
     machine.step(does.RecordsFetched())
     machine.step(does.Ordered(messages.Drain(3, cut)))
-    machine.step(does.Quiet(cut))
+    machine.step(does.DrainCompleted(cut))
     machine.step(does.Ordered(messages.Checkpoint(3, cut, ("q",))))
     [given] = [
         report
@@ -95,7 +95,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     contributors: dict[str, int], counts: bool, end: int
 ) -> None:
     """The control plane died meanwhile; the next one may have completed 8 with other members."""
-    machine = contributed(Cut(8, 1), at(P0, end))
+    machine = contributed(CheckpointAttempt(8, 1), at(P0, end))
     reached = end if counts else 70
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)
     driven = Driven(known)
@@ -109,7 +109,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
 
 def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
-    machine = contributed(Cut(8, 1), at(P0, 70))
+    machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
     effects = machine.step(does.Ordered(messages.Completed(4, 8, 6, counts=False)))
     assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
 
@@ -138,7 +138,7 @@ def owing() -> Driven:
     driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     driven.do(plane_events.CommitEnded(cut))
     driven.say(1, messages.Published(8))
-    assert set(driven.machine.plane.owed) == {"other"}
+    assert set(driven.machine.plane.unpublished) == {"other"}
     return driven
 
 
@@ -184,7 +184,7 @@ def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     machine.step(does.Ordered(messages.Publish(3, 7, ())))
     machine.step(does.PublishEnded(7, "the disk is full"))
     assert not ends(machine, does.Closing())
-    assert not ends(machine, does.Ordered(messages.Reset(3, 6, 7, None)), does.WentBack(6))
+    assert not ends(machine, does.Ordered(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
     machine.step(does.PublishEnded(7, ""))
     assert ends(machine, does.Ordered(messages.Stop(3, "", "")))
 
@@ -206,14 +206,14 @@ def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_publishe
     assert driven.stands(RegionState.COMMITTING)
     driven.do(plane_events.CommitEnded(cut))
     assert driven.orders(2, messages.Publish)[-1].sequence == 8 and not driven.orders(2, messages.Stop)
-    machine = contributed(Cut(8, 1), at(P0, 70))
+    machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
     machine.begins.clear()
     assert not ends(machine, does.Closing()), "nor does it end by itself"
 
 
 def test_what_left_a_members_hands_is_not_among_the_ends_that_it_registers_with() -> None:
     """A control plane that took over believed that it held it, and gave it to nobody."""
-    machine = contributed(Cut(8, 1), at(P0, 80))
+    machine = contributed(CheckpointAttempt(8, 1), at(P0, 80))
     machine.step(does.Assigned(Identity("q", 2), ()))
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, 80), at(P1, 71)), contributors={"q": 5})
     driven = Driven(known)

@@ -204,12 +204,12 @@ def assert_a_table_that_is_given_again_has_its_letters_once(folder: Path) -> Non
         stager.add(rows((None, "tue"), (2, "tue")))
     os.rename(folder / "out/_away", folder / "out/_staging")
     stager.add(rows((None, "tue"), (2, "tue")))
-    keys, count = stager.give_letters()
+    keys, count = stager.stage_dead_letters()
     assert count == len(keys) == 1
     places[0].publish(1, stager.stage_rest())
     places[1].publish(1, keys)
     assert values_in(folder / "out", "id") == Counter([1, 2])
-    assert stager.forget_contribution() == 1 and stager.give_letters() == ((), 0)
+    assert stager.forget_contribution() == 1 and stager.stage_dead_letters() == ((), 0)
 
 
 def values_in(folder: Path, column: str) -> Counter[Any]:
@@ -232,7 +232,7 @@ def test_letters_of_a_table_that_is_left_undone_are_forgotten(tmp_path: Path) ->
         for day in ("tue", "wed"):
             stager.add(rows((None, day), (2, day)))
         stager.drop_unsettled()
-        keys, count = stager.give_letters()
+        keys, count = stager.stage_dead_letters()
         assert (len(keys), count) == (1, 1)
 
 
@@ -244,7 +244,7 @@ def with_letters(driven: Driven, *names: str, place: str = "bad") -> None:
         driven.join(number, member, sink=f"s{number}", letters=place, letters_show=-1)
 
 
-def give_letters(driven: Driven, name: str, *spans: Any, letters: int, sink: str) -> Any:
+def stage_dead_letters(driven: Driven, name: str, *spans: Any, letters: int, sink: str) -> Any:
     member = driven.machine.plane.members[name]
     keys = (StagedKey(REGION_ID, member.epoch, name, 9),) if letters else ()
     return driven.give(name, *spans, sink=sink, letters="bad", letter_keys=keys, dead_letters=letters)
@@ -262,8 +262,8 @@ def driven() -> tuple[Driven, tuple[Any, Any]]:
         made.say(connection, messages.Drained(cut))
     start = {part: made.machine.plane.start_of(part).offset for part in (P0, P1)}  # type: ignore[union-attr]
     given = (
-        give_letters(made, "m1", span(P0, start[P0], start[P0] + 1), letters=2, sink="s1"),
-        give_letters(made, "m2", span(P1, start[P1], start[P1] + 1), letters=3, sink="s2"),
+        stage_dead_letters(made, "m1", span(P0, start[P0], start[P0] + 1), letters=2, sink="s1"),
+        stage_dead_letters(made, "m2", span(P1, start[P1], start[P1] + 1), letters=3, sink="s2"),
     )
     for connection, contribution in enumerate(given, 1):
         made.say(connection, messages.Contributed(cut, contribution))
@@ -282,12 +282,12 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
         1: {"s1": given[0].keys, "bad": given[0].letter_keys + given[1].letter_keys},
         2: {"s2": given[1].keys},
     }
-    assert keys_by_place(given) == plane.owed
+    assert keys_by_place(given) == plane.unpublished
     for connection, place in ((1, "s1"), (2, "s2")):
         made.say(connection, messages.Published(plane.sequence, place))
-    assert set(plane.owed) == {"bad"} and plane.describe_region().published == plane.sequence - 1
+    assert set(plane.unpublished) == {"bad"} and plane.describe_region().published == plane.sequence - 1
     made.say(1, messages.Published(plane.sequence, "bad"))
-    assert not plane.owed and plane.describe_region().published == plane.sequence
+    assert not plane.unpublished and plane.describe_region().published == plane.sequence
     assert [member.dead_letters for member in plane.describe_region().members] == [2, 3]
     assert [(sink.place, sink.publisher) for sink in plane.describe_region().sinks if sink.publisher] == [
         ("bad", "m1"), ("s1", "m1"), ("s2", "m2"),
@@ -314,7 +314,7 @@ def test_letters_that_nothing_staged_are_no_contribution(driven: tuple[Driven, t
         made.say(connection, messages.Drained(cut))
     part = made.machine.plane.start_of(P0)
     assert part is not None
-    lost = give_letters(made, "m1", span(P0, part.offset, part.offset), letters=0, sink="s1")
+    lost = stage_dead_letters(made, "m1", span(P0, part.offset, part.offset), letters=0, sink="s1")
     made.say(1, messages.Contributed(cut, replace(lost, dead_letters=4)))
     assert made.stands(RegionState.RESETTING)
 
@@ -326,7 +326,7 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     made, given = driven
     plane = made.machine.plane
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
-    history = History(last, given, plane.owed, {})
+    history = History(last, given, plane.unpublished, {})
     moved = [fact for fact in adopt(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
     assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
     ahead = [fact for fact in adopt(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]

@@ -181,7 +181,7 @@ def test_a_member_that_closes_with_nothing_to_submit_waits_for_stop_if_it_writes
     if goes_back:
         machine.step(does.Ordered(messages.Starts(3, 1, (at(P1, 71),))))
         assert not ends(machine, does.Closing())
-        ended = ends(machine, does.Ordered(messages.Reset(3, 6, 8, None)), does.WentBack(6))
+        ended = ends(machine, does.Ordered(messages.Reset(3, 6, 8, None)), does.ApplicationReset(6))
     else:
         ended = ends(machine, does.Closing())
     assert ended is not bool(sink)

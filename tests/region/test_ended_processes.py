@@ -18,7 +18,7 @@ from kohort.io.processes import own_name
 from kohort.region import messages
 from kohort.region import region as face
 from kohort.region.control_plane import events
-from kohort.region.control_plane.events import Why
+from kohort.region.control_plane.events import ResetCause
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
@@ -45,7 +45,7 @@ def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     effects = driven.machine.step(events.Disconnected(1), 0)
     assert events.LookAtProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
     driven.do(events.ProcessEnded("p"))
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {ResetCause.DEAD: 1}
     assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
     driven.do(events.Disconnected(2))
     driven.do(events.ProcessEnded("p"))
@@ -80,7 +80,7 @@ def test_a_new_control_plane_does_not_wait_for_who_has_ended() -> None:
     driven.do(events.ProcessEnded("q"))
     assert driven.stands(RegionState.FORMING)
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
-    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {Why.DEAD: 1}
+    assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {ResetCause.DEAD: 1}
     late = Driven(EXPECTED)
     late.join(1, "m1", holds=(at(P0, 70),), epoch=5, process="p")
     late.do(events.ProcessEnded("another"))

@@ -21,9 +21,9 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region import IcebergTable, Keep, Sink
 from kohort.region.records import Position
 from kohort.region.sinks import iceberg_table, publish_rows
+from kohort.region.sinks.bound import offsets_text
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.iceberg_log import IcebergLog, kept_schema
-from kohort.region.sinks.offsets import offsets_text
 from kohort.region.staged import StagedKey
 from tests.region.places import IcebergPlace
 from tests.region.places import table as place_rows

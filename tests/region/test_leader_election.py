@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from kohort.region import leader_election
-from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NobodyServesError
 from kohort.region.server import OverError, RegionLog
 
@@ -25,7 +25,7 @@ class Contested:
     def token(self, term: int) -> bytes:
         return b"t" * 32
 
-    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
         self.tried.append(self.now[0])
         raise OverError("another control plane has taken over")
 

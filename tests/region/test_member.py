@@ -11,14 +11,13 @@ from kohort.region import messages
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import TABLE, MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.messages import Cut, Identity
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt, Identity
+from kohort.region.records import Part, Position
 from kohort.region.states import RegionMemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
 P0, P1 = (Part("etl", "t", number, TOPIC_ID) for number in (0, 1))
-CUT = Cut(8, 1)
+CUT = CheckpointAttempt(8, 1)
 Kind = TypeVar("Kind")
 Said = TypeVar("Said")
 
@@ -66,7 +65,7 @@ def reading(**how: bool) -> Driven:
 
 def drained(**how: bool) -> Driven:
     driven = reading(**how)
-    driven.do(messages.Drain(3, CUT), member_events.Quiet(CUT))
+    driven.do(messages.Drain(3, CUT), member_events.DrainCompleted(CUT))
     assert driven.stands(RegionMemberState.DRAINED)
     return driven
 
@@ -131,10 +130,10 @@ def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type
 def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     driven = reading()
     driven.do(messages.Reset(3, 6, 7, b"saved"))
-    assert driven.effects(member_events.GoBack) == [member_events.GoBack(6, 7, b"saved")]
-    driven.do(member_events.WentBack(5))
+    assert driven.effects(member_events.ResetApplication) == [member_events.ResetApplication(6, 7, b"saved")]
+    driven.do(member_events.ApplicationReset(5))
     assert driven.stands(RegionMemberState.CR_RESET_PENDING), "that was for an earlier one"
-    driven.do(member_events.WentBack(6))
+    driven.do(member_events.ApplicationReset(6))
     assert driven.stands(RegionMemberState.RESET_COMPLETE)
     assert driven.effects(member_events.Poll) == [member_events.Poll(slowly=True)]
     assert driven.said(messages.WasReset) == [messages.WasReset(6)] and driven.said(messages.AskStarts)[0].parts == (
@@ -157,15 +156,17 @@ def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
     """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
     driven.do(messages.Reset(3, 6, 7, b"saved"), member_events.Connected(), messages.Reset(3, 6, 7, b"saved"))
-    assert len(driven.effects(member_events.GoBack)) == 1
+    assert len(driven.effects(member_events.ResetApplication)) == 1
     driven.do(
-        member_events.WentBack(6),
+        member_events.ApplicationReset(6),
         messages.Starts(3, 2, (at(P0, 70),)),
         member_events.RecordsFetched(),
         member_events.Connected(),
     )
     driven.do(messages.Reset(3, 6, 7, b"saved"))
-    assert not driven.effects(member_events.GoBack) and driven.said(messages.WasReset) == [messages.WasReset(6)]
+    assert not driven.effects(member_events.ResetApplication) and driven.said(messages.WasReset) == [
+        messages.WasReset(6)
+    ]
     assert driven.stands(RegionMemberState.RECORDS_FETCHED) and [
         report.parts for report in driven.said(messages.AskStarts)
     ] == [(P1,)]
@@ -175,9 +176,9 @@ def test_a_drain_that_fails_is_said() -> None:
     driven = reading()
     driven.do(messages.Drain(3, CUT))
     assert driven.effects(member_events.Quiesce) == [member_events.Quiesce(CUT)]
-    driven.do(member_events.NotQuiet(Cut(8, 0), "an earlier one"))
+    driven.do(member_events.DrainError(CheckpointAttempt(8, 0), "an earlier one"))
     assert driven.did == []
-    driven.do(member_events.NotQuiet(CUT, "one partition's offset was refused"))
+    driven.do(member_events.DrainError(CUT, "one partition's offset was refused"))
     assert driven.said(messages.DrainFailed) == [messages.DrainFailed(CUT, "one partition's offset was refused")]
 
 
@@ -202,8 +203,10 @@ def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> Non
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     driven = contributed()
-    driven.do(messages.Drain(3, Cut(8, 2)))
-    assert driven.said(messages.Drained) == [messages.Drained(Cut(8, 2))] and driven.stands(RegionMemberState.DRAINED)
+    driven.do(messages.Drain(3, CheckpointAttempt(8, 2)))
+    assert driven.said(messages.Drained) == [messages.Drained(CheckpointAttempt(8, 2))] and driven.stands(
+        RegionMemberState.DRAINED
+    )
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
     driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.effects(member_events.ResumeSubmitting), "a new control plane does not know of the cut"
@@ -230,7 +233,7 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven.do(member_events.Revoked((P1,)))
     assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
-    driven.do(messages.Drain(3, CUT), member_events.Quiet(CUT), messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(messages.Drain(3, CUT), member_events.DrainCompleted(CUT), messages.Checkpoint(3, CUT, ("m1",)))
     driven.do(member_events.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
     assert not driven.effects(member_events.ReleasePartitions)
     driven.do(messages.Completed(3, 8, 6))
@@ -245,8 +248,8 @@ def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> Non
     assert not driven.effects(member_events.ReleasePartitions), (
         "what it has read since it contributed is in no sequence"
     )
-    again = Cut(9, 2)
-    driven.do(messages.Drain(3, again), member_events.Quiet(again), messages.Checkpoint(3, again, ("m1",)))
+    again = CheckpointAttempt(9, 2)
+    driven.do(messages.Drain(3, again), member_events.DrainCompleted(again), messages.Checkpoint(3, again, ("m1",)))
     driven.do(member_events.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 9, 7))
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
     stops = contributed(holds_back=True)
@@ -256,8 +259,15 @@ def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> Non
 
 def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that_counts() -> None:
     driven = contributed(holds_back=True, reads_on=True)
-    driven.do(member_events.Revoked((P1,)), messages.Drain(3, Cut(8, 2)), messages.Checkpoint(3, Cut(8, 2), ("m1",)))
-    driven.do(member_events.StateSaved(Cut(8, 2), (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 8, 6))
+    driven.do(
+        member_events.Revoked((P1,)),
+        messages.Drain(3, CheckpointAttempt(8, 2)),
+        messages.Checkpoint(3, CheckpointAttempt(8, 2), ("m1",)),
+    )
+    driven.do(
+        member_events.StateSaved(CheckpointAttempt(8, 2), (at(P0, 90), at(P1, 99)), (), b""),
+        messages.Completed(3, 8, 6),
+    )
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
 
 
@@ -271,11 +281,11 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
         member_events.Assigned(Identity("id", 1), (P0, P1)),
     )
     if reset:
-        driven.do(messages.Reset(3, 6, 7, None), member_events.WentBack(6))
+        driven.do(messages.Reset(3, 6, 7, None), member_events.ApplicationReset(6))
     driven.do(
         messages.Starts(3, 1, (at(P0, 70), at(P1, 71))),
         messages.Drain(3, CUT),
-        member_events.Quiet(CUT),
+        member_events.DrainCompleted(CUT),
         member_events.RecordsFetched(),
     )
     driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
@@ -340,6 +350,6 @@ def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut
     )
     driven.do(messages.Drain(4, CUT))
     assert not driven.effects(member_events.Quiesce)
-    driven.do(messages.Reset(4, 6, 7, None), member_events.WentBack(6))
+    driven.do(messages.Reset(4, 6, 7, None), member_events.ApplicationReset(6))
     assert driven.said(messages.Leave), "it was to be closed"
     assert not driven.effects(member_events.Poll) and not driven.said(messages.AskStarts)

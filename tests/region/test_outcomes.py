@@ -7,13 +7,13 @@ import pytest
 from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.state import RegionConfig
-from kohort.region.messages import Cut, Identity
+from kohort.region.messages import CheckpointAttempt, Identity
 from kohort.region.records import Stopped
 from kohort.region.states import RegionState
 from tests.region.test_plane import P0, P1, Driven, at, span, two
 
 
-def committing() -> tuple[Driven, Cut]:
+def committing() -> tuple[Driven, CheckpointAttempt]:
     """Sequence 8, to which all have contributed, is being committed."""
     driven = two()
     cut = driven.cut()
@@ -75,7 +75,7 @@ def test_a_member_that_does_not_say_its_generation_in_time_resets_the_region() -
     assert driven.stands(RegionState.RESETTING)
 
 
-def stopped() -> tuple[Driven, Cut]:
+def stopped() -> tuple[Driven, CheckpointAttempt]:
     """The region has stopped while sequence 8 is being committed."""
     driven, cut = committing()
     driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))

@@ -10,12 +10,24 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
-from kohort.region.control_plane.events import Why
+from kohort.region.control_plane.events import ResetCause
 from kohort.region.control_plane.machine import TABLE, RegionMachine
-from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.messages import Cut, Identity
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Began, Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
+from kohort.region.control_plane.state import RegionConfig, RegionFacts
+from kohort.region.messages import CheckpointAttempt, Identity
+from kohort.region.records import (
+    Began,
+    Contribution,
+    Epoch,
+    Fact,
+    Initial,
+    Manifest,
+    Part,
+    Position,
+    Shown,
+    Span,
+    Stopped,
+    part_of,
+)
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 
@@ -32,7 +44,7 @@ def begun(part: Part, offset: int) -> Initial:
     return Initial("r", part.group, part.topic, part.topic_id, part.partition, offset)
 
 
-KNOWN = Known("r", REGION_ID, term=3, epoch=5, floor=4, sequence=7, initial=(begun(P0, 0), begun(P1, 0)),
+KNOWN = RegionFacts("r", REGION_ID, term=3, epoch=5, floor=4, sequence=7, initial=(begun(P0, 0), begun(P1, 0)),
               positions=(at(P0, 70), at(P1, 71)))  # fmt: skip
 
 
@@ -46,7 +58,7 @@ def to_initial(driven: Driven) -> messages.AskReset:
 class Driven:
     """A machine whose facts are saved at once."""
 
-    def __init__(self, known: Known = KNOWN, config: RegionConfig | None = None) -> None:
+    def __init__(self, known: RegionFacts = KNOWN, config: RegionConfig | None = None) -> None:
         self.machine = RegionMachine(known, config or RegionConfig(checkpoint_every_ms=None), 0)
         self.heard: dict[int, list[messages.Order | messages.Declined]] = {}
         self.closed: set[int] = set()
@@ -78,7 +90,7 @@ class Driven:
                         self.lines.append(effect)
 
     def say(self, connection: int, report: messages.Report) -> None:
-        self.do(plane_events.Heard(connection, report))
+        self.do(plane_events.MessageReceived(connection, report))
 
     def tick(self, after_ms: int) -> None:
         self.now_ms += after_ms
@@ -106,7 +118,7 @@ class Driven:
         starts = self.orders(connection, messages.Starts)
         return starts[-1].found if starts else ()
 
-    def cut(self) -> Cut:
+    def cut(self) -> CheckpointAttempt:
         self.say(1, messages.AskCheckpoint())
         return self.orders(1, messages.Drain)[-1].cut
 
@@ -517,8 +529,8 @@ def test_a_reset_that_is_asked_for_while_a_commit_is_out_waits_for_its_outcome()
     assert driven.orders(1, messages.Reset)[-1].sequence == 8
 
 
-@pytest.mark.parametrize(("connection", "why"), [(1, Why.PARTITIONS), (99, Why.ASKED)])
-def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: int, why: Why) -> None:
+@pytest.mark.parametrize(("connection", "why"), [(1, ResetCause.PARTITIONS), (99, ResetCause.ASKED)])
+def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: int, why: ResetCause) -> None:
     driven = two()
     driven.say(connection, messages.AskReset("a cause", forced=True))
     assert driven.machine.plane.metrics.resets == {why: 1}
@@ -621,7 +633,7 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven.do(plane_events.Disconnected(2))
     assert driven.machine.plane.describe_region().sinks[1] == messages.SinkStatus("t", 7, "")
     driven.join(3, "m3", sink="t")
-    assert [order.keys for order in driven.orders(3, messages.Publish)] == [driven.machine.plane.owed["t"]], (
+    assert [order.keys for order in driven.orders(3, messages.Publish)] == [driven.machine.plane.unpublished["t"]], (
         "by who comes"
     )
 
@@ -649,12 +661,12 @@ def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown()
     keys = {name: (StagedKey(REGION_ID, 5, name, 0),) for name in ("s", "t")}
     known = replace(KNOWN, keys=keys, places=("s", "t"), shown={"t": Shown("r", "t", 7, 0)})
     driven = Driven(known)
-    assert list(driven.machine.plane.owed) == ["s"]
+    assert list(driven.machine.plane.unpublished) == ["s"]
     driven.join(1, "m1", sink="s")
     driven.say(1, messages.Published(7))
     assert driven.machine.plane.describe_region().published == 7
     emptied = Driven(replace(known, empties=True, keys={}))
-    assert list(emptied.machine.plane.owed) == ["s"], "one that is empty too"
+    assert list(emptied.machine.plane.unpublished) == ["s"], "one that is empty too"
 
 
 def test_what_a_place_showed_of_the_sequence_before_does_not_count_for_this_one() -> None:
@@ -665,7 +677,7 @@ def test_what_a_place_showed_of_the_sequence_before_does_not_count_for_this_one(
     driven.say(2, to_initial(driven))
     for token in (driven.machine.plane._tokens, driven.machine.plane._tokens - 1):
         driven.do(plane_events.Saved(token))
-    assert set(driven.machine.plane.owed) == {"s", "t"}, "they are to be emptied"
+    assert set(driven.machine.plane.unpublished) == {"s", "t"}, "they are to be emptied"
 
 
 def test_who_leaves_and_alone_can_publish_in_its_sink_does_so_first() -> None:
@@ -717,7 +729,7 @@ def test_place_that_is_owed_a_sequence_that_was_numbered_anew_knows_it_by_its_fi
     driven.join(1, "m1", sink="s", shows=shows)
     assert [order.sequence for order in driven.orders(1, messages.Publish)] == [7]
     driven.say(1, messages.Published(7))
-    assert not driven.machine.plane.owed and driven.machine.plane.published == 20
+    assert not driven.machine.plane.unpublished and driven.machine.plane.published == 20
 
 
 @pytest.mark.parametrize("shows", [8, 19, 20])
@@ -739,7 +751,7 @@ def test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published
     assert driven.orders(1, messages.Publish)[-1].empties and driven.orders(2, messages.Publish)[-1].empties
     for connection in (1, 2):
         driven.say(connection, messages.Published(8))
-    assert (driven.machine.plane.published, set(driven.machine.plane.owed)) == (7, {"before"})
+    assert (driven.machine.plane.published, set(driven.machine.plane.unpublished)) == (7, {"before"})
     driven.join(3, "m3", sink="before")
     assert driven.orders(3, messages.Publish)[-1].empties
     driven.say(3, messages.Published(8))
@@ -912,7 +924,7 @@ def test_who_leaves_has_another_publish() -> None:
     assert driven.orders(2, messages.Publish)
 
 
-def _contributed(driven: Driven) -> Cut:
+def _contributed(driven: Driven) -> CheckpointAttempt:
     cut = driven.cut()
     for connection in (1, 2):
         driven.say(connection, messages.Drained(cut))

@@ -19,12 +19,11 @@ from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.region import server
 from kohort.region.control_plane.events import Offsets
-from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Epoch, Initial, Manifest, Position, Shown, Span, Stopped
-from kohort.region.region_log import Home, RegionLogWriter
+from kohort.region.records import Contribution, Epoch, Initial, Manifest, Part, Position, Shown, Span, Stopped
+from kohort.region.region_log import RegionLogView, RegionLogWriter
 from kohort.region.region_topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
 from kohort.region.server import OverError, UnknownOutcomeError
 from tests.region.conftest import make_topic
@@ -51,13 +50,13 @@ def closing() -> Iterator[Closing]:
 
 
 @pytest.fixture
-def home(servers: str, name: str, closing: Closing) -> Home:
+def home(servers: str, name: str, closing: Closing) -> RegionLogView:
     make_topic(servers, name)
-    home: Home = closing.add(Home(name, servers, {}))
+    home: RegionLogView = closing.add(RegionLogView(name, servers, {}))
     return home
 
 
-def begin(home: Home, closing: Closing) -> tuple[RegionLogWriter, Known]:
+def begin(home: RegionLogView, closing: Closing) -> tuple[RegionLogWriter, RegionFacts]:
     pen, known = home.take_over("127.0.0.1", 7, PIN)
     assert isinstance(pen, RegionLogWriter)
     closing.add(pen)
@@ -92,7 +91,7 @@ class Members:
         return Offsets(name, self.name, identity, tuple(at(part.topic, part.partition, offset) for part in parts))
 
 
-def given(name: str, known: Known, sequence: int, offsets: Offsets, state: bytes = b"") -> Contribution:
+def given(name: str, known: RegionFacts, sequence: int, offsets: Offsets, state: bytes = b"") -> Contribution:
     who = offsets.identity
     spans = tuple(
         Span(position.group, position.topic, TOPIC_ID, position.partition, 0, position.offset, 0)
@@ -115,19 +114,19 @@ def given(name: str, known: Known, sequence: int, offsets: Offsets, state: bytes
     )
 
 
-def manifest(name: str, known: Known, sequence: int, *offsets: Offsets) -> Manifest:
+def manifest(name: str, known: RegionFacts, sequence: int, *offsets: Offsets) -> Manifest:
     names = tuple(offset.member for offset in offsets)
     positions = tuple(position for offset in offsets for position in offset.positions)
     return Manifest(name, known.region_id, sequence, known.term, 1, 0, names, names, positions)
 
 
-def commit(pen: RegionLogWriter, name: str, known: Known, sequence: int, *offsets: Offsets) -> dict[str, Any]:
+def commit(pen: RegionLogWriter, name: str, known: RegionFacts, sequence: int, *offsets: Offsets) -> dict[str, Any]:
     contributions = tuple(given(name, known, sequence, offset) for offset in offsets)
     return dict(pen.commit(manifest(name, known, sequence, *offsets), contributions, offsets))
 
 
 def commit_accepted(
-    pen: RegionLogWriter, known: Known, sequence: int, members: Members, *who: tuple[GroupMember, str]
+    pen: RegionLogWriter, known: RegionFacts, sequence: int, members: Members, *who: tuple[GroupMember, str]
 ) -> None:
     """Commit by members whose group may still move to another generation under them: then they are asked again."""
     until_s = time.monotonic() + 30
@@ -147,14 +146,14 @@ def committed(servers: str, group: str) -> set[int | None]:
 
 
 @pytest.fixture(params=["classic", "consumer"])
-def members(request: pytest.FixtureRequest, servers: str, home: Home, name: str, closing: Closing) -> Members:
+def members(request: pytest.FixtureRequest, servers: str, home: RegionLogView, name: str, closing: Closing) -> Members:
     how: dict[str, Any] = {"partition_assignment_strategy": ("cooperative-sticky",)}
     if request.param == "consumer":
         how = {"group_protocol": "consumer"}
     return Members(servers, name, closing, **how)
 
 
-def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing: Closing) -> None:
+def test_what_is_saved_is_there_for_the_next_term(home: RegionLogView, name: str, closing: Closing) -> None:
     first, known = begin(home, closing)
     assert (known.term, known.sequence, known.epoch) == (1, 0, 0)
     first.save([Epoch(name, 1, 1, 1, 0, "why", 7), Initial(name, name, name, TOPIC_ID, 2, 17)])
@@ -168,7 +167,7 @@ def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing
 
 
 def test_the_next_term_knows_which_places_show_the_last_sequence(
-    home: Home, name: str, members: Members, closing: Closing
+    home: RegionLogView, name: str, members: Members, closing: Closing
 ) -> None:
     first, known = begin(home, closing)
     for sequence, place in ((1, "s:/a"), (1, "s:/b"), (2, "s:/b")):
@@ -181,7 +180,7 @@ def test_the_next_term_knows_which_places_show_the_last_sequence(
 
 
 def test_who_was_replaced_can_write_nothing(
-    servers: str, home: Home, name: str, members: Members, closing: Closing
+    servers: str, home: RegionLogView, name: str, members: Members, closing: Closing
 ) -> None:
     first, known = begin(home, closing)
     ours = members.offsets(members.first, "a", 5)
@@ -197,7 +196,7 @@ def test_who_was_replaced_can_write_nothing(
 
 
 def test_who_was_replaced_and_has_nothing_to_write_ends(
-    home: Home, closing: Closing, monkeypatch: pytest.MonkeyPatch
+    home: RegionLogView, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LOOK_S", 0.2)
     first, second = (closing.add(LeaderElection(home, RegionConfig())) for _ in range(2))
@@ -207,7 +206,7 @@ def test_who_was_replaced_and_has_nothing_to_write_ends(
 
 
 def test_a_sequence_and_its_offsets_are_there_together(
-    servers: str, home: Home, name: str, members: Members, closing: Closing
+    servers: str, home: RegionLogView, name: str, members: Members, closing: Closing
 ) -> None:
     pen, known = begin(home, closing)
     for sequence in (1, 2, 3):
@@ -221,7 +220,7 @@ def test_a_sequence_and_its_offsets_are_there_together(
 
 
 def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
-    servers: str, home: Home, name: str, members: Members, closing: Closing
+    servers: str, home: RegionLogView, name: str, members: Members, closing: Closing
 ) -> None:
     pen, known = begin(home, closing)
     stale = members.offsets(members.first, "a", 5, generation=members.first.group_metadata().generation_id - 1)
@@ -237,7 +236,7 @@ def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
     assert committed(servers, name) == {None}
 
 
-def test_offsets_without_a_member_are_never_sent(home: Home, name: str, closing: Closing) -> None:
+def test_offsets_without_a_member_are_never_sent(home: RegionLogView, name: str, closing: Closing) -> None:
     pen, known = begin(home, closing)
     nobody = Offsets("a", name, Identity(), (at(name, 0, 5),))
     with pytest.raises(InvalidInputError, match="no such member"):
@@ -246,7 +245,7 @@ def test_offsets_without_a_member_are_never_sent(home: Home, name: str, closing:
 
 @pytest.mark.parametrize("stands", [True, False])
 def test_the_truth_of_a_lost_answer_is_settled(
-    home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch, stands: bool
+    home: RegionLogView, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch, stands: bool
 ) -> None:
     pen, known = begin(home, closing)
     real = Producer.commit_transaction
@@ -265,7 +264,7 @@ def test_the_truth_of_a_lost_answer_is_settled(
 
 
 def test_an_end_that_comes_late_changes_nothing(
-    home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+    home: RegionLogView, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking is not knowing: only after the producer was begun anew can what is on its way not come any more."""
     pen, known = begin(home, closing)
@@ -289,7 +288,7 @@ def test_an_end_that_comes_late_changes_nothing(
     assert home.saved().sequence == 1
 
 
-def test_a_sequence_larger_than_a_record(home: Home, name: str, closing: Closing) -> None:
+def test_a_sequence_larger_than_a_record(home: RegionLogView, name: str, closing: Closing) -> None:
     pen, known = begin(home, closing)
     nobody = Offsets("", name, Identity(), ())
     contributions = tuple(
@@ -301,11 +300,11 @@ def test_a_sequence_larger_than_a_record(home: Home, name: str, closing: Closing
     assert {len(state) for state in after.states.values()} == {900_000} and len(after.states) == 10
 
 
-def test_two_take_overs_at_once(home: Home, servers: str, name: str, closing: Closing) -> None:
-    homes = [closing.add(Home(name, servers, {})) for _ in range(3)]
-    began: list[tuple[RegionLogWriter, Known]] = []
+def test_two_take_overs_at_once(home: RegionLogView, servers: str, name: str, closing: Closing) -> None:
+    homes = [closing.add(RegionLogView(name, servers, {})) for _ in range(3)]
+    began: list[tuple[RegionLogWriter, RegionFacts]] = []
 
-    def take(one: Home) -> None:
+    def take(one: RegionLogView) -> None:
         with contextlib.suppress(OverError):
             began.append(begin(one, closing))
 
@@ -325,7 +324,7 @@ def test_two_take_overs_at_once(home: Home, servers: str, name: str, closing: Cl
 
 
 def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closing) -> None:
-    homes = {region: closing.add(Home(region, servers, {})) for region in (f"{name}.{n}" for n in range(4))}
+    homes = {region: closing.add(RegionLogView(region, servers, {})) for region in (f"{name}.{n}" for n in range(4))}
     refused: dict[str, str] = {}
 
     def claim(region: str) -> None:
@@ -349,7 +348,7 @@ def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closi
 
 
 def test_what_can_not_be_read_is_passed_over_with_a_word(
-    home: Home, servers: str, name: str, closing: Closing, caplog: pytest.LogCaptureFixture
+    home: RegionLogView, servers: str, name: str, closing: Closing, caplog: pytest.LogCaptureFixture
 ) -> None:
     pen, known = begin(home, closing)
     pen.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
@@ -364,11 +363,11 @@ def test_what_can_not_be_read_is_passed_over_with_a_word(
 
 def test_regions_of_one_partition_do_not_mix(servers: str, name: str, closing: Closing) -> None:
     same = [region for region in (f"{name}-{uuid4().hex[:6]}" for _ in range(200)) if partition_of(region, 9) == 3][:2]
-    pens = [begin(closing.add(Home(region, servers, {})), closing) for region in same]
+    pens = [begin(closing.add(RegionLogView(region, servers, {})), closing) for region in same]
     for number, (pen, _) in enumerate(pens):
         pen.save([Epoch(same[number], 5 + number, 1, 0, 0, "", 0)])
     for number, region in enumerate(same):
-        _, known = begin(closing.add(Home(region, servers, {})), closing)
+        _, known = begin(closing.add(RegionLogView(region, servers, {})), closing)
         assert (known.region, known.epoch, known.term) == (region, 5 + number, 2)
 
 
@@ -381,7 +380,7 @@ def test_a_regions_clients_are_not_those_of_a_region_with_a_longer_name() -> Non
     assert not is_of("a", client_id_of("a.b", "m")) and not is_of("a.b", client_id_of("a", "b.m"))
 
 
-def test_a_state_that_waits_is_kept_until_its_member_is_back(home: Home, name: str, closing: Closing) -> None:
+def test_a_state_that_waits_is_kept_until_its_member_is_back(home: RegionLogView, name: str, closing: Closing) -> None:
     pen, known = begin(home, closing)
 
     def complete(pen: RegionLogWriter, sequence: int, *members: str, **away: int) -> None:
@@ -420,7 +419,7 @@ def test_a_sequence_whose_end_is_answered_with_an_error_is_settled(
 ) -> None:
     servers = own_broker.bootstrap_servers
     make_topic(servers, name)
-    home = closing.add(Home(name, servers, {"client_id": name}))
+    home = closing.add(RegionLogView(name, servers, {"client_id": name}))
     pen, known = begin(home, closing)
     own_broker.faults.add(Fault("EndTxn", action, client_id=name, error=error))
     if action == "fail":
@@ -432,7 +431,7 @@ def test_a_sequence_whose_end_is_answered_with_an_error_is_settled(
 
 
 def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
-    servers: str, home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+    servers: str, home: RegionLogView, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane that stood still for longer than its transaction may take."""
     monkeypatch.setattr("kohort.region.region_log.TRANSACTION_MS", 1_000)

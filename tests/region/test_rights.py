@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import NotAuthorizedError
 from kohort.region.region import Region
-from kohort.region.region_log import Home
+from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import TOPIC
 from tests.region.conftest import make_topic
 from tests.support.apache_kafka import ApacheKafka
@@ -29,7 +29,7 @@ def guarded() -> Iterator[ApacheKafka]:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:
         make_topic(kafka.bootstrap_servers, "t")
-        home = Home("any", kafka.bootstrap_servers, {})
+        home = RegionLogView("any", kafka.bootstrap_servers, {})
         home.partitions()
         home.close()
         yield kafka

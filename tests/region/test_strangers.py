@@ -23,7 +23,7 @@ from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Claim, Epoch, Fact, Manifest, Stopped, Term
 from kohort.region.region import Region
 from kohort.region.region_key import RegionKey, region_key
-from kohort.region.region_log import Home, regions
+from kohort.region.region_log import RegionLogView, regions
 from kohort.region.region_topic import CLAIMS, TOPIC, partition_of, transactional_id_of
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_region import all_once
@@ -263,7 +263,7 @@ def test_process_with_another_key_is_refused_and_says_which(
         with pytest.raises(InvalidInputError, match="sealed with another key"):
             use()
     assert first.describe().term == 1, "nobody has taken over"
-    home = Home(name, servers, {}, region_key(OTHER_KEY))
+    home = RegionLogView(name, servers, {}, region_key(OTHER_KEY))
     first.close()
     regions.remove(first)
     try:
@@ -272,12 +272,12 @@ def test_process_with_another_key_is_refused_and_says_which(
         home.close()
     assert second.serve().term == 2
     with pytest.raises(InvalidInputError, match="sealed with another key"):
-        Home(name, servers, {}).saved()
+        RegionLogView(name, servers, {}).saved()
 
 
 def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str, name: str) -> None:
     """A region that began anew beside it would have read everything again."""
-    home = Home(name, servers, {})
+    home = RegionLogView(name, servers, {})
     try:
         home.partitions()
         facts: list[Fact] = [Birth(name, UUID(int=5), 0), Term(name, 3, "127.0.0.1", 1, b"", 0)]
@@ -296,7 +296,7 @@ def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str,
 
 
 def test_plain_records_of_a_region_that_is_not_there_yet_keep_nobody_from_it(own_servers: str, name: str) -> None:
-    home = Home(name, own_servers, {})
+    home = RegionLogView(name, own_servers, {})
     try:
         home.partitions()
         write_plainly(own_servers, name, stranger_facts(name, UUID(int=5), 1))
@@ -308,8 +308,8 @@ def test_plain_records_of_a_region_that_is_not_there_yet_keep_nobody_from_it(own
 
 
 def test_claims_of_strangers_do_not_count_for_this_region(servers: str, name: str) -> None:
-    mine, other = Home(name, servers, {}), Home(f"{name}.other", servers, {})
-    keyed = Home(f"{name}.keyed", servers, {}, region_key(OTHER_KEY))
+    mine, other = RegionLogView(name, servers, {}), RegionLogView(f"{name}.other", servers, {})
+    keyed = RegionLogView(f"{name}.keyed", servers, {}, region_key(OTHER_KEY))
     try:
         mine.partitions()
         plain = Claim("g-" + name, f"{name}.stranger", "", 0)
@@ -336,7 +336,7 @@ def test_member_says_nothing_of_a_port_that_another_program_has_now(
     monkeypatch.setattr(leader_election, "CONNECT_S", 0.2)
     region = Region(name, own_servers, serves=False)
     regions.append(region)
-    home = Home(name, own_servers, {})
+    home = RegionLogView(name, own_servers, {})
     with socket.create_server(("127.0.0.1", 0)) as port:
         log, _ = home.take_over("127.0.0.1", port.getsockname()[1])
         log.close()

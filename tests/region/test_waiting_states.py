@@ -10,7 +10,7 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.control_plane import events
-from kohort.region.control_plane.state import Known
+from kohort.region.control_plane.state import RegionFacts
 from kohort.region.record_codec import fact_of, key_of, value_of
 from kohort.region.records import Birth, Contribution, Fact, Reserved
 from kohort.region.region_topic import saved_of
@@ -129,7 +129,7 @@ def test_back_at_the_initial_state_no_group_is_anyones() -> None:
     assert refusal(driven, 3) is None
 
 
-def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> Known:
+def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> RegionFacts:
     """Return the first control plane's commits as the next one reads them from their records."""
     facts: list[Fact] = [Birth("r", KNOWN.region_id, 0)]
     for commit in driven.commits:

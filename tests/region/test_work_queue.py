@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kohort.region.consuming.work_queue import Piece, RecordQueue
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.records import Part, Position
 from tests.support.waiting import until
 
 P0, P1 = (Part("g", "t", number, UUID(int=1)) for number in (0, 1))

@@ -1,4 +1,4 @@
-"""Applications on our own clients: seeds that must be clean, and planted faults that must not survive."""
+"""Applications on kohort's own clients: seeds without a violation, and mutants that the checkers detect."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SEEN_AT = {
     "ReadsOnAfterSeek": 5,
     "BeginsAtUnstableOffsets": 3,
 }
-"""The seeds that showed them: looked at first, then all the others."""
+"""Seeds that show a mutant: they are played first, then all the others."""
 SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "NumbersAnewWhileSending": given_up_while_others_wait,
     "SaysNotDelivered": answers_that_never_come,
 }
-"""The kind of plan that shows those which few seeds show."""
+"""Plans for mutants that few seeds show."""
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 10))

@@ -1,4 +1,4 @@
-"""Files in memory behave as the system's; and the log on them loses nothing that was acknowledged, wherever it dies."""
+"""Files in memory behave like the system's; the log on them loses nothing acknowledged, wherever it crashes."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ CONFIG = LogConfig(
 
 
 def none() -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 def opened(fs: FileSystem, *, verified_offset: int | None = None, config: LogConfig = CONFIG) -> PartitionLog:
-    """The log as a restart opens it."""
+    """Open the log as a restart does."""
     options = OpenOptions(clean=False, verified_offset=verified_offset, files=FileCache(3, 1, fs), topic_id=None)
     return PartitionLog.open(FOLDER, config, options, now_ms=WALL_START_MS)
 
 
 def written(log: PartitionLog, acknowledged: dict[bytes, int]) -> None:
-    """Appends, a transaction and compactions."""
+    """Write appends, a transaction and compactions."""
     for number in range(24):
         key = b"k%d" % (number % 5)
         log.append(keyed((key, b"%d" % number), (b"filler", bytes(number * 3))), WALL_START_MS + number)
@@ -62,7 +62,7 @@ def written(log: PartitionLog, acknowledged: dict[bytes, int]) -> None:
 
 
 def values(log: PartitionLog) -> dict[bytes, int]:
-    """The last value of each key that is no filler, and no part of a transaction."""
+    """Return the last value of each key, without fillers and records of transactions."""
     found: dict[bytes, int] = {}
     for batch in log.batches(log.log_start_offset):
         for record in read_records(batch):
@@ -72,7 +72,7 @@ def values(log: PartitionLog) -> dict[bytes, int]:
 
 
 def played(dies_in: int, seed: int, *, power: bool) -> bool:
-    """One life that ends in this change, and what comes after it; whether it had so many."""
+    """Play one process that crashes in this change, and its restart; return whether it made as many changes."""
     volume = Volume(World(seed), "/data")
     files = Files(volume, none)
     files.dies_in = dies_in
@@ -109,7 +109,7 @@ MUTANTS = (KeepsTornTail, CompactsNewestAway, ReplacesUnsynced, SyncsNoNames, Sy
 
 
 def deaths(count: int) -> None:
-    """Many lives, each ended a change later."""
+    """Play many processes, each of which crashes one change later than the one before."""
     for dies_in in range(1, count):
         played(dies_in, dies_in, power=False)
         played(dies_in, dies_in, power=True)
@@ -122,7 +122,7 @@ def test_that_kills_every_mutant_of_the_log(mutant: type[DiskMutant]) -> None:
 
 
 def holes() -> None:
-    """Writes of several batches that a power loss keeps in part: any sectors of it."""
+    """Write several batches, of which a power loss keeps any sectors."""
     config = replace(CONFIG, segment_bytes=10_000)
     left = set()
     for seed in range(60):

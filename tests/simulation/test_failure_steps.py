@@ -1,4 +1,4 @@
-"""The coordinator fails at each step of a round (spec 3.7), and at every record boundary of a group's life."""
+"""The coordinator fails at each step of a rebalance (spec 3.7), and at every record boundary of a group's life."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSIC = KINDS[:2]
 
 
 def life(kind: str, strategy: str) -> Plan:
-    """Three members come, one leaves, one dies; the network and all else is well."""
+    """Return a plan in which three members join, one leaves and one crashes, on a healthy network."""
     config = GroupConfig(
         initial_rebalance_delay_ms=500,
         notice_disconnects="off",
@@ -36,20 +36,20 @@ def life(kind: str, strategy: str) -> Plan:
 
 
 def living(kind: str, strategy: str) -> Run:
-    """One life whose journal keeps all that was ever written."""
+    """Play this plan with a journal that keeps every record."""
     run = Run(life(kind, strategy), shortest_ms=0)
     run.disk.compacts = False
     return run
 
 
 class Failure:
-    """One life with a crash after so many records: when they are there, or (`loses`) when more are to be written.
+    """A run that crashes after so many records: with the last of them on disk, or (`loses`) in the next write.
 
     Attributes:
-        where: the same, for people.
+        where: the record boundary, for people.
         torn: records of the write that the crash interrupted.
         durable: how many of them are on disk.
-        told: what each member knew at the crash: (generation, stable).
+        told: each member's state at the crash: (generation, stable).
     """
 
     def __init__(self, kind: str, strategy: str, records: int, loses: bool) -> None:
@@ -69,22 +69,22 @@ class Failure:
 
     @property
     def written(self) -> bool:
-        """Whether all of the interrupted write is there, and only the replies are lost."""
+        """Return whether the interrupted write is complete, so that only the replies are lost."""
         return self.durable == len(self.torn)
 
     def has(self, kind: type[Record]) -> bool:  # type: ignore[valid-type]
-        """Whether the interrupted write had a record of this kind; of a group's, one with members."""
+        """Return whether the interrupted write had a record of this kind; a group's record only with members."""
         return any(
             isinstance(record, kind) and (kind is not GroupSaved or record.members)  # type: ignore[union-attr]
             for record in self.torn
         )
 
     def saved(self) -> list[GroupSaved]:
-        """The group's records on disk, in order."""
+        """Return the group's records on disk, in order."""
         return [record for record in self.run.disk.records if isinstance(record, GroupSaved) and record.members]
 
     def started(self) -> list[int]:
-        """Generations on disk, in order."""
+        """Return the generations on disk, in order."""
         return [record.generation for record in self.run.disk.records if isinstance(record, GenerationStarted)]
 
     def living(self) -> list[Process]:
@@ -94,7 +94,7 @@ class Failure:
 
 @cache
 def failures(kind: str, strategy: str) -> tuple[Failure, ...]:
-    """A crash at every record boundary of one life; in `make test` at every third of a KIP-848 member's."""
+    """Yield a crash at every record boundary of one run; in `make test` at every third of a KIP-848 member's."""
     whole = living(kind, strategy)
     assert whole.play().failure is None
     assert whole.disk.appended > 15
@@ -126,7 +126,7 @@ def test_step_1_it_fails_before_the_generation_is_persisted(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CLASSIC)
 def test_step_2_it_fails_before_all_members_have_the_answer_to_their_join(kind: str) -> None:
-    """No one may sync the generation that some may know: everyone joins again, and it is never given out again."""
+    """No member may sync the generation that some know: all members join again, and the generation is not reused."""
     found = [failure for failure in failures(kind, EAGER) if failure.has(GenerationStarted) and failure.written]
     assert len(found) >= 3
     for failure in found:
@@ -138,7 +138,7 @@ def test_step_2_it_fails_before_all_members_have_the_answer_to_their_join(kind: 
 
 @pytest.mark.parametrize("kind", CLASSIC)
 def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> None:
-    """The assignment is lost: members that sent their SyncGroup are led into another round."""
+    """The assignment is lost: members that sent their SyncGroup rejoin."""
     found = [failure for failure in failures(kind, EAGER) if failure.has(GroupSaved) and not failure.written]
     assert len(found) >= 3
     for failure in found:

@@ -1,4 +1,4 @@
-"""The checker of commits allows one case that Kafka allows too, and nothing else."""
+"""The checker of commits accepts one case that Kafka accepts too, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = TopicId(int=1)
 
 
 class Trial:
-    """A checker, a member that may have sent a commit, and another that has its partition in the group of today."""
+    """A checker, a member that may have sent a commit, and another that owns its partition in the new group."""
 
     def __init__(self, kind: type[Process]) -> None:
         world, holders = World(1), list[Holder]()
@@ -34,11 +34,11 @@ class Trial:
         holders.append(member)  # type: ignore[arg-type]
 
     def commit(self) -> OffsetCommit:
-        """Sent now."""
+        """Return a commit sent now."""
         return OffsetCommit(0, "g0", "m-1", 4, (OffsetToCommit("t0", 0, self.checkers.fresh_offset(), topic_id=TOPIC),))
 
     def made_again(self) -> None:
-        """The group ends, and begins anew with another member that has the partition."""
+        """Delete the group, and create it again with another member that owns the partition."""
         outcome = Effects()
         outcome.records.append(Tombstone((Kind.EPOCH, "g0")))
         self.checkers.on_stepped(None, outcome, {})
@@ -47,7 +47,7 @@ class Trial:
         self.checkers.on_released(beat, ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, "m-2", 4, 1_000, given))
 
     def taken(self, commit: OffsetCommit) -> None:
-        """The coordinator takes it."""
+        """Let the coordinator accept the commit."""
         self.checkers.on_released(commit, OffsetCommitReply((ErrorCode.NONE,)))
 
 

@@ -1,4 +1,4 @@
-"""Push members in the simulation: seeds that must be clean, and mutants that must not survive. Source: spec 4."""
+"""Push members in the simulation: seeds without a violation, and mutants that the checkers detect. Source: spec 4."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RARE: set[Seen] = {
     ("Stable", "OwnersMissing", "PreparingRebalance"),
     ("Stable", "timer BACKOFF", "PreparingRebalance"),
 }
-"""Transitions of the table that few runs go through."""
+"""Transitions of the table that occur in few runs."""
 SEEN_AT = {
     "CountsLeasesFromFrames": 13,
     "ForgetsStopsThatAreOut": 45,
@@ -41,7 +41,7 @@ SEEN_AT = {
 
 
 def stopped_late_and_for_nothing(seed: int) -> Plan:
-    """A consumer is asked to stop for one that is gone by then, and answers when the next division leaves it all."""
+    """Return a plan in which a consumer answers a Stop after the member that needed it has gone: all is kept."""
     slow = Habits("g0", ("t0",), session_timeout_ms=8_000, callback_ms=12_000, keeps_lease=True)
     steps = (
         Step(0, 0, "start", {"name": "p1", "kind": LITERAL, "habits": slow}),

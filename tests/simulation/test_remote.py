@@ -1,4 +1,4 @@
-"""Several coordinators over a simulated Kafka and ZooKeeper: seeds without a finding, and faults that are found."""
+"""Several coordinators over a simulated Kafka and ZooKeeper: seeds without a violation, and mutants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.checkers.group_checkers import OwnershipChecker
 from simulation.checkers.property import Checker
 from simulation.harness.plan import Plan
 from simulation.mutants.disk_mutants import DiskMutant
-from simulation.remote.days import SHOWN_BY, left_behind
+from simulation.remote.fault_schedules import SHOWN_BY, left_behind
 from simulation.remote.mutants import REMOTE_MUTANTS, HeartbeatsWithoutProof
 from simulation.remote.run import OURS, REMOTE, RemoteRun, remote_plan
 
@@ -26,7 +26,7 @@ SEEN_AT = {
     "HeartbeatsWithoutProof": 30,
     "PushesWithoutProof": 4,
 }
-"""Looked at first."""
+"""Seeds that show a mutant: they are played first."""
 DAY_MS = 30_000
 
 
@@ -71,7 +71,7 @@ def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
 
 
 def test_coordinators_take_over_and_answer_while_they_are_overtaken() -> None:
-    """Or nothing of it would be looked at: terms begin, appends are refused, answers leave late."""
+    """Terms begin, appends are rejected and answers leave late: otherwise the checkers would check nothing."""
     terms = late = 0
     overtaken: set[int] = set()
     for seed in range(10):

@@ -1,4 +1,4 @@
-"""The door in the simulated ZooKeeper: what a coordinator has said of another before it stops, in virtual time."""
+"""Coordination in the simulated ZooKeeper: a coordinator's suspicion of another takes effect before it stops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from simulation.harness.world import World
-from simulation.remote.life import Life
+from simulation.remote.life import ProcessLife
 from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper
 
@@ -19,12 +19,12 @@ from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 
 
 class Process:
-    """A candidate's process, and its door."""
+    """A candidate's process, and its coordination service."""
 
     def __init__(self, world: World, zookeeper: ZooKeeper, number: int) -> None:
         self.world, self.zookeeper, self.number = world, zookeeper, number
         self.candidate = Candidate(number, f"{number}-1", f"10.0.1.{number}", 9_092)
-        self.life = Life(world, lambda: None)
+        self.life = ProcessLife(world, lambda: None)
         self.loop = VirtualLoop(world, self.life)  # type: ignore[abstract]  # what it lacks is not called
         self.coordination = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
         session = VirtualSession(zookeeper, f"k{number}", self.life, self.loop, self.coordination._session_changed)
@@ -32,7 +32,7 @@ class Process:
         self.coordination._mirror._session = session  # type: ignore[assignment]
 
     def do(self, action: Callable[[], object]) -> None:
-        """In a turn of the process."""
+        """Run an action as a turn of the process."""
         self.life.turn(lambda: with_loop(self.loop, action))
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
@@ -40,7 +40,7 @@ class Process:
 
 
 def entered() -> tuple[World, ZooKeeper, Process, Process]:
-    """Two have their places; the first is in office."""
+    """Return two candidates with their nodes; the first is the leader."""
     world = World(1)
     zookeeper = ZooKeeper(world)
     first, second = Process(world, zookeeper, 1), Process(world, zookeeper, 2)
@@ -53,7 +53,7 @@ def entered() -> tuple[World, ZooKeeper, Process, Process]:
 
 
 def died(process: Process) -> None:
-    """Without a word."""
+    """End a process without closing its session."""
     process.life.die()
     process.loop.die()
 
@@ -79,7 +79,7 @@ def _suspected_story() -> None:
 
 
 def test_who_suspects_another_and_stops_in_the_same_turn_has_deposed_it() -> None:
-    """Else its shards wait for its session; and what had not begun was said to be never awaited."""
+    """Otherwise its shards wait for its session, and a shard that had not begun is never awaited."""
     _suspected_story()
 
 

@@ -1,4 +1,4 @@
-"""The simulated partition does what was measured of Apache Kafka 4.3."""
+"""The simulated partition behaves as measured with Apache Kafka 4.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios that real groups have failed, where time and faults matter; docs/spec.md lists them all."""
+"""Scenarios in which real groups have failed, where time and faults matter; docs/spec.md lists them all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Plan, Step
 from simulation.harness.run import Run
 from simulation.members.assigning import COOPERATIVE, EAGER, topic_id
@@ -24,23 +24,23 @@ from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
 
 
 def plan(*steps: tuple[int, str, dict[str, Any]], heal_ms: int, partitions: int = 6, **config: Any) -> Plan:
-    """Steps as (time, what, details), in a world that is well otherwise."""
+    """Return a plan with steps given as (time, what, details), without other faults."""
     numbered = tuple(Step(number, at_ms, what, details) for number, (at_ms, what, details) in enumerate(steps))
     settings = {"initial_rebalance_delay_ms": 500, "notice_disconnects": "off", "consumer_heartbeat_interval_ms": 1_500}
     return Plan(1, GroupConfig(**(settings | config)), {"t0": partitions}, ("g0",), numbered, heal_ms)
 
 
 def start(at_ms: int, name: str, kind: str, strategy: str = EAGER, **habits: Any) -> tuple[int, str, dict[str, Any]]:
-    """Someone starts."""
+    """Return a step that starts a member."""
     return at_ms, "start", {"name": name, "kind": kind, "habits": Habits("g0", ("t0",), (strategy,), **habits)}
 
 
 def test_scenario_4_a_cooperative_sync_that_meets_a_new_rebalance_revokes_nothing_that_does_not_move() -> None:
-    """Our own client, its JoinGroup and SyncGroup overtaken by members that come one after the other."""
+    """Kohort's own client: its JoinGroup and SyncGroup are overtaken by members that join one after the other."""
     run = Run(
         plan(
             start(0, "m0", "OwnClassicMember", COOPERATIVE),
-            (2_000, "weather", {"weather": Weather(delay_ms=400), "disk_fails": 0.0, "disk_tears": 0.0}),
+            (2_000, "faults", {"network": NetworkFaults(delay_ms=400), "disk_fails": 0.0, "disk_tears": 0.0}),
             *(start(4_000 + 700 * number, f"m{number + 1}", "OwnClassicMember", COOPERATIVE) for number in range(8)),
             heal_ms=30_000,
             partitions=20,
@@ -80,7 +80,7 @@ def test_scenario_14_a_leader_of_our_own_gives_up_a_deleted_topic(mutant: type[G
 
 
 def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused() -> None:
-    """A late one names the topic that is gone; one by name can't tell, which is why version 10 names ids."""
+    """A late commit names the id of the deleted topic; a commit by name cannot, which is why version 10 has ids."""
     run = Run(plan((1_000, "delete", {"topic": "t0"}), (2_000, "create", {"topic": "t0"}), heal_ms=3_000))
     run.play()
     answers: list[Any] = []
@@ -104,7 +104,7 @@ def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused()
 @pytest.mark.parametrize("kind", ["OwnClassicMember", "OwnConsumerMember", "ClassicMember", "ConsumerMember"])
 def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(kind: str) -> None:
     """The next owner reads every acknowledged commit; the checkers compare every answer."""
-    slow = {"weather": Weather(delay_ms=1_000, linger_ms=10), "disk_fails": 0.0, "disk_tears": 0.0}
+    slow = {"network": NetworkFaults(delay_ms=1_000, linger_ms=10), "disk_fails": 0.0, "disk_tears": 0.0}
     caught = 0
     for number in range(12):
         way = ("leave", "crash")[number % 2]
@@ -112,7 +112,7 @@ def test_scenario_16_a_member_closes_or_is_killed_while_its_commit_is_in_flight(
             plan(
                 start(0, "m0", kind, commit_ms=400, session_timeout_ms=8_000),
                 start(100, "m1", kind, commit_ms=400, session_timeout_ms=8_000),
-                (6_000, "weather", slow),
+                (6_000, "faults", slow),
                 (9_000 + 83 * number, way, {"name": "m0"}),
                 heal_ms=20_000,
             ),
@@ -163,7 +163,7 @@ def test_scenario_21_all_members_rejoin_after_a_restart_and_no_one_expires(kind:
 
 
 def stable_share(notice: str) -> float:
-    """The share of looks at which a group is wholly stable while members crash, leave and join twice a second or so."""
+    """Return the share of checks that find a group stable while members crash, leave and join twice a second."""
     count = 8
     steps = [start(50 * number, f"m{number}", "OwnClassicMember", session_timeout_ms=10_000) for number in range(count)]
     for number in range(60):
@@ -186,5 +186,5 @@ def stable_share(notice: str) -> float:
 
 
 def test_scenario_22_under_churn_a_group_whose_lost_connections_are_noticed_is_stable_more_often() -> None:
-    """Each crash otherwise holds the join phase until the session ends."""
+    """Without it, each crash delays the join phase until the session ends."""
     assert stable_share("known") > 2 * stable_share("off")

@@ -1,4 +1,4 @@
-"""The short form of the simulation: seeds that must be clean, and mutants that must not survive."""
+"""The short form of the simulation: seeds without a violation, and mutants that the checkers detect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from simulation.checkers.group_checkers import ALL
 from simulation.checkers.property import Checker
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Draft, Plan, Step
 from simulation.harness.run import FEWEST_EVENTS, SHORTEST_MS, Run
 from simulation.members.assigning import COOPERATIVE
@@ -27,7 +27,7 @@ from tests.support.long_runs import IS_LONG
 SEEDS = 300
 PATIENCE = 1_000
 MIXED = 74
-"""One with push groups beside others."""
+"""A seed with push groups beside others."""
 SEEN_AT = {
     "ForgetsEnds": 111,
     "ReplacesUnsynced": 76,
@@ -72,23 +72,23 @@ SEEN_AT = {
     "ListsAllAsStable": 3,
     "LosesTheReturned": 2,
 }
-"""Seeds that show a mutant, and soon: looked at first, then all the others."""
+"""Seeds that soon show a mutant: they are played first, then all the others."""
 
 
 def lost_while_work_is_under_way(seed: int) -> Plan:
-    """A member that reads by a pattern joins, and the shard is loaded anew while its topics or its target are found."""
+    """Return a plan that reloads the shard while topics or a target are computed for a member with a pattern."""
     joins = {"name": "c1", "kind": "ConsumerMember", "habits": Habits("g0", ("t0",))}
     steps = (Step(0, 500, "start", joins), Step(1, 510 + seed % 160, "reload", {"away_ms": 0}))
     return Plan(seed, GroupConfig(initial_rebalance_delay_ms=0), {"t0": 3}, ("g0",), steps, 1_000)
 
 
 def cut_off_for_a_session(seed: int) -> Plan:
-    """A member of our own, which keeps no lease, hears its answers late and then nothing more."""
+    """Return a plan in which a member of kohort's own, without a lease, receives answers late and then nothing."""
     joins = {"name": "c1", "kind": "OwnClassicMember", "habits": Habits("g0", ("t0",))}
-    bad = {"weather": Weather(delay_ms=1_000), "disk_fails": 0.0, "disk_tears": 0.0}
+    bad = {"network": NetworkFaults(delay_ms=1_000), "disk_fails": 0.0, "disk_tears": 0.0}
     steps = (
         Step(0, 0, "start", joins),
-        Step(1, 5_000, "weather", bad),
+        Step(1, 5_000, "faults", bad),
         Step(2, 12_000 + seed % 1_500, "cut_off", {"name": "c1", "duration_ms": 15_000}),
     )
     config = GroupConfig(initial_rebalance_delay_ms=0, notice_disconnects="off")
@@ -96,7 +96,7 @@ def cut_off_for_a_session(seed: int) -> Plan:
 
 
 def converted_while_a_member_gives_up(seed: int) -> Plan:
-    """A member of the consumer protocol comes while a cooperative one still has what it is not assigned any more."""
+    """Return a plan in which a consumer-protocol member joins while a cooperative one still has to revoke."""
     habits = Habits("g0", ("t0",), (COOPERATIVE,), callback_ms=2_000)
     steps = (
         Step(0, 0, "start", {"name": "c1", "kind": "ClassicMember", "habits": habits}),
@@ -113,7 +113,7 @@ SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "IgnoresClaims": converted_while_a_member_gives_up,
     "CountsSessionsFromAnswers": cut_off_for_a_session,
 }
-"""The kind of day that shows those which few seeds show."""
+"""Plans for mutants that few seeds show."""
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 10))

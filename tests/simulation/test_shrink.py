@@ -1,4 +1,4 @@
-"""A failing plan is shrunk to a small one that fails in the same way, and the command repeats it."""
+"""A failing plan is shrunk to a small one with the same failure, and the printed command repeats it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that groups execute name what groups do, no more and no less, and the documents are made from them."""
+"""The tables that groups execute list exactly the transitions that occur, and the documents are made from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kohort.groups.machine import PROTOCOLS
 from tests.support.long_runs import IS_LONG
 
 UNCOMMON = (755, 898)
-"""Seeds of runs with transitions that one run in two hundred has. A change of the log's file calls moves them."""
+"""Seeds of runs with transitions that occur in one run of two hundred. A change in the log's file operations moves
+them.
+"""
 SEEDS: dict[str, Sequence[int]] = {
     **{str(start): range(start, start + 40) for start in range(0, 240 if IS_LONG else 120, 40)},
     "uncommon": UNCOMMON,
@@ -75,7 +77,7 @@ RARE: dict[str, set[Seen]] = {
     },
     MEMBER: set(),
 }
-"""Transitions of the tables that few runs go through."""
+"""Transitions of the tables that occur in few runs."""
 IN_LONG_RUNS: dict[str, set[Seen]] = {
     "classic": {
         ("CompletingRebalance", "ConnectionLost", "PreparingRebalance"),
@@ -84,7 +86,7 @@ IN_LONG_RUNS: dict[str, set[Seen]] = {
     },
     "consumer": {("Stable", "ConsumerGroupHeartbeat", "classic")},
 }
-"""Those that the seeds of the long form go through, and those of the short one do not."""
+"""Transitions that occur with the seeds of the long form, and not with those of the short one."""
 
 
 @cache

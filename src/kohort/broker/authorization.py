@@ -125,7 +125,7 @@ class Authorizer(Protocol):
         """Return whether the caller may do an operation on at least one resource of a kind."""
 
 
-class Guarded(Protocol):
+class GuardedHost(Protocol):
     """A host that may have an authorizer."""
 
     @property
@@ -207,21 +207,21 @@ NONE_REFUSED: frozenset[str] = frozenset()
 
 
 def is_allowed(
-    host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
+    host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
 ) -> bool:
     """Return whether the caller may do an operation on a resource."""
     guard = host.authorizer
     return guard is None or guard.allows(caller, operation, resource, name)
 
 
-def may_see(host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
+def may_see(host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
     """Return whether a list includes a resource. A resource that is left out is no refusal for the audit log."""
     guard = host.authorizer
     return guard is None or guard.allows(caller, operation, resource, name, audited=False)
 
 
 def refused_names(
-    host: Guarded, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
+    host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
 ) -> frozenset[str]:
     """Return those of the names on which the caller may not do an operation; none without an authorizer."""
     guard = host.authorizer
@@ -395,3 +395,38 @@ class Right:
     def may_read(self, topic: str) -> bool:
         """Return whether the consumer may read a topic that its regular expression matches."""
         return self._authorizer.allows(self.caller, AclOperation.READ, Resource.TOPIC, topic, audited=False)
+
+
+# -- The `authorized_operations` of responses: the operations that a client may perform, as bits. Source: KIP-430
+
+UNKNOWN_OPERATIONS = -(2**31)
+"""The field's value if the client did not request it."""
+
+_OPERATION_NAMES = {
+    Resource.CLUSTER: "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE",
+    Resource.TOPIC: "READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+    Resource.GROUP: "READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS",
+}
+OPERATIONS = {kind: [AclOperation[name] for name in names.split()] for kind, names in _OPERATION_NAMES.items()}
+"""The operations that exist for a kind of resource."""
+_ALL_OPERATIONS = {kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()}
+
+
+def permitted_operations(asked: bool, host: GuardedHost, caller: Caller, resource: Resource, name: str) -> int:
+    """Return the `authorized_operations` of a resource: the ACL operations that the caller may perform, as bits.
+
+    It is UNKNOWN_OPERATIONS if the client did not ask.
+    """
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    if host.authorizer is None:
+        return _ALL_OPERATIONS[resource]
+    operations = OPERATIONS[resource]
+    return sum(1 << operation for operation in operations if may_see(host, caller, operation, resource, name))
+
+
+def permitted_on_cluster(asked: bool, host: GuardedHost, caller: Caller) -> int:
+    """Return the operations that the caller may do with the cluster: none if it may not describe it."""
+    if asked and not is_allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
+        return 0
+    return permitted_operations(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)

@@ -86,17 +86,17 @@ Handler: TypeAlias = Callable[[H, Request[Q]], A | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Handled(Generic[H_contra]):
+class ApiHandler(Generic[H_contra]):
     """A request class and its handler, for one kind of host."""
 
     request: type[Message]
     handler: Callable[[H_contra, Request[Any]], Message | None]
 
 
-def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> Handled[H]:
+def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> ApiHandler[H]:
     """Return an entry of a handler list, and check that the response class belongs to the request class."""
     assert APIS[request.API_KEY].response is response
-    return Handled(request, handler)
+    return ApiHandler(request, handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Route(Generic[H_contra]):
 
 
 def route_table(
-    handlers: Iterable[Iterable[Handled[H]]],
+    handlers: Iterable[Iterable[ApiHandler[H]]],
     advertise_from: Mapping[int, int] = NOTHING,
     serve_to: Mapping[int, int] = NOTHING,
 ) -> dict[int, Route[H]]:
@@ -191,7 +191,6 @@ class Dispatcher(Generic[D]):
 
         Raises:
             BadFrame: the frame is no request that this host serves; the connection must be closed.
-
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             began = perf_counter()

@@ -65,8 +65,8 @@ class Broker(ClosedOnExit):
         listen: HOST:PORT, or a list of listeners as Kafka writes it, such as `SASL_SSL://127.0.0.1:0`; port 0 picks a
             free one.
         insecure: whether a listener that other machines can reach may serve everyone, without a login.
-        secure: a folder for a certificate, a user and clients' properties, made if missing: the broker then takes
-            only clients that log in over TLS, by `client_properties`. Needs the extra `security`.
+        secure: a folder for a certificate, a user and clients' properties, made if missing: the broker then takes only
+            clients that log in over TLS, by `client_properties`. Needs the extra `security`.
         log_level: the level of the broker's log on standard error, a name or number of `logging`.
 
     Attributes:

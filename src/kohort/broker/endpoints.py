@@ -12,7 +12,7 @@ from kohort.errors import ErrorCode
 from kohort.log import LogStore
 
 
-class Coordinated(IntEnum):
+class CoordinatorKind(IntEnum):
     """Kinds of coordinators, with the key types of FindCoordinator."""
 
     GROUP = 0
@@ -49,7 +49,7 @@ class Endpoints(Protocol):
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Return all nodes that clients should know."""
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
+    def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator of a group or transactional id, or an error code if it can't be determined."""
 
     def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
@@ -57,7 +57,6 @@ class Endpoints(Protocol):
 
         Args:
             group: the group's id; None: any coordinator of push groups.
-
             connection: the client's connection.
         """
 
@@ -93,7 +92,7 @@ class SingleBrokerEndpoints:
         """Return this broker."""
         return (self._place(connection),)
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint:
+    def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint:
         """Return this broker, which coordinates every group and transactional id."""
         return self._place(connection)
 

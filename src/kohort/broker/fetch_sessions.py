@@ -36,7 +36,7 @@ ALL_PARTITIONS_MAX = 1_000_000
 """The most partitions of all sessions: about 250 MB. Ten clients that read every partition of a broker."""
 
 
-class Fetched:
+class FetchedPartition:
     """One partition of a fetch, with the state that its client received last.
 
     Attributes:
@@ -61,7 +61,7 @@ class Fetched:
         """Return whether a response has nothing new for this partition, which is the most common case."""
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.sent_error
 
-    def update(self, said: Fetched) -> None:
+    def update(self, said: FetchedPartition) -> None:
         """Update the partition's state from a later fetch of the session."""
         if said.read_epoch != self.read_epoch:
             self.high_watermark = -1  # not quiet: the client may have read a truncated log
@@ -74,7 +74,7 @@ class FetchSession:
 
     __slots__ = ("by_id", "epoch", "id", "owner", "partitions", "used")
 
-    def __init__(self, session_id: int, by_id: bool, partitions: dict[Key, Fetched], owner: Principal) -> None:
+    def __init__(self, session_id: int, by_id: bool, partitions: dict[Key, FetchedPartition], owner: Principal) -> None:
         self.id = session_id
         self.owner = owner
         self.by_id = by_id
@@ -113,7 +113,9 @@ class FetchSessions:
         self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
-    def open(self, by_id: bool, partitions: dict[Key, Fetched], owner: Principal = ANYONE) -> FetchSession | None:
+    def open(
+        self, by_id: bool, partitions: dict[Key, FetchedPartition], owner: Principal = ANYONE
+    ) -> FetchSession | None:
         """Open a session, or return None if there is no room: the client then sends full fetch requests."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
@@ -128,7 +130,9 @@ class FetchSessions:
         self._partitions += len(partitions)
         return session
 
-    def change_partitions(self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, Fetched]) -> bool:
+    def change_partitions(
+        self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, FetchedPartition]
+    ) -> bool:
         """Remove and add partitions of a session; return False if it was too large afterwards, and was closed."""
         parts = session.partitions
         before = len(parts)

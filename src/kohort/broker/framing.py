@@ -53,7 +53,6 @@ class Frames:
 
         Raises:
             BadFrame: the first frame has an invalid size. Valid frames before an invalid one are returned first.
-
         """
         found: list[Frame] = []
         start, end = 0, len(data)

@@ -192,9 +192,9 @@ class PushedConsumers:
         throttling: measures the consumers' answers for quotas; None: there are no quotas.
     """
 
-    def __init__(self, groups: GroupShards, places: Endpoints, metrics: Metrics, faults: Faults) -> None:
+    def __init__(self, groups: GroupShards, endpoints: Endpoints, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
-        self._places = places
+        self._endpoints = endpoints
         self._metrics = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
         self._faults = faults
         self._by_number: dict[int, PushRegistration] = {}
@@ -274,7 +274,7 @@ class PushedConsumers:
 
     def _leader(self, topic: str, partition: int) -> int:
         """Return the node id of a partition's current leader."""
-        leaders = self._places.leaders(topic, range(partition, partition + 1))
+        leaders = self._endpoints.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
     def _take(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
@@ -438,7 +438,7 @@ class GroupHost:
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         topics: Callable[[GroupShards], KnownTopics],
-        places: Endpoints,
+        endpoints: Endpoints,
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
@@ -446,20 +446,15 @@ class GroupHost:
 
         Args:
             loop: the event loop.
-
             config: the group settings.
-
             topics: creates the topics, which notify the groups of changes.
-
-            places: the cluster's endpoints.
-
+            endpoints: the cluster's endpoints.
             open_journal: opens the journal of a shard.
-
             api_keys: the API versions that are served.
         """
         self.loop = loop
         self.group_config = config
-        self.places = places
+        self.endpoints = endpoints
         self.api_keys = api_keys
         self.authorizer: Authorizer | None = None
         self.audit: AuditLog | None = None
@@ -473,7 +468,7 @@ class GroupHost:
         self._request_ids = itertools.count(1)
         self.groups = GroupShards(self.next_request_id, self._make_shard)
         self.topics = topics(self.groups)
-        self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
+        self.consumers = PushedConsumers(self.groups, endpoints, self.metrics, self.faults)
         self.rebalances = RebalanceHistory()
         self.groups.on_end = self._shard_given_up
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")

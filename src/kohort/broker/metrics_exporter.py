@@ -22,25 +22,25 @@ from kohort.groups.effects import Meter
 
 Timed: TypeAlias = Literal["rebalance", "downtime", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
-    "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was whole again"),
-    "downtime": ("kohort_downtime_seconds", "Mean time that who stood still did so in a rebalance"),
+    "rebalance": ("kohort_rebalance_seconds", "From the first change until the group was stable again"),
+    "downtime": ("kohort_downtime_seconds", "Mean downtime in a rebalance of the members that stopped processing"),
     "event-queue": ("kohort_event_queue_seconds", "How long the oldest event of a batch waited"),
     "step": ("kohort_step_seconds", "A batch of events in the group coordinator"),
     "journal-append": ("kohort_journal_append_seconds", "A batch's records into the journal"),
 }
 
 IMPORTS: Final[dict[str, str]] = {
-    Meter.GROUP_IMPORTS: "Groups taken over from Kafka's own coordinator",
+    Meter.GROUP_IMPORTS: "Groups imported from Kafka's own coordinator",
     Meter.MEMBERS_ELSEWHERE: "Groups here that were found to have members at Kafka's own coordinator too",
 }
 
-ZOOKEEPER_LAG: Final = "How old what ZooKeeper shows of push groups is"
+ZOOKEEPER_LAG: Final = "Age of the state of push groups that ZooKeeper shows"
 ZOOKEEPER: Final[dict[str, str]] = {
-    "changes": "Nodes of push groups made, set or deleted",
-    "multis": "Requests that these took",
-    "refused": "Requests refused, as another process was the one to write or had changed the nodes",
-    "failures": "Looks after which something was still to be written",
-    "looked": "Groups looked at",
+    "changes": "ZooKeeper nodes of push groups created, set or deleted",
+    "multis": "ZooKeeper multi requests for these changes",
+    "refused": "Multi requests that failed because another process is the writer or changed the nodes",
+    "failures": "Checks after which some changes were still unwritten",
+    "looked": "Groups checked",
 }
 
 
@@ -75,14 +75,16 @@ class Exporter(Collector):
         yield GaugeMetricFamily("kohort_connections", "Open connections", value=found["connections"])
         for name, count in found["held"].items():
             title = f"kohort_{name.replace('-', '_')}"
-            yield CounterMetricFamily(title, "Held heartbeats of classic members by how they ended", value=count)
+            yield CounterMetricFamily(title, "Delayed heartbeats of classic members, by how they ended", value=count)
         for name, count in found["imports"].items():
             title = f"kohort_{name.replace('-', '_')}"
             yield CounterMetricFamily(title, IMPORTS[name], value=count)
         for name, count in found["push"].items():
             yield CounterMetricFamily(f"kohort_{name.replace('-', '_')}", "Of push groups", value=count)
         yield from _zookeeper(found["zookeeper"])
-        yield CounterMetricFamily("kohort_events", "Events that the group coordinators took in", value=found["events"])
+        yield CounterMetricFamily(
+            "kohort_events", "Events that the group coordinators processed", value=found["events"]
+        )
 
 
 def _kafka_meters(meters: dict[str, float]) -> Iterator[Metric]:
@@ -106,7 +108,7 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
             states.add_metric([protocol, state], count)
     yield states
     whole = CounterMetricFamily("kohort_group_rebalance_seconds", "Time in rebalances, by group", labels=["group"])
-    still = CounterMetricFamily("kohort_group_downtime_seconds", "Time stood still, by group", labels=["group"])
+    still = CounterMetricFamily("kohort_group_downtime_seconds", "Downtime in rebalances, by group", labels=["group"])
     completed = CounterMetricFamily("kohort_group_rebalances", "Completed rebalances, by group", labels=["group"])
     for group, values in found["rebalances"].items():
         whole.add_metric([group], values["duration_ms"] / 1000)

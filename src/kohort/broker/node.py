@@ -79,8 +79,8 @@ class Node(GroupHost):
         self.host, self.port = address
         self.listeners: Sequence[ListenerSocket] = ()
         self.waits = Purgatory(loop)
-        places = SingleBrokerEndpoints(live, store, self.port)
-        super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)
+        endpoints = SingleBrokerEndpoints(live, store, self.port)
+        super().__init__(loop, live.groups, self._make_topics, endpoints, self._open_journal, api_keys)
         self.id = self.config.node_id
         self._ages = AgeClock(*_clocks_ms())
         self.sessions = FetchSessions(self.config.fetch_sessions_max)

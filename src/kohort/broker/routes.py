@@ -24,7 +24,7 @@ from kohort.broker.api import (
     transactions,
 )
 from kohort.broker.api.discovery import unknown_api_versions
-from kohort.broker.dispatch import Handled, Route, route_table
+from kohort.broker.dispatch import ApiHandler, Route, route_table
 from kohort.broker.host import GroupHost
 from kohort.broker.node import Node
 
@@ -32,7 +32,7 @@ __all__ = ["GROUP_ROUTES", "ROUTES", "unknown_api_versions"]
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
 
-_OF_GROUPS: list[list[Handled[GroupHost]]] = [
+_OF_GROUPS: list[list[ApiHandler[GroupHost]]] = [
     discovery.HANDLERS,
     consumer_groups.HANDLERS,
     group_offsets.HANDLERS,

@@ -43,7 +43,7 @@ _REMEDIES = {
 """What to do about an error of a data folder."""
 
 
-class Beside(Protocol):
+class BrokerCompanion(Protocol):
     """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
 
     async def open(self, broker: BrokerServer) -> None:
@@ -66,7 +66,7 @@ class BrokerServer:
         data_dir: Path,
         listen: str,
         properties: Mapping[str, Any],
-        beside: Beside | None = None,
+        beside: BrokerCompanion | None = None,
     ) -> None:
         if data_dir.is_file():
             raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
@@ -174,7 +174,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     properties: Mapping[str, Any] | None = None,
     on_ready: Callable[[BrokerServer, asyncio.Event], None] | None = None,
-    beside: Beside | None = None,
+    beside: BrokerCompanion | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -212,7 +212,7 @@ def run_broker(
     listen: str,
     data_dir: str | Path,
     properties: Mapping[str, Any],
-    beside: Beside | None = None,
+    beside: BrokerCompanion | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
     """Run the command `kohort broker`, and return its exit code.

@@ -154,7 +154,7 @@ class Serving:
         self._lines.end()
 
 
-class Running(Protocol):
+class RunningServer(Protocol):
     """The interface of a server that runs on an event loop."""
 
     @property
@@ -165,7 +165,7 @@ class Running(Protocol):
         """Shut down cleanly."""
 
 
-S = TypeVar("S", bound=Running)
+S = TypeVar("S", bound=RunningServer)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -188,8 +188,8 @@ def serve_until_ended(
     Args:
         start: creates the server, on the loop.
         begin: starts accepting clients; returns once they can connect. A signal cancels it.
-        on_ready: called after `begin`, with an event that ends the server when it is set; None: the line
-            `ready HOST:PORT` is printed.
+        on_ready: called after `begin`, with an event that ends the server when it is set; None: the line `ready
+            HOST:PORT` is printed.
 
     Raises:
         KafkaError: the server can't start.
@@ -235,7 +235,7 @@ async def _begin_or_end(begin: Awaitable[None], ended: asyncio.Event) -> bool:
         await asyncio.gather(beginning, end, return_exceptions=True)
 
 
-def announce(running: Running, _ended: asyncio.Event) -> None:
+def announce(running: RunningServer, _ended: asyncio.Event) -> None:
     """Print the line that tells scripts that clients can connect."""
     sys.stdout.write(f"ready {running.address}\n")
     sys.stdout.flush()

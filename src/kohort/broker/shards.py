@@ -256,9 +256,7 @@ class GroupShards:
 
         Args:
             client: the client.
-
             noticed: whether the disconnect evicts members before their sessions expire.
-
             ended: whether the client's process has ended too.
         """
         process = client.process if ended else ""

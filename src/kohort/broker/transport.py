@@ -108,7 +108,6 @@ def ipv4_of_mapped(host: str) -> str:
     """Return the IPv4 address that a dual-stack socket writes as `::ffff:127.0.0.1`; any other address unchanged.
 
     The broker sends its own address to a client. An IPv4 client may be unable to connect to an IPv6 address.
-
     """
     return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
 

@@ -15,7 +15,7 @@ from kohort.cli.output import print_note
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
-    from kohort.broker.run import Beside
+    from kohort.broker.run import BrokerCompanion
     from kohort.broker.security.development import DevelopmentFiles
     from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
@@ -106,7 +106,7 @@ def _development_files(folder: Path, listen: str, properties: dict[str, Any]) ->
     return development_files(folder, hosts)
 
 
-def _in_zookeeper(address: ZooKeeperAddress) -> Beside:
+def _in_zookeeper(address: ZooKeeperAddress) -> BrokerCompanion:
     from kohort.cluster.zookeeper.shown import BrokerInZooKeeper
 
     return BrokerInZooKeeper(address)

@@ -95,8 +95,7 @@ class Rebalance:
         held: Number of partitions in the new assignment.
         gained, lost: Number of partitions that are new, and that are no longer assigned.
         began_ms, ended_ms: On the core's monotonic clock: when the member had to revoke, (re)join or was evicted, and
-            when
-            it held its new assignment.
+            when it held its new assignment.
     """
 
     number: int

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from kohort.broker.driver import LoopDriver
-from kohort.broker.endpoints import Coordinated, Endpoint, Leader
+from kohort.broker.endpoints import CoordinatorKind, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.server.connection import Connection
@@ -82,10 +82,10 @@ class ClusterEndpoints:
         """Return the brokers of the Kafka cluster. The coordinators are not among them."""
         return self._here.topics.brokers
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
+    def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator that owns a group's shard in the placement."""
         placement = self._here.coordination.placement
-        if kind is not Coordinated.GROUP or placement is None:
+        if kind is not CoordinatorKind.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         index = self._here.groups.index_of(key)
         owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None

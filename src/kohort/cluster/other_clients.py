@@ -34,7 +34,7 @@ from kohort.broker.api.sasl import sasl_authenticate, sasl_handshake
 from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Authorizer, Resource
 from kohort.broker.dispatch import NEGATIVE_FIRST, PUSH_FIRST, Dispatcher, RequestThrottling, Route, api_keys
-from kohort.broker.endpoints import Coordinated
+from kohort.broker.endpoints import CoordinatorKind
 from kohort.broker.framing import Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
@@ -274,7 +274,7 @@ _OF_TOPICS = (DescribeTopicPartitionsRequest, FetchRequest, ListOffsetsRequest, 
 def _error_code(message: Message) -> ErrorCode:
     if isinstance(message, _OF_TOPICS):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    if isinstance(message, FindCoordinatorRequest) and message.key_type == Coordinated.TRANSACTION:
+    if isinstance(message, FindCoordinatorRequest) and message.key_type == CoordinatorKind.TRANSACTION:
         return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return ErrorCode.INVALID_REQUEST
 

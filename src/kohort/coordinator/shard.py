@@ -155,20 +155,21 @@ class Appends:
         self.wrote = False
 
     @property
-    def records(self) -> int:
+    def next_records(self) -> int:
         """The number of records in the next append."""
         return self._behind[-1].records if self._behind else 0
 
     @property
-    def size(self) -> int:
-        """About how many bytes they take; 0 if the journal has no bound."""
+    def next_bytes(self) -> int:
+        """The estimated bytes of the next append; 0 if the journal has no bound."""
         return self._behind[-1].size if self._behind else 0
 
     @property
-    def full(self) -> bool:
-        """Whether no event may be processed before something is durable."""
-        full = self.records >= APPEND_RECORDS or (self.bytes_max is not None and self.size >= self.bytes_max)
-        return full or self.waiting >= WAITING_STEPS
+    def is_full(self) -> bool:
+        """Whether no event may be processed before an append is durable."""
+        if self.next_records >= APPEND_RECORDS or self.waiting >= WAITING_STEPS:
+            return True
+        return self.bytes_max is not None and self.next_bytes >= self.bytes_max
 
     def add(self, steps: list[Step], now: Now) -> None:
         """Take the steps of events at `now`; their effects are carried out at once if nothing has to be awaited."""
@@ -547,9 +548,9 @@ class Shard:
             return
         records = size = 0
         if appends.waiting:
-            if appends.full:
+            if appends.is_full:
                 return
-            records, size = appends.records, appends.size
+            records, size = appends.next_records, appends.next_bytes
         events = self._queue
         self._queue = []
         began = self._clock()

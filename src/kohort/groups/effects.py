@@ -11,7 +11,7 @@ from msgspec import Struct
 from kohort.errors import ErrorCode
 from kohort.groups.events import PushPosition, Topic
 from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 # -- Requests to push consumers, and replies about push groups alone; the other effects stand below
@@ -523,7 +523,7 @@ class GroupEmptied(NamedTuple):
 
 
 class Downtime(NamedTuple):
-    """How long a member stood still in a rebalance, or a partition that it was assigned."""
+    """The downtime in a rebalance of a member, or of a partition that was assigned to it."""
 
     member_id: str
     downtime_ms: int

@@ -118,7 +118,7 @@ class GroupMembership(LongPollingGroup):
         """Stop all timers, because the group is about to change its protocol."""
 
     @abstractmethod
-    def places(self) -> Iterator[tuple[str, int, bool]]:
+    def member_connections(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each member's id, the connection on which it was last heard, and whether that has ended."""
 
     @abstractmethod

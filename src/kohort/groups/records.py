@@ -70,8 +70,8 @@ class OffsetCommitted(NamedTuple):
     Attributes:
         leader_epoch: the epoch of the record before the offset, -1 if unknown.
         commit_ms: wall clock.
-        expire_ms: wall clock; -1 follows the configured retention. Only OffsetCommit 2-4 sets it (Kafka's value
-            version 1).
+        expire_ms: wall clock; -1 follows the configured retention. Only OffsetCommit 2-4 sets it (Kafka's value version
+            1).
         topic_id: the topic id in the request, zero if there was none.
         producer_id: -1, or the producer whose transaction has to end first. The record then belongs into a
             transactional batch of this producer id and epoch.

@@ -1,4 +1,4 @@
-"""Topic images: the difference between two of them, and a hash of the topics that members read."""
+"""Topics as the coordinator compares them: partitions by topic id, the difference of two images, and their hash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,43 @@ from typing import NamedTuple
 
 from kohort.assignors import AssignableTopic
 from kohort.groups.events import Topic, TopicImage
+from kohort.groups.records import HeldPartitions, TopicPartitions
+from kohort.ids import TopicId
+
+TopicIdPartition = tuple[TopicId, int]
+"""A partition by its topic's id."""
+
+TopicIdPartitions = frozenset[TopicIdPartition]
+
+NOTHING: TopicIdPartitions = frozenset()
+
+
+def topic_id_partition_sort_key(pair: TopicIdPartition) -> tuple[int, int]:
+    """Return a sort key for pairs: the order of the pairs themselves, but without comparing UUIDs in Python."""
+    return pair[0].int, pair[1]
+
+
+def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
+    """Return partitions as a set of pairs."""
+    return frozenset([(entry.topic_id, number) for entry in partitions for number in entry.partitions])
+
+
+def pack(pairs: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
+    """Return a set of pairs in the form of records and replies: by topic id, ascending.
+
+    Topics are found and sorted by the id's number. `uuid.UUID` compares and hashes in Python, which made 80 % of the
+    time: 6 ms for a member of 1,600 topics, and the loop's thread packs the targets of a whole group.
+    """
+    ids: dict[int, TopicId] = {}
+    numbers: dict[int, list[int]] = {}
+    for topic_id, number in pairs:
+        key = topic_id.int
+        row = numbers.get(key)
+        if row is None:
+            ids[key], numbers[key] = topic_id, [number]
+        else:
+            row.append(number)
+    return tuple([TopicPartitions(ids[key], tuple(sorted(numbers[key]))) for key in sorted(ids)])
 
 
 class ImageChange(NamedTuple):

@@ -1,7 +1,6 @@
 """Record batches on disk in Apache Kafka's own layout: segments, partitions, and the store of all partitions.
 
 One thread owns a `LogStore` and its objects. Other threads may call only `ReadResult.bytes()`.
-
 """
 
 from kohort.log.catalog import CatalogTopic, TopicPlan

@@ -249,7 +249,6 @@ class Catalog:
 
         Raises:
             OSError: the file could not be written.
-
         """
         if self._unsure:
             self._write_catalog(self.topics)
@@ -273,7 +272,6 @@ class Draft(Generic[L]):
 
         Raises:
             InvalidInputError: they are not.
-
         """
         if partitions < 1:
             raise InvalidInputError(

@@ -15,7 +15,7 @@ from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import CatalogTopic, read_catalog, usable_config
 from kohort.log.config import LogConfig
-from kohort.log.continuity import Epochs, Located, Pins, Rules, survey, whole_end
+from kohort.log.continuity import Epochs, LocatedBatch, Pins, Rules, survey, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
 from kohort.log.gaps import blamed_by_index, missing_end_damage, without
@@ -190,7 +190,7 @@ class AbortedTransactions:
             self._open.clear()
         self._has_gaps, self.in_segment = has_gaps, {}
 
-    def note_batch(self, found: Located, file: OpenFile) -> None:
+    def note_batch(self, found: LocatedBatch, file: OpenFile) -> None:
         """Record the next batch of the log, which may begin or end a transaction."""
         header = found.header
         if header.producer_id < 0 or not header.is_transactional:
@@ -253,7 +253,6 @@ class PartitionCheck:
         """Check each segment and the other files.
 
         The folder is created with the first record: an empty partition has none.
-
         """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []

@@ -80,7 +80,6 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
 
     Returns:
         The error to raise.
-
     """
     why = f"{error.strerror} for the folder of {path.name}"
     try:

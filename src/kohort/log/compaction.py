@@ -27,7 +27,7 @@ from kohort.log.filesystem import write_all
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.results import OpenFile
-from kohort.log.segment import Located, Segment
+from kohort.log.segment import LocatedBatch, Segment
 from kohort.wire.batch import RECORDS_BYTES_MAX, BatchHeader, crc_ok, parse_header
 from kohort.wire.compression import TooLargeError
 from kohort.wire.records import collect_keys, keep_latest
@@ -264,7 +264,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
         segment.release_file()
 
 
-def _sound(segment: Segment, batch: Located) -> bytes:
+def _sound(segment: Segment, batch: LocatedBatch) -> bytes:
     """Read a batch, and check its checksum before it is rewritten.
 
     Raises:

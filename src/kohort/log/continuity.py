@@ -41,7 +41,7 @@ _SPAN_MAX: Final = 2**31 - 1
 _FAR: Final = 2**63 - 1
 
 
-class Located(NamedTuple):
+class LocatedBatch(NamedTuple):
     """A batch's header and its position in the file."""
 
     position: int
@@ -154,7 +154,7 @@ def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole
 
 def survey(
     file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False
-) -> Iterator[Located | LogDamage]:
+) -> Iterator[LocatedBatch | LogDamage]:
     """Yield everything from `begin` to `size`, in order: valid batches, and the damaged ranges between them.
 
     Args:
@@ -176,12 +176,12 @@ class _Survey:
         self.position = begin
         self.expected: int | None = None if begin else rules.base_offset
         self.epoch = -1
-        self.pending: Located | None = None
+        self.pending: LocatedBatch | None = None
         self.before = (self.expected, -1)
         self._chunk = b""
         self._chunk_at = begin
 
-    def findings(self) -> Iterator[Located | LogDamage]:
+    def findings(self) -> Iterator[LocatedBatch | LogDamage]:
         while self.position < self.size:
             batch, fault = self._judge()
             if fault is None and batch is not None and self.crc and not self._crc_fits(batch):
@@ -203,7 +203,7 @@ class _Survey:
             yield self._damage(fault, hint)
         yield from self._end()
 
-    def _believe(self, batch: Located | None) -> None:
+    def _believe(self, batch: LocatedBatch | None) -> None:
         assert batch is not None
         self.before = (self.expected, self.epoch)
         self.pending = batch
@@ -216,7 +216,7 @@ class _Survey:
         self.position = self.pending.position
         self.expected, self.epoch = self.before
 
-    def _end(self) -> Iterator[Located | LogDamage]:
+    def _end(self) -> Iterator[LocatedBatch | LogDamage]:
         limit = self.rules.limit
         expected = self.expected
         short = limit is not None and expected is not None and expected != limit and not self.rules.gaps
@@ -238,13 +238,13 @@ class _Survey:
             self._chunk, self._chunk_at, at = self._pread(max(CHUNK, length), position), position, 0
         return self._chunk[at : at + length]
 
-    def _crc_fits(self, batch: Located | None) -> bool:
+    def _crc_fits(self, batch: LocatedBatch | None) -> bool:
         if batch is None:
             return False
         data = self._pread(batch.header.size, batch.position)
         return crc_ok(data, batch.header)
 
-    def _judge(self) -> tuple[Located | None, str | None]:
+    def _judge(self) -> tuple[LocatedBatch | None, str | None]:
         """Decode the batch at the current position; return it and the fault, or None."""
         left = self.size - self.position
         if left < HEADER_SIZE:
@@ -255,7 +255,7 @@ class _Survey:
             return None, error.message.removesuffix(" at byte 0")
         if header.size > left:
             return None, f"a batch of {header.size} bytes where {left} are left"
-        batch, base, expected = Located(self.position, header), header.base_offset, self.expected
+        batch, base, expected = LocatedBatch(self.position, header), header.base_offset, self.expected
         epoch = header.partition_leader_epoch
         if header.last_offset_delta < 0:
             return batch, f"a last offset delta of {header.last_offset_delta}"
@@ -271,7 +271,7 @@ class _Survey:
             return batch, f"leader epoch {epoch} where it is {max(low, self.epoch)}"
         return batch, None
 
-    def _blame_pending(self, batch: Located | None) -> tuple[str, int] | None:
+    def _blame_pending(self, batch: LocatedBatch | None) -> tuple[str, int] | None:
         """Return the fault of the previous batch and where to continue; None if that batch is valid."""
         before = self.pending
         assert before is not None
@@ -313,7 +313,7 @@ class _Survey:
             self.expected = following = found.header.base_offset
         return LogDamage(self.rules.path, begin, length, first, following, fault)
 
-    def _readable_after(self, begin: int, offset: int, hint: int | None) -> Located | None:
+    def _readable_after(self, begin: int, offset: int, hint: int | None) -> LocatedBatch | None:
         """Find the first valid batch after `begin` with `offset` or a later one. `hint` is a likely position."""
         if hint is not None and hint < self.size and (found := self._sound(hint, offset)) is not None:
             return found
@@ -330,7 +330,7 @@ class _Survey:
             position += len(data) - HEADER_SIZE + 1
         return None
 
-    def _sound(self, position: int, offset: int) -> Located | None:
+    def _sound(self, position: int, offset: int) -> LocatedBatch | None:
         """Return the batch at `position` if its fields, its checksum and its successor are valid."""
         front = self._front(position)
         if front is None:
@@ -350,7 +350,7 @@ class _Survey:
             return None
         data = self._pread(end - position, position)
         header = parse_header(data)
-        return Located(position, header) if crc_ok(data, header) else None
+        return LocatedBatch(position, header) if crc_ok(data, header) else None
 
 
 def _torn_end_text(size: int, limit: int) -> str:

@@ -27,7 +27,6 @@ class FileCache:
 
     A closed file stays open for responses in progress until they have read it.
 
-
     Attributes:
         fs: the file system.
     """

@@ -1,7 +1,6 @@
 """The file system interface of the log: the `os` module, or its replacement in the simulation.
 
 Each open file and index stores such an object once, so that a call costs as much as `os.pwrite`.
-
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ class FileSystem(Protocol):
 
     A power loss takes all writes that were not fsynced: `fsync` of a file saves its bytes, `fsync` of a folder its
     names.
-
     """
 
     def open(self, path: StrPath, flags: int, mode: int = ..., /) -> int:

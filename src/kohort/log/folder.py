@@ -39,10 +39,9 @@ class FolderOwnership:
     cluster_id: str
 
     def opened(self) -> None:
-        """Record on disk that all logs are open, so that only later power losses matter.
+        """Record on disk that all logs are open: from now on only a later power loss needs recovery.
 
-        A start may be interrupted before.
-
+        A start that is interrupted before this call leaves the recovery to the next start.
         """
         if not self.same_boot:
             if not self.fresh and not self.clean:
@@ -50,7 +49,7 @@ class FolderOwnership:
             _write_note(self.lock_fd, _boot_id())
 
     def release(self, *, clean: bool) -> None:
-        """Release the folder."""
+        """Release the folder, and record a clean shutdown if `clean` is set."""
         try:
             if clean:
                 replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from kohort.log.continuity import Located, Pins, Rules
+from kohort.log.continuity import LocatedBatch, Pins, Rules
 from kohort.log.damage import LogDamage
 
 
-def blamed_by_index(findings: Iterable[Located | LogDamage], pins: Pins, rules: Rules) -> int | None:
+def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: Pins, rules: Rules) -> int | None:
     """Return the position of the one batch whose offset contradicts the index.
 
     None if there is no such batch, or the index is wrong.
-
     """
     said = dict(zip(pins.positions, pins.offsets, strict=True))
     blamed: list[int] = []
@@ -42,16 +41,18 @@ def blamed_by_index(findings: Iterable[Located | LogDamage], pins: Pins, rules: 
     return blamed[0] if len(blamed) == 1 and gap and not said else None
 
 
-def without(findings: Iterable[Located | LogDamage], position: int, rules: Rules) -> Iterator[Located | LogDamage]:
+def without(
+    findings: Iterable[LocatedBatch | LogDamage], position: int, rules: Rules
+) -> Iterator[LocatedBatch | LogDamage]:
     """Yield the scan results, with the batch at a position replaced by damage."""
     expected = rules.base_offset
-    damaged: tuple[Located, int] | None = None
+    damaged: tuple[LocatedBatch, int] | None = None
     for found in findings:
         if damaged is not None:
             following = found.first_offset if isinstance(found, LogDamage) else found.header.base_offset
             yield _doubted(rules, *damaged, following)
             damaged = None
-        if isinstance(found, Located) and found.position == position:
+        if isinstance(found, LocatedBatch) and found.position == position:
             damaged = found, expected
             continue
         yield found
@@ -60,7 +61,7 @@ def without(findings: Iterable[Located | LogDamage], position: int, rules: Rules
         yield _doubted(rules, *damaged, rules.limit)
 
 
-def _doubted(rules: Rules, batch: Located, first: int, following: int | None) -> LogDamage:
+def _doubted(rules: Rules, batch: LocatedBatch, first: int, following: int | None) -> LogDamage:
     reason = f"base offset {batch.header.base_offset}, which is not what the index says"
     return LogDamage(rules.path, batch.position, batch.header.size, first, following, reason)
 
@@ -98,10 +99,10 @@ class GapCount:
         self.timestamps: set[int] = set()
         self._expected: int | None = base_offset
 
-    def counting(self, findings: Iterable[Located | LogDamage]) -> Iterator[Located | LogDamage]:
+    def counting(self, findings: Iterable[LocatedBatch | LogDamage]) -> Iterator[LocatedBatch | LogDamage]:
         """Yield the scan results unchanged, and count the gaps between them."""
         for found in findings:
-            if isinstance(found, Located):
+            if isinstance(found, LocatedBatch):
                 header = found.header
                 self.timestamps.add(header.max_timestamp)
                 if self._expected is not None and header.base_offset > self._expected:

@@ -117,7 +117,6 @@ class OffsetIndex(_IndexFile):
 
         Returns:
             False, with an empty index, if the file can't belong to a log of `log_size` bytes.
-
         """
         data = _read(self._path, self._fs)
         if len(data) % _OFFSET_ENTRY.size:

@@ -35,7 +35,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
     except UNUSABLE as error:
         refuse(segment, error, report)
         return report
-    segment.inherited = UnverifiedBytes(segment.size, closed=True)
+    segment.unverified = UnverifiedBytes(segment.size, closed=True)
     segment.sealed = True
     last = segment.time_index.last_in_file()
     if last is not None and _has_batch(segment, *last):
@@ -52,9 +52,9 @@ def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
     reason = f"the file can't be opened ({error.strerror})"
     damage = LogDamage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
     segment.readable = False
-    segment.inherited = UnverifiedBytes(segment.size, closed=True)
-    segment.inherited.damages.append(damage)
-    segment.inherited.add(0, segment.size)
+    segment.unverified = UnverifiedBytes(segment.size, closed=True)
+    segment.unverified.damages.append(damage)
+    segment.unverified.add(0, segment.size)
     report.damages.append(damage)
 
 
@@ -124,24 +124,24 @@ def load_segment(
         drop(index.before_offset(verify_from_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
-    inherited = UnverifiedBytes(file_size, closed=next_base_offset is not None)
+    unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = without(findings, blamed, rules)
-    last = segment.take_over(findings, start if index.positions else -1, inherited)
-    if start and inherited.damages and inherited.damages[0].position == start:
+    last = segment.take_over(findings, start if index.positions else -1, unverified)
+    if start and unverified.damages and unverified.damages[0].position == start:
         index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
         segment.restart(start := 0)
-        inherited = UnverifiedBytes(file_size, closed=next_base_offset is not None)
+        unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
         findings = survey(file, file_size, rules, crc=crc)
-        last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
+        last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, unverified)
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
     report.scanned_bytes = file_size - start
-    inherited.add(start, file_size)
-    segment.inherited = None if inherited.done else inherited
-    report.damages = inherited.damages.copy()
+    unverified.add(start, file_size)
+    segment.unverified = None if unverified.done else unverified
+    report.damages = unverified.damages.copy()
     if report.rebuilt_indexes:
         segment.flush_indexes()
     return LoadedSegment(report, last is not None)
@@ -167,28 +167,28 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
     report.damages = [
         damage for damage in report.damages if damage.path != segment.path or damage.position < segment.size
     ]
-    if segment.inherited is not None:
-        segment.inherited.truncate_at(segment.size)
-        if segment.inherited.done:
-            segment.inherited = None
+    if segment.unverified is not None:
+        segment.unverified.truncate_at(segment.size)
+        if segment.unverified.done:
+            segment.unverified = None
 
 
 def keep_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Keep a damaged end, because records up to `end_offset` are known to have existed."""
     size = segment.open().size()
-    inherited = segment.inherited
-    found = inherited.damages[-1] if inherited is not None and segment.size < size else None
+    unverified = segment.unverified
+    found = unverified.damages[-1] if unverified is not None and segment.size < size else None
     reason = f"the file ends here, the log went on to offset {end_offset}"
     ending = LogDamage(segment.path, segment.size, size - segment.size, segment.end_offset, end_offset, reason)
     if found is not None:
         ending = replace(found, next_offset=end_offset)
         report.damages.remove(found)
-    damages = [] if inherited is None else [damage for damage in inherited.damages if damage is not found]
-    segment.inherited = UnverifiedBytes(size, closed=True)
-    segment.inherited.damages = [*damages, ending]
+    damages = [] if unverified is None else [damage for damage in unverified.damages if damage is not found]
+    segment.unverified = UnverifiedBytes(size, closed=True)
+    segment.unverified.damages = [*damages, ending]
     if segment.index.positions:
-        segment.inherited.add(segment.index.positions[-1], size)
+        segment.unverified.add(segment.index.positions[-1], size)
     else:
-        segment.inherited.add(0, size)
+        segment.unverified.add(0, size)
     segment.size, segment.end_offset = size, end_offset
     report.damages.append(ending)

@@ -39,7 +39,6 @@ def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tu
     """Return `(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
 
     An epoch before the first known one ended where that began.
-
     """
     number = bisect_right(epochs, (epoch, end_offset)) - 1
     if number < 0:
@@ -85,7 +84,6 @@ class PartitionLog:
     """The log of one partition, which appends and reads complete record batches (v2) without decoding their records.
 
     A rejected request raises a `KafkaError`. An `OSError` means that the disk failed; the partition still serves.
-
 
     Attributes:
         path: the folder `<topic>-<partition>`, created with the first write.

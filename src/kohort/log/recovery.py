@@ -23,7 +23,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError
 from kohort.log import checkpoints, opening
 from kohort.log.config import LogConfig, StoreLimits
-from kohort.log.continuity import Epochs, Located, whole_end
+from kohort.log.continuity import Epochs, LocatedBatch, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove_if_exists, sync_folder, write_all
@@ -97,9 +97,9 @@ def truncate_at_hole(
 
 def _hole(segment: Segment, durable_end: int, log_start_offset: int, fs: FileSystem) -> LogDamage | None:
     """Return the first damage from `durable_end` on. A file that can't be opened may be intact and is passed over."""
-    if segment.inherited is None or not (segment.readable or not file_exists(segment.path, fs)):
+    if segment.unverified is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
-    for damage in segment.inherited.damages:
+    for damage in segment.unverified.damages:
         if damage.first_offset >= durable_end and (damage.next_offset is None or damage.next_offset > log_start_offset):
             return damage
     return None
@@ -230,7 +230,6 @@ def open_segments(
 
     Raises:
         OSError: the last segment's file can't be opened.
-
     """
     known_end = known_end_of(path, names, options, files.fs)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
@@ -326,7 +325,6 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
     """Remove empty segments at the end after one with a torn end.
 
     After a power loss they are part of what was lost.
-
     """
     while len(segments) > 1 and torn[len(segments) - 2]:
         before, last = segments[-2:]
@@ -348,7 +346,6 @@ def _end_at(
     """Complete the end of the log when it is opened.
 
     Truncate a torn end. After damage to records that are known to have existed, begin another segment.
-
     """
     last = segments[-1]
     if last.readable:
@@ -425,7 +422,6 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
 
     Returns:
         The base offsets of the remaining segments, and of those whose file is missing.
-
     """
     fs = files.fs
     for name in names:
@@ -520,7 +516,7 @@ def load_producers(
     return start
 
 
-def _marker(segment: Segment, batch: Located) -> Marker | None:
+def _marker(segment: Segment, batch: LocatedBatch) -> Marker | None:
     """Return a transaction marker; None if it can't be read."""
     try:
         return parse_marker(batch.header, segment.read_batch(batch))

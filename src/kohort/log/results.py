@@ -42,7 +42,6 @@ class OpenFile:
 
     The store may release a file (deleted, or too many open) while a response still reads from it.
 
-
     Attributes:
         fd: the descriptor in `fs`.
     """
@@ -91,7 +90,6 @@ class ReadResult:
     """Complete batches, from the one with the requested offset.
 
     The first batch may start before that offset. Empty `ranges`: there is nothing to read yet.
-
 
     Attributes:
         next_offset: the first offset after the returned batches.

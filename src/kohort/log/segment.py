@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
-from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey, sync_batches
+from kohort.log.continuity import CHUNK, Epochs, LocatedBatch, Pins, Rules, holds, survey, sync_batches
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.files import FileCache
@@ -45,7 +45,7 @@ class SegmentFile:
         first_timestamp: the largest timestamp of the first batch, for rolling by time; -1 when empty.
         sealed: whether the offset index has not been read yet.
         hints: the positions of batches by offset, recorded by reads.
-        inherited: the unverified bytes of an earlier process; None: everything is verified.
+        unverified: the unverified bytes of an earlier process; None: everything is verified.
         gaps: whether offsets may be missing between batches, because the segment was compacted.
         epochs: the valid leader epochs of the batches.
         readable: whether the file can be opened.
@@ -70,7 +70,6 @@ class SegmentFile:
         "gaps",
         "hints",
         "index",
-        "inherited",
         "max_timestamp",
         "max_timestamp_offset",
         "readable",
@@ -80,6 +79,7 @@ class SegmentFile:
         "time_index",
         "touched",
         "transactions",
+        "unverified",
     )  # fmt: skip
 
     def __init__(self, folder: Path, base_offset: int, files: FileCache, index_interval_bytes: int) -> None:
@@ -93,7 +93,7 @@ class SegmentFile:
         self._since_flush = 0
         self._gone: Exception | None = None
         self.sealed = False
-        self.inherited: UnverifiedBytes | None = None
+        self.unverified: UnverifiedBytes | None = None
         self.gaps = False
         self.epochs = Epochs()
         self.readable = True
@@ -226,7 +226,7 @@ class SegmentFile:
         if self.gaps:  # the index is the only proof of gaps: a power loss must not take it
             self.sync_indexes()
 
-    def headers(self, position: int, stop: int) -> Iterator[Located]:
+    def headers(self, position: int, stop: int) -> Iterator[LocatedBatch]:
         """Yield the headers between two batch boundaries, without verification."""
         if position + HEADER_SIZE > stop:
             return
@@ -242,11 +242,11 @@ class SegmentFile:
                     raise CorruptDataError(f"a batch of {header.size} bytes, {stop - position} are left")
             except CorruptDataError:
                 self.verify_headers()
-                damage = None if self.inherited is None else self.inherited.damage_from(position)
+                damage = None if self.unverified is None else self.unverified.damage_from(position)
                 if damage is None:
                     raise
                 raise DamagedError(damage) from None
-            yield Located(position, header)
+            yield LocatedBatch(position, header)
             position += header.size
 
     def rules(self, limit: int | None) -> Rules:
@@ -276,8 +276,8 @@ class SegmentFile:
         Returns:
             False if the indexes were rebuilt.
         """
-        inherited = self.inherited
-        if inherited is None or begin > inherited.end:
+        unverified = self.unverified
+        if unverified is None or begin > unverified.end:
             return True
         if self.sealed:
             self.load_sealed()
@@ -285,18 +285,18 @@ class SegmentFile:
         entry = self.index.before_position(begin)
         begin = positions[entry] if entry >= 0 else 0
         following = bisect_left(positions, stop)
-        pinned = following < len(positions) and positions[following] < inherited.end
-        stop = positions[following] if pinned else inherited.end
-        if inherited.covers(begin, stop):
+        pinned = following < len(positions) and positions[following] < unverified.end
+        stop = positions[following] if pinned else unverified.end
+        if unverified.covers(begin, stop):
             return True
-        rules = self.rules(self.end_offset if inherited.closed and not pinned else None)
+        rules = self.rules(self.end_offset if unverified.closed and not pinned else None)
         pins = Pins(self.index.offsets, positions)
         if not holds(self.open(), begin, stop, rules, pins, not pinned):
             self.verify_headers()
             return False
-        inherited.add(begin, stop)
-        if inherited.done:
-            self.inherited = None
+        unverified.add(begin, stop)
+        if unverified.done:
+            self.unverified = None
         return True
 
     def load_sealed(self) -> None:
@@ -319,7 +319,7 @@ class SegmentFile:
         if self.sealed:
             self.sealed = False
             self.index.load(size)
-        inherited = self.inherited = UnverifiedBytes(size, closed=True)
+        unverified = self.unverified = UnverifiedBytes(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
         file = self.open()
         pins = Pins(self.index.offsets[:], self.index.positions[:])
@@ -331,22 +331,22 @@ class SegmentFile:
         if blamed is not None:
             findings = without(findings, blamed, rules)
         unseen = GapCount(self.base_offset)
-        last = self.take_over(unseen.counting(findings) if self.gaps else findings, -1, inherited)
+        last = self.take_over(unseen.counting(findings) if self.gaps else findings, -1, unverified)
         if self.gaps and last is None:
             if self.end_offset < end_offset:
                 unseen.add(end_offset)
             missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
-            inherited.damages += [] if missing is None else [missing]
+            unverified.damages += [] if missing is None else [missing]
         self.size, self.end_offset = size, end_offset
         self.finish()
         self.sync_indexes()
-        inherited.add(0, size)
-        for damage in inherited.damages:
+        unverified.add(0, size)
+        for damage in unverified.damages:
             log.error("damaged records, reads of them fail: %s", damage.sentence())
         if unseen.count and not pins.positions:
             log.error("[segment %s] offsets not verified: %s", self.name, unseen.sentence())
-        if inherited.done:
-            self.inherited = None
+        if unverified.done:
+            self.unverified = None
 
     def restart(self, position: int) -> None:
         """Move the end back to the batch at `position`, which is in the last index entry or at the file's start."""
@@ -371,7 +371,7 @@ class SegmentFile:
             return -1
 
     def take_over(
-        self, findings: Iterator[Located | LogDamage], indexed: int, inherited: UnverifiedBytes
+        self, findings: Iterator[LocatedBatch | LogDamage], indexed: int, unverified: UnverifiedBytes
     ) -> LogDamage | None:
         """Index scanned batches and record damage; return the last result if it is damage.
 
@@ -379,11 +379,11 @@ class SegmentFile:
             indexed: the position of the first batch if the index has it already, else -1.
         """
         last: LogDamage | None = None
-        before: Located | None = None
+        before: LocatedBatch | None = None
         pins = 0
         for found in findings:
             if isinstance(found, LogDamage):
-                inherited.damages.append(found)
+                unverified.damages.append(found)
                 last, before = found, None
                 continue
             header = found.header
@@ -400,7 +400,7 @@ class SegmentFile:
             self._pin(before)
         return last
 
-    def _pin(self, batch: Located | None) -> int:
+    def _pin(self, batch: LocatedBatch | None) -> int:
         """Index a batch beside a gap, whose offset no neighbour verifies; return the number of entries."""
         if batch is None or (self.index.positions and self.index.positions[-1] >= batch.position):
             return 0
@@ -444,7 +444,6 @@ class SegmentFile:
         """Release the log file permanently. Later users get an error that it was deleted, or `why`.
 
         Readers with an open file keep what they read.
-
         """
         deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._gone = deleted if why is None else why
@@ -457,7 +456,7 @@ class SegmentFile:
             remove_if_exists(self.path.with_suffix(suffix), self._fs)
 
 
-__all__ = ["Located", "Segment"]
+__all__ = ["LocatedBatch", "Segment"]
 
 F = TypeVar("F")
 _HINTS_MAX = 256
@@ -514,11 +513,10 @@ class Segment(SegmentFile):
 
         In a compacted segment `offset` may be missing; the result then begins at the next batch. It ends before damage.
 
-
         Raises:
             DamagedError: `offset` is in a damaged range.
         """
-        if self.inherited is None:
+        if self.unverified is None:
             try:
                 return self._read(offset, max_bytes, end_offset, min_one)
             except DamagedError:
@@ -559,7 +557,7 @@ class Segment(SegmentFile):
         start = self.size if found is None else found.position
         if found is not None:
             self.verify_range(start, min(self.size, max(start + max_bytes, found.end)))
-        return None if self.inherited is None else self.inherited.damage_from(start)
+        return None if self.unverified is None else self.unverified.damage_from(start)
 
     def _read_to(
         self, damage: LogDamage, offset: int, max_bytes: int, end_offset: int, min_one: bool
@@ -585,7 +583,7 @@ class Segment(SegmentFile):
         entry = self.index.before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
-        batches = self.headers(scan_from, self.size) if self.inherited is None else self.scan(scan_from)
+        batches = self.headers(scan_from, self.size) if self.unverified is None else self.scan(scan_from)
         for batch in batches:
             if batch.end > limit:
                 if batch.position == start and min_one:
@@ -594,27 +592,27 @@ class Segment(SegmentFile):
             end, next_offset = batch.end, batch.header.last_offset + 1
         return end, next_offset
 
-    def locate(self, offset: int) -> Located | None:
+    def locate(self, offset: int) -> LocatedBatch | None:
         """Return the first batch whose last offset is at or after `offset`, or None.
 
         Raises:
             DamagedError: `offset` is in a damaged range.
         """
         for batch in self.sound_from(offset):
-            if self.inherited is not None and batch.header.base_offset > offset:
+            if self.unverified is not None and batch.header.base_offset > offset:
                 self._refuse_offset(offset)
             return batch
         self._refuse_offset(offset)
         return None
 
     def _refuse_offset(self, offset: int) -> None:
-        damage = None if self.inherited is None else self.inherited.damage_of(offset)
+        damage = None if self.unverified is None else self.unverified.damage_of(offset)
         if damage is not None:
             raise DamagedError(damage)
 
-    def sound_from(self, offset: int) -> Iterator[Located]:
+    def sound_from(self, offset: int) -> Iterator[LocatedBatch]:
         """Yield the batches from the first whose last offset is at or after `offset`; skip damage."""
-        if self.inherited is not None:
+        if self.unverified is not None:
             self.verify_around(offset)
         entry = self.index.before_offset(offset - self.base_offset)
         for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip_damage=True):
@@ -629,17 +627,17 @@ class Segment(SegmentFile):
         entry = self.index.before_position(position)
         return self.index.positions[entry] if entry >= 0 else 0
 
-    def scan(self, position: int, end: int | None = None, *, skip_damage: bool = False) -> Iterator[Located]:
+    def scan(self, position: int, end: int | None = None, *, skip_damage: bool = False) -> Iterator[LocatedBatch]:
         """Yield the headers of the batches from `position` (a batch boundary) to `end`.
 
         Raises:
             DamagedError: there is damage, and `skip_damage` is False. The batches before it were yielded.
         """
         stop = self.size if end is None else end
-        while self.inherited is not None and (position < stop or not self.size):
+        while self.unverified is not None and (position < stop or not self.size):
             until = min(stop, position + _LOOK_BYTES)
             self.verify_range(position, until)
-            damage = None if self.inherited is None else self.inherited.damage_from(position)
+            damage = None if self.unverified is None else self.unverified.damage_from(position)
             if damage is not None and damage.position <= until and (damage.position < stop or end is None):
                 yield from self.headers(position, damage.position)
                 if not skip_damage:
@@ -657,7 +655,7 @@ class Segment(SegmentFile):
                 return
         yield from self.headers(position, stop)
 
-    def batches_at_or_after(self, timestamp: int) -> Iterator[Located]:
+    def batches_at_or_after(self, timestamp: int) -> Iterator[LocatedBatch]:
         """Yield batches that may have records at or after `timestamp`, in order.
 
         Raises:
@@ -716,7 +714,7 @@ class Segment(SegmentFile):
         found = yield from self.search_by_time(self.max_timestamp, start, budget)
         if found is not None and found.offset < end:
             return found
-        latest: Located | None = None
+        latest: LocatedBatch | None = None
         best, scanned, first = -1, 0, self.locate(start)
         for batch in () if first is None else self.scan(first.position):
             header = batch.header
@@ -740,7 +738,7 @@ class Segment(SegmentFile):
 
     def _search_batch(
         self,
-        batch: Located,
+        batch: LocatedBatch,
         find: Callable[..., F],
         wanted: tuple[int, ...],
         budget: LoopBudget | None,
@@ -762,7 +760,7 @@ class Segment(SegmentFile):
             return False
         return found is None or found.header.base_offset > marker
 
-    def read_batch(self, batch: Located) -> bytes:
+    def read_batch(self, batch: LocatedBatch) -> bytes:
         """Read one complete batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
@@ -784,8 +782,8 @@ class Segment(SegmentFile):
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0
         self.restart(start)
-        if self.inherited is not None:
-            self.inherited.truncate_at(found.position)
+        if self.unverified is not None:
+            self.unverified.truncate_at(found.position)
         self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))
         self.transactions.truncate_to_offset(self.end_offset)
         self.flush_indexes()

@@ -173,7 +173,6 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
 
     Raises:
         OSError: a file could not be written.
-
     """
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
@@ -378,7 +377,6 @@ class LogStore(ClosedOnExit):
 
         Only the catalog is written: a partition's folder is created with its first record.
 
-
         Args:
             plans: the topics to create.
             unseen: returns the group journals that are not loaded (`CatalogTopic.unseen`) at the moment of creation.
@@ -484,7 +482,6 @@ class LogStore(ClosedOnExit):
         """Remove existing topics from the catalog, then from memory, then rename their folders.
 
         `removing` deletes the renamed folders later.
-
 
         Returns:
             The logs of the removed topics.

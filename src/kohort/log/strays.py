@@ -97,7 +97,7 @@ def _remove(path: str) -> bool:
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
-    """Keep a folder that looks like a partition's but is not the broker's: somebody may have put it there."""
+    """Keep a folder that looks like a partition's but is not the broker's: an operator may have put it there."""
     if in_the_way:
         stays = step_aside(data_dir / name).name
         log.warning(

@@ -1,4 +1,7 @@
-"""Consumer groups in a consistent region: members of a group checkpoint, drain and go back together.
+"""Consumer groups in a consistent region: members of a group checkpoint, drain and reset together.
+
+A *sequence* is one complete checkpoint with its output. Its number is Flink's checkpoint id, and what a batch id is in
+Structured Streaming: sequences are numbered from 1, and each is published once.
 
     from kohort.region import ParquetFolder, Region
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.channel import Link
 from kohort.region.agreement import compare
-from kohort.region.region_log import Home
+from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import TOPIC, SavedFacts, transactional_id_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import LETTERS
@@ -40,7 +40,12 @@ class Applicant:
 
 
 def admit_member(
-    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None, letters: Sink | None
+    region: str,
+    home: RegionLogView,
+    reach: Callable[[], Link],
+    applicant: Applicant,
+    into: Sink | None,
+    letters: Sink | None,
 ) -> tuple[UUID, Sink | None, Sink | None]:
     """Check a member's group and sinks, then claim the group for the region.
 
@@ -66,7 +71,11 @@ def admit_member(
 
 
 def _admitted(
-    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, sinks: tuple[Sink | None, Sink | None]
+    region: str,
+    home: RegionLogView,
+    reach: Callable[[], Link],
+    applicant: Applicant,
+    sinks: tuple[Sink | None, Sink | None],
 ) -> tuple[UUID, Sink | None, Sink | None]:
     home.check_group(applicant.group)
     saved, region_id, bound = _before_birth(region, home, sinks)
@@ -80,7 +89,7 @@ def _admitted(
 
 
 def _before_birth(
-    region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
+    region: str, home: RegionLogView, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[SavedFacts, UUID, list[Sink | None]]:
     """Return the facts and id of a region that may not exist yet, and its sinks, checked under that id.
 
@@ -98,7 +107,7 @@ def _before_birth(
                 raise
 
 
-def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> Sink | None:
+def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | None) -> Sink | None:
     """Bind a sink to the region, if it is this region's or nobody's, and agrees with the region's topic.
 
     The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that

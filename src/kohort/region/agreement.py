@@ -47,7 +47,7 @@ class SequenceBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class LastSequence:
     """The number of the last complete sequence, which may differ between sinks.
 
     Attributes:
@@ -74,19 +74,21 @@ class Last:
         return known is not None and known.sequence == self.number_in(known)
 
 
-def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> SequenceBounds:
+def bounds_of(
+    place: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
+) -> SequenceBounds:
     """Return the range of sequences that a sink may show, by the region's topic.
 
     Args:
         place: the sink's name.
         last: the last complete sequence.
-        owed: sinks to which that sequence is not known to be published.
+        unpublished: sinks to which that sequence is not known to be published.
         shown: what each sink is known to show.
     """
     known = shown.get(place)
     least = 0 if known is None else known.sequence
-    emptied = (place in owed and last.empties) or (known is not None and known.empty)
-    return SequenceBounds(least, last.number_in(known) if place in owed else least, emptied)
+    emptied = (place in unpublished and last.empties) or (known is not None and known.empty)
+    return SequenceBounds(least, last.number_in(known) if place in unpublished else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,13 @@ class History:
     Attributes:
         last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.
         contributions: the contributions to it.
-        owed: sinks to which it is not known to be published.
+        unpublished: sinks to which it is not known to be published.
         shown: what each sink is known to show.
     """
 
     last: Manifest
     contributions: tuple[Contribution, ...]
-    owed: Collection[str]
+    unpublished: Collection[str]
     shown: Mapping[str, Shown]
 
     def knows(self, place: str) -> bool:
@@ -170,16 +172,16 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
     last = history.last
     if not was or (not history.knows(was) and history.knows(place)):
         was = place  # nothing is written yet; or the topic has the new name already, and the sink has not
-    before = Last(last.sequence, last.empties, last.made_as)
-    bounds = bounds_of(was, before, history.owed, history.shown)
+    before = LastSequence(last.sequence, last.empties, last.made_as)
+    bounds = bounds_of(was, before, history.unpublished, history.shown)
     agrees, sequence = bounds.allow(shows), last.sequence
     if not agrees and shows > bounds.most:
-        sequence = max(sequence, shows + (last.empties and was in history.owed))
+        sequence = max(sequence, shows + (last.empties and was in history.unpublished))
     facts: list[Fact] = []
     for given in history.contributions:
-        is_owed = given.sink in history.owed and (agrees or given.sink not in (was, place))
+        is_owed = given.sink in history.unpublished and (agrees or given.sink not in (was, place))
         sink, letters = (place if name == was else name for name in (given.sink, given.letters))
-        letters_owed = given.letters in history.owed and (agrees or given.letters not in (was, place))
+        letters_owed = given.letters in history.unpublished and (agrees or given.letters not in (was, place))
         facts.append(
             replace(
                 given,
@@ -198,10 +200,10 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
         shown = Shown(last.region, place, 0 if agrees else shows, now_ms)
     places = {place if name == was else name for name in last.places} | ({place} if shows else set())
     if last.empties:
-        is_unseen = shows < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.owed)
-        due = {name for name in history.owed if name not in (was, place)}
-        due |= {place} if was in history.owed or is_unseen else set()
-        renumbered = Last(sequence, True, made_as)
+        is_unseen = shows < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.unpublished)
+        due = {name for name in history.unpublished if name not in (was, place)}
+        due |= {place} if was in history.unpublished or is_unseen else set()
+        renumbered = LastSequence(sequence, True, made_as)
         after = {**history.shown, place: shown}
         places = {name for name in places if name in due or renumbered.is_shown(after.get(name))}
     empties = last.empties and (bool(places) or not last.places)  # no places: all are to be emptied

@@ -25,9 +25,8 @@ import pyarrow as pa
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.io.closing import OneProcess
-from kohort.region.calling_threads import CallingThreads
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.settings import MemberMetrics, Own
+from kohort.region.consuming.settings import MemberMetrics, RegionOptions
 from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
@@ -41,6 +40,33 @@ log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
 SPANS_TOLD = 10
 """Limit on the partitions of the current table that an error lists."""
+
+
+class CallingThreads:
+    """The threads inside an object's methods: a signal handler that interrupts one must not wait for it.
+
+    No lock is taken, because a signal handler may interrupt anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    def include_this_thread(self) -> bool:
+        """Return whether the calling thread is inside a method already, and runs a handler or callback within it."""
+        return threading.get_ident() in self._threads
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Mark the calling thread as inside a method; a nested call leaves it so until the outer one ends."""
+        ident = threading.get_ident()
+        if ident in self._threads:
+            yield
+            return
+        try:
+            self._threads.add(ident)  # within `try`: a handler may raise as soon as it is in
+            yield
+        finally:
+            self._threads.discard(ident)
 
 
 class RegionConsumer(OneProcess):
@@ -58,7 +84,7 @@ class RegionConsumer(OneProcess):
         events: EventThread,
         flow: RecordQueue,
         stager: Stager,
-        own: Own,
+        own: RegionOptions,
         ended: Callable[[RegionConsumer], None],
     ) -> None:
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
@@ -173,8 +199,8 @@ class RegionConsumer(OneProcess):
         Args:
             table: the rows.
             records: the records from which the rows were made, row by row, as `tables()` returns them. An error or a
-                dead letter for a bad row then names its record. Rows with the columns `topic`, `partition` and
-                `offset` name it themselves.
+                dead letter for a bad row then names its record. Rows with the columns `topic`, `partition` and `offset`
+                name it themselves.
 
         Raises:
             RowRefusedError: the sink refuses a row. The error names row, column and offset, and no row is accepted.
@@ -211,7 +237,7 @@ class RegionConsumer(OneProcess):
         given = self._submitted("dead_letter", rows)
         letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
         with self._in_use():
-            self._wait_for_sink(lambda piece: self._stager.add_letters(letters) if given.num_rows else None)
+            self._wait_for_sink(lambda piece: self._stager.add_dead_letters(letters) if given.num_rows else None)
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
         """Check the rows that the application passes while it processes a table, and return them as a table."""

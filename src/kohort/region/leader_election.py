@@ -17,7 +17,7 @@ from typing import Protocol
 from kohort.errors import KafkaError
 from kohort.io.backoff import exponential_backoff
 from kohort.io.channel import Link, greet_listener
-from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
 
 log = logging.getLogger("kohort.region")
@@ -60,7 +60,7 @@ class ElectionTopic(Protocol):
     def token(self, term: int) -> bytes:
         """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
 
-    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
         """Begin a term: when this returns, no earlier control plane can write."""
 
 
@@ -68,8 +68,8 @@ class LeaderElection:
     """The candidate of one application. Any thread may call its methods; calls are serialised.
 
     Attributes:
-        replaced: set when this application no longer serves the region: another application has begun a later term,
-            or no new term could be begun after a lost one.
+        replaced: set when this application no longer serves the region: another application has begun a later term, or
+            no new term could be begun after a lost one.
     """
 
     def __init__(
@@ -166,12 +166,12 @@ class LeaderElection:
             self._plane.close()
         listening = listen(self._host)
         try:
-            book, known = self._place.take_over(self._advertised, listening.port, listening.pin)
+            region_log, known = self._place.take_over(self._advertised, listening.port, listening.pin)
             token = self._place.token(known.term)
         except BaseException:
             listening.close()
             raise
-        self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
+        self._plane = ControlPlane(region_log, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
         return ControlPlaneAddress(known.term, self._advertised, listening.port, token, listening.pin)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Position
+from kohort.region.records import Contribution, Part, Position
 from kohort.region.staged import StagedKey
 
 NO_REGION = UUID(int=0)
@@ -32,7 +31,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CheckpointAttempt:
     """The identity of a checkpoint attempt: the sequence that it would complete, and the number of the attempt."""
 
     sequence: int
@@ -53,8 +52,8 @@ class Welcome:
         state: for a member that has just started, the state that a member of its name saved with that sequence; None:
             none.
         cut: the checkpoint in progress; a member that is drained for it stays drained.
-        counts: that sequence has the member's contribution, if it made one; a control plane of an earlier release
-            does not say.
+        counts: that sequence has the member's contribution, if it made one; a control plane of an earlier release does
+            not say.
     """
 
     term: int
@@ -62,7 +61,7 @@ class Welcome:
     sequence: int
     names: tuple[str, ...]
     state: bytes | None = None
-    cut: Cut | None = None
+    cut: CheckpointAttempt | None = None
     counts: bool = True
 
 
@@ -88,7 +87,7 @@ class Drain:
     """An order to stop polling, finish the table in progress and commit, then send `Drained`."""
 
     term: int
-    cut: Cut
+    cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class Checkpoint:
     """
 
     term: int
-    cut: Cut
+    cut: CheckpointAttempt
     names: tuple[str, ...]
 
 
@@ -109,7 +108,7 @@ class Identify:
     """A request for the current generation, sent in `AssignmentChanged`: the coordinator refused the one before."""
 
     term: int
-    cut: Cut
+    cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +214,7 @@ class Register:
         ends: the ends of that contribution: the next one begins there if that sequence is complete.
         sink: the name of the sink that it writes to, common to all its writers; empty: none.
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
-        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a
-            query.
+        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.
         sources: the number of members of its query.
         pinned: all queries of the group, when each partition belongs to one of them for ever; empty: not so.
         process: its name, by which the control plane can see that it has ended; empty: it is on another host.
@@ -253,14 +251,14 @@ class Leave:
 class Drained:
     """The report that no table is in progress, and the offsets of submitted records are committed."""
 
-    cut: Cut
+    cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
     """The report that the member could not drain: the commit of an offset failed for good, or the deadline passed."""
 
-    cut: Cut
+    cut: CheckpointAttempt
     cause: str
 
 
@@ -268,7 +266,7 @@ class DrainFailed:
 class Contributed:
     """The report that the member has done its part of a checkpoint, with its contribution."""
 
-    cut: Cut
+    cut: CheckpointAttempt
     contribution: Contribution
 
 

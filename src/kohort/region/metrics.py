@@ -33,7 +33,7 @@ PLANE = (
 )
 
 
-class Measured(Protocol):
+class MeasuredMember(Protocol):
     """A member of any kind with metrics."""
 
     @property
@@ -55,7 +55,7 @@ class RegionExporter(Collector):
     """
 
     def __init__(
-        self, region: str, members: Callable[[], Iterable[Measured]], plane: Callable[[], RegionSeen | None]
+        self, region: str, members: Callable[[], Iterable[MeasuredMember]], plane: Callable[[], RegionSeen | None]
     ) -> None:
         self._region, self._members, self._plane = region, members, plane
 

@@ -1,12 +1,33 @@
-"""The durable facts in the topic `__kohort_regions`: values only; `record_codec` has their encoding."""
+"""The durable facts in the topic `__kohort_regions`: values only; `record_codec` has their encoding.
+
+A partition is identified by group, topic id and number (`Part`). A recreated topic is a different one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
+from kohort.ids import NO_TOPIC_ID, TopicId
 from kohort.region.staged import StagedKey
+
+
+class Part(NamedTuple):
+    """One partition that a group of the region reads, identified by its topic's id.
+
+    Attributes:
+        topic_id: NO_TOPIC_ID if the broker reports none.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    topic_id: TopicId = NO_TOPIC_ID
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +142,11 @@ class Span:
     begin: int
     end: int
     leader_epoch: int = -1
+
+
+def part_of(given: Position | Span | Initial) -> Part:
+    """Return the partition of a position, a span or an initial offset."""
+    return Part(given.group, given.topic, given.partition, given.topic_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare
-from kohort.region.calling_threads import CallingThreads
-from kohort.region.consumer import RegionConsumer
+from kohort.region.consumer import CallingThreads, RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
@@ -36,7 +35,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.message_codec import decode_order, encode
 from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
-from kohort.region.region_log import Home
+from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, place_of, stored_name_and_sequence
@@ -48,7 +47,7 @@ from kohort.settings.validation import duration_ms
 
 if TYPE_CHECKING:
     from kohort.io.metrics_http import MetricsServer
-    from kohort.region.metrics import Measured
+    from kohort.region.metrics import MeasuredMember
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 QUEUE_POLLS = 100
@@ -135,10 +134,10 @@ class Region(ClosedOnExit):
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
-        self._home = Home(name, bootstrap_servers, settings, None if key is None else region_key(key))
+        self._home = RegionLogView(name, bootstrap_servers, settings, None if key is None else region_key(key))
         self._election = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
-        self._counted: set[Measured] = set()
+        self._counted: set[MeasuredMember] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
         self._callers, self._closes_later, self._closing, self._closed = CallingThreads(), False, 0, False
@@ -156,11 +155,11 @@ class Region(ClosedOnExit):
         with self._lock:
             return sorted(self._consumers, key=lambda member: member.name)
 
-    def _measured_now(self) -> list[Measured]:
+    def _measured_now(self) -> list[MeasuredMember]:
         with self._lock:
             return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
-    def count_in(self, member: Measured) -> None:
+    def count_in(self, member: MeasuredMember) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
         with self._callers.enter(), self._lock:
             self._counted.add(member)

@@ -1,7 +1,8 @@
 """Reading and writing of the region's topic.
 
-`Home` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the control
-plane's transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
+`RegionLogView` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the
+control plane's transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3,
+5.10.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ from kohort.ids import TopicPartition
 from kohort.io.channel import Link
 from kohort.region.agreement import adopt
 from kohort.region.control_plane.events import Offsets, Outsider
-from kohort.region.control_plane.state import Known
+from kohort.region.control_plane.state import RegionFacts
 from kohort.region.fact_table import FactTable, TrustingTable, seal_headers
 from kohort.region.leader_election import ControlPlaneAddress
-from kohort.region.parts import Part
 from kohort.region.record_codec import key_of, tombstones_of_sequence, value_of
-from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
+from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Part, Position, Term
 from kohort.region.region_key import Author, RegionKey, found_key, no_key, region_key
 from kohort.region.region_topic import (
     CLAIMS,
@@ -71,7 +71,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Home:
+class RegionLogView:
     """One application's view of its region's topic. Any thread may call its methods.
 
     Reading creates nothing. The topic, and the machine's key, are created by what writes.
@@ -292,7 +292,7 @@ class Home:
 
     # -- the control plane
 
-    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, Known]:
+    def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
         """Begin a term: when this returns, no earlier control plane can write."""
         writer = self._new_writer()
         try:
@@ -316,7 +316,7 @@ def regions(
 
     Nothing is created: without a topic there is no region, and without a key every record is ignored.
     """
-    home = Home("", servers, settings, key)
+    home = RegionLogView("", servers, settings, key)
     ignored_because: dict[str, str] = {}
     facts: list[Fact] = []
     try:
@@ -362,13 +362,13 @@ class RegionLogWriter:
         self._members: dict[int, tuple[str, ...]] = {}
         self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
-    def begin(self, host: str, port: int, pin: bytes = b"") -> Known:
+    def begin(self, host: str, port: int, pin: bytes = b"") -> RegionFacts:
         """Begin a new term.
 
         Raises:
             OverError: another control plane has begun one meanwhile.
-            KafkaError: the topic can't be read or written, or the outcome is unknown. A new attempt continues from
-                what was written.
+            KafkaError: the topic can't be read or written, or the outcome is unknown. A new attempt continues from what
+                was written.
         """
         for attempt in range(1, BEGIN_ATTEMPTS + 1):
             try:
@@ -384,7 +384,7 @@ class RegionLogWriter:
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    def _begin(self, host: str, port: int, pin: bytes) -> Known:
+    def _begin(self, host: str, port: int, pin: bytes) -> RegionFacts:
         self._term = 0
         saved = self._settled()
         if self._producer is not None and (

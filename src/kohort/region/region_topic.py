@@ -24,9 +24,8 @@ from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.agreement import History
-from kohort.region.control_plane.state import Known
+from kohort.region.control_plane.state import RegionFacts
 from kohort.region.fact_table import FactTable, IgnoredLog, StoredRecord, take_all
-from kohort.region.parts import Part, part_of
 from kohort.region.record_codec import key_of
 from kohort.region.records import (
     Began,
@@ -37,11 +36,13 @@ from kohort.region.records import (
     Fact,
     Initial,
     Manifest,
+    Part,
     Position,
     Shown,
     Stopped,
     Term,
     keys_by_place,
+    part_of,
     reserved_by,
 )
 from kohort.region.region_key import KEY_VARIABLE, SEAL, Author, RegionKey
@@ -226,9 +227,11 @@ class SavedFacts:
             term = 0 if self.term is None else self.term.term
             last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
         given = self.contributions.get(self.sequence, {})
-        return History(last, tuple(given[name] for name in last.members if name in given), known.owed(), self.shown)
+        return History(
+            last, tuple(given[name] for name in last.members if name in given), known.unpublished(), self.shown
+        )
 
-    def known(self, region: str, term: int, region_id: UUID | None = None) -> Known:
+    def known(self, region: str, term: int, region_id: UUID | None = None) -> RegionFacts:
         """Return the facts with which a control plane of this term begins.
 
         `region_id` is that of a region without a `Birth`.
@@ -242,7 +245,7 @@ class SavedFacts:
         away = {} if last is None else last.away
         waiting = {contribution.member: self.sequence for contribution in contributions if contribution.keeps} | away
         waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
-        return Known(
+        return RegionFacts(
             region,
             region_id,
             term,

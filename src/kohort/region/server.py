@@ -27,11 +27,10 @@ from kohort.region import messages
 from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
-from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.message_codec import decode_report, encode
 from kohort.region.messages import RegionSeen
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Fact, Manifest
+from kohort.region.records import Contribution, Fact, Manifest, Part
 from kohort.settings.config import is_loopback
 
 log = logging.getLogger("kohort.region")
@@ -70,7 +69,7 @@ class UnknownOutcomeError(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class OffsetsRefusal:
-    """The reason why a member's offsets were refused.
+    """The reason why the coordinator rejected a member's offsets.
 
     Attributes:
         gone: the coordinator does not know the member any more.
@@ -118,13 +117,13 @@ class FactWriter:
     event. `OverError` ends it when another control plane has taken over.
     """
 
-    def __init__(self, book: RegionLog, region: str) -> None:
-        self._book, self._region = book, region
+    def __init__(self, region_log: RegionLog, region: str) -> None:
+        self._region_log, self._region = region_log, region
 
     def save(self, effect: events.Save) -> Pauses[Event]:
         """Write facts."""
         facts = [_stamped(fact) for fact in effect.facts]
-        yield from self._retry_until_written("facts", lambda: self._book.save(facts))
+        yield from self._retry_until_written("facts", lambda: self._region_log.save(facts))
         return events.Saved(effect.token)
 
     def commit(self, effect: events.Commit) -> Pauses[Event]:
@@ -134,7 +133,7 @@ class FactWriter:
         while True:
             try:
                 refused = yield from self._retry_until_written(
-                    "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
+                    "a sequence", lambda: self._region_log.commit(manifest, effect.contributions, effect.offsets)
                 )
             except UnknownOutcomeError as error:
                 log.warning(
@@ -145,7 +144,7 @@ class FactWriter:
                 )
                 yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
                 unknown += 1
-                if (yield from self._retry_until_written("the outcome", self._book.settle)) < manifest.sequence:
+                if (yield from self._retry_until_written("the outcome", self._region_log.settle)) < manifest.sequence:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
@@ -170,7 +169,7 @@ class FactWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListeningSocket:
     """A bound socket.
 
     Attributes:
@@ -193,7 +192,7 @@ class Listening:
         self.socket.close()
 
 
-def listen(host: str) -> Listening:
+def listen(host: str) -> ListeningSocket:
     """Listen on a free port; on another address than loopback with TLS, under a certificate made for it.
 
     Raises:
@@ -201,9 +200,9 @@ def listen(host: str) -> Listening:
         InvalidInputError: TLS is not available.
     """
     if is_loopback(host):
-        return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX))
+        return ListeningSocket(socket.create_server((host, 0), backlog=CONNECTIONS_MAX))
     tls, pin = listener_context()
-    return Listening(socket.create_server((host, 0), backlog=CONNECTIONS_MAX), tls, pin)
+    return ListeningSocket(socket.create_server((host, 0), backlog=CONNECTIONS_MAX), tls, pin)
 
 
 class ControlPlane:
@@ -215,17 +214,17 @@ class ControlPlane:
 
     def __init__(
         self,
-        book: RegionLog,
-        known: Known,
+        region_log: RegionLog,
+        known: RegionFacts,
         config: RegionConfig,
-        listening: Listening,
+        listening: ListeningSocket,
         token: bytes,
         on_lost: Callable[[ControlPlane], None] = lambda _: None,
     ) -> None:
         """Initialise the control plane; `start` begins to serve.
 
         Args:
-            book: The region's topic, written under this term.
+            region_log: The region's topic, written under this term.
             known: The region's state when the term began.
             config: The checkpoint interval and the deadlines.
             listening: The socket that members connect to, which the control plane closes.
@@ -234,7 +233,7 @@ class ControlPlane:
         """
         self.term, self.region = known.term, known.region
         self.over = threading.Event()
-        self._book, self._listening, self._token = book, listening, token
+        self._region_log, self._listening, self._token = region_log, listening, token
         self._on_lost, self._closed = on_lost, False
         self._machine = RegionMachine(known, config, _now_ms())
         self._links: dict[int, AsyncLink] = {}
@@ -243,7 +242,7 @@ class ControlPlane:
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
-        self._writer = FactWriter(book, self.region)
+        self._writer = FactWriter(region_log, self.region)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
         self._wrote_s = 0.0
@@ -290,7 +289,7 @@ class ControlPlane:
         except Exception:
             log.exception(TERM_FAILED, self.region)
         finally:
-            self._book.close()
+            self._region_log.close()
             self.over.set()
         if not self._closed:
             self._on_lost(self)
@@ -391,7 +390,7 @@ class ControlPlane:
             case messages.ResumeRegion():
                 self._step(events.Resumed())
             case _:
-                self._step(events.Heard(connection, said))
+                self._step(events.MessageReceived(connection, said))
 
     def _send(self, connection: int, message: messages.Order | messages.Answer) -> None:
         link = self._links.get(connection)
@@ -456,7 +455,7 @@ class ControlPlane:
             if loop.time() - self._wrote_s < LOOK_S:
                 continue
             try:
-                await loop.run_in_executor(self._pool, self._book.check_term)
+                await loop.run_in_executor(self._pool, self._region_log.check_term)
             except OverError as error:
                 self._is_over(error)
                 return
@@ -499,7 +498,7 @@ class ControlPlane:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._pool, lambda: self._book.outsiders(effect.group, effect.parts, ids)
+                self._pool, lambda: self._region_log.outsiders(effect.group, effect.parts, ids)
             )
         except KafkaError as error:
             log.info(

@@ -90,7 +90,7 @@ def check_sequence(sequence: int) -> None:
 
 
 def gone_text(is_there: Mapping[str, bool], what: str = "staged pieces") -> str:
-    """Return what is said of a sequence's staged pieces, by name, of which some are gone; empty: none is."""
+    """Return the error text for missing staged pieces of a sequence; empty if none is missing."""
     gone = [name for name, there in is_there.items() if not there]
     return f"of {len(is_there)} {what} {len(gone)} are gone, {gone[0]} among them" if gone else ""
 

@@ -50,7 +50,7 @@ class TooLargeError(CodecError):
 
 
 class UnknownCodecError(CodecError):
-    """The codec's number is none of those that readers know."""
+    """The batch names an unknown codec."""
 
 
 def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None = None) -> memoryview:
@@ -60,8 +60,8 @@ def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None =
         codec: The number in the batch's attributes.
         data: The bytes after the batch header.
         limit: The maximum decompressed size in bytes.
-        scratch: A buffer to reuse, because fresh pages cost more than the data written to them. The result may be
-            a view of it, valid until the next call with this buffer.
+        scratch: A buffer to reuse, because fresh pages cost more than the data written to them. The result may be a
+            view of it, valid until the next call with this buffer.
 
     Raises:
         TooLargeError: the data decompresses to more than `limit` bytes.
@@ -120,7 +120,7 @@ def _short_xxh32(data: bytes) -> int:
 
 
 def _room(size: int) -> bytearray | mmap.mmap:
-    """Return a buffer: one of many pages takes them only as they are written."""
+    """Return a buffer of this size; a large one takes memory only as it is written."""
     return bytearray(size) if size < _MAPPED_MIN else mmap.mmap(-1, size)
 
 

@@ -37,8 +37,8 @@ class FrameTemplate:
     Attributes:
         size: the length of its frames.
         header: the header of its frames; the correlation id differs.
-        make: makes the message of a frame from the frame's `numbers`. Messages share what does not change, and must
-            not be modified.
+        make: makes the message of a frame from the frame's `numbers`. Messages share what does not change, and must not
+            be modified.
         same: the message of all frames, if only the correlation id changes; else None.
         prepared: what the request's handler keeps for later frames; None at first.
     """

@@ -170,7 +170,7 @@ class GroupRebalance(Struct):
         member_id: str = string()
 
     class MemberDowntime(Struct):
-        """How long a member stood still."""
+        """A member's downtime: how long it processed nothing."""
 
         member_id: str = string()
         downtime_ms: int = int64()

@@ -132,7 +132,7 @@ class EncoderSource(FunctionSource):
             nullable = field.null_since <= self.version
             self.write_line(f"put_records({self.out}, {here}, {self.flexible}, {nullable})")
         elif field.kind == "array":
-            self.nullable(field, here, "", self.sequence)
+            self.nullable(field, here, "", self.array)
         elif field.null_since <= self.version:
             self.nullable(field, here, "b", self.nested)
         else:
@@ -190,7 +190,7 @@ class EncoderSource(FunctionSource):
             self.run.append((code, number))
         self.run.append(("", value))
 
-    def sequence(self, field: Field, value: str) -> None:
+    def array(self, field: Field, value: str) -> None:
         """Write the code that encodes an array that is not null."""
         element = field.element
         assert element is not None
@@ -377,7 +377,7 @@ class DecoderSource(FunctionSource):
         elif field.kind in ("string", "bytes", "records"):
             self.text(field, here)
         elif field.kind == "array":
-            self.sequence(field, here)
+            self.array(field, here)
         elif field.null_since <= self.version:
             self.nullable_struct(field, here)
         else:
@@ -449,7 +449,7 @@ class DecoderSource(FunctionSource):
             f"else: {here} = None" if field.null_since <= self.version else f"else: raise bad_length({name!r}, -1)"
         )
 
-    def sequence(self, field: Field, here: str) -> None:
+    def array(self, field: Field, here: str) -> None:
         """Write the code that reads an array; it checks the length against the remaining bytes before it allocates."""
         element = field.element
         assert element is not None

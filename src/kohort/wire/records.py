@@ -50,7 +50,7 @@ def read_pairs(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MA
 
 
 def collect_keys(batch: Buffer, header: BatchHeader, last: dict[bytes, int], limit: int = RECORDS_BYTES_MAX) -> None:
-    """Note the offset of the last record of each key in `last`.
+    """Store the offset of the last record of each key in `last`.
 
     Raises:
         TooLargeError: the records decompress to more than `limit` bytes.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kohort.region.member import events as member_events
-from kohort.region.messages import Cut
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt
+from kohort.region.records import Part, Position
 from kohort.region.sinks.dead_letters import divide, letters_of
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.region.states import RegionMemberState
@@ -163,9 +162,9 @@ class BatchMember(Member):
     def carry_out(self, effect: member_events.Effect) -> None:
         match effect:
             case member_events.Quiesce(cut) if self.world.healed or self.clock.chance.random() > 0.02:
-                self.step(member_events.Quiet(cut))
+                self.step(member_events.DrainCompleted(cut))
                 return
-            case member_events.StopPolling() | member_events.GoBack():
+            case member_events.StopPolling() | member_events.ResetApplication():
                 self.running = None
                 self.clock.after(1, self.hand_back)
             case member_events.Retire(counts=True):
@@ -182,7 +181,7 @@ class BatchMember(Member):
         """Return the keys that finished tasks staged."""
         return tuple(staged for _, staged in self.keys)
 
-    def save(self, cut: Cut) -> None:
+    def save(self, cut: CheckpointAttempt) -> None:
         if cut == self.machine.cut and self.machine.state is RegionMemberState.DRAINED:
             self.given = self.finished
             ends = tuple(

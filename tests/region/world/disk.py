@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from kohort.region.files import Output
-from kohort.region.parts import Part
+from kohort.region.records import Part
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.rows import refusal_of
 from kohort.region.staged import StagedKey

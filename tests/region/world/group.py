@@ -25,8 +25,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.ids import TopicPartition
-from kohort.region.parts import Part
-from kohort.region.records import Initial, Position
+from kohort.region.records import Initial, Part, Position
 from tests.region.world.memberships import (
     BEAT_MS,
     SESSION_MS,

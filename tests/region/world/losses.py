@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from kohort.errors import ErrorCode, OffsetError
 from kohort.ids import TopicPartition
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.parts import Part
+from kohort.region.records import Part
 from tests.region.world.names import TOPIC, part
 
 if TYPE_CHECKING:

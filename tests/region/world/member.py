@@ -14,15 +14,14 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
-from kohort.region.consuming.settings import Own
+from kohort.region.consuming.settings import RegionOptions
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.messages import Cut, Identity, Order
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt, Identity, Order
+from kohort.region.records import Part, Position, part_of
 from kohort.region.sinks import Keep
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import Staged
@@ -102,14 +101,14 @@ class Member:
         self.letters_are_checked = False
         self.stateful = self.clock.chance.random() < 0.5
         self.flow = RecordQueue(QUEUE_RECORDS, AT_ONCE_RECORDS)
-        own = Own(on_checkpoint=lambda sequence: b"state") if self.stateful else Own()
+        own = RegionOptions(on_checkpoint=lambda sequence: b"state") if self.stateful else RegionOptions()
         self.posts = Posts(self)
         self.consumer = RegionConsumer(cast(EventThread, self.posts), self.flow, self.stager, own, lambda _: None)
         self.tables: Iterator[pa.Table] | None = None
         self.hand: list[pa.Table] = []
         self.touched: Counter[tuple[int, int]] = Counter()
-        self.drains: Cut | None = None
-        self.goes_back: member_events.GoBack | None = None
+        self.drains: CheckpointAttempt | None = None
+        self.goes_back: member_events.ResetApplication | None = None
         self.to_publish: dict[str, member_events.PublishKeys] = {}
         self.publishes: set[str] = set()
         self.stages = False
@@ -326,7 +325,7 @@ class Member:
             self.drains = None
             bad = not self.world.healed and self.clock.chance.random() < 0.02
             why = LEFT_UNDONE if self.flow.dirty else "a commit failed" if bad else ""
-            quiet = member_events.NotQuiet(cut, why) if why else member_events.Quiet(cut)
+            quiet = member_events.DrainError(cut, why) if why else member_events.DrainCompleted(cut)
             self.later(lambda: self.step(quiet))
         if (back := self.goes_back) is not None:
             self.goes_back = None
@@ -334,7 +333,7 @@ class Member:
             self.flow.forget()
             self.positions.clear()
             self.begin_epoch(back.epoch)
-            self.later(lambda: self.step(member_events.WentBack(back.epoch)))
+            self.later(lambda: self.step(member_events.ApplicationReset(back.epoch)))
 
     # -- what the machine wants
 
@@ -371,7 +370,7 @@ class Member:
             case member_events.ResumeSubmitting():
                 self.drains = None
                 self.flow.open()
-            case member_events.GoBack():
+            case member_events.ResetApplication():
                 self.drains, self.goes_back = None, effect
                 self.flow.shut()
                 self.look_whether_idle()
@@ -482,13 +481,13 @@ class Member:
         at = self.clock.chance.randint(0, 3) if offset is None else offset
         return Position(part.group, part.topic, part.topic_id, part.partition, min(at, self.world.ends[part]))
 
-    def save(self, cut: Cut) -> None:
+    def save(self, cut: CheckpointAttempt) -> None:
         if cut != self.machine.cut or self.machine.state is not RegionMemberState.DRAINED:
             return
         self.stages = True
         try:
             self._look_whether_away()
-            staged = Staged(self.stager.stage_rest(), *self.stager.give_letters())
+            staged = Staged(self.stager.stage_rest(), *self.stager.stage_dead_letters())
         except Died as error:
             self.ends_by(error)
             return

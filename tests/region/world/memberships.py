@@ -32,7 +32,7 @@ from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import TopicPartition
 from kohort.region.member import events as member_events
 from kohort.region.messages import Identity
-from kohort.region.parts import Part
+from kohort.region.records import Part
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from kohort.region.parts import Part
+from kohort.region.records import Part
 from kohort.region.region_key import RegionKey
 
 REGION, REGION_ID = "flights", UUID(int=7)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.machine import RegionMachine
-from kohort.region.control_plane.state import Known, MemberPhase
+from kohort.region.control_plane.state import MemberPhase, RegionFacts
 from kohort.region.messages import AskReset, Emptying, Report, Stop
 from kohort.region.records import Manifest
 from kohort.region.server import LOOK_S, FactWriter, OverError, Pauses
@@ -32,7 +32,7 @@ LOOK_MS = int(LOOK_S * 1000)
 class Plane:
     """A control plane's machine, and what carries its effects out."""
 
-    def __init__(self, world: World, pen: WorldPen, known: Known) -> None:
+    def __init__(self, world: World, pen: WorldPen, known: RegionFacts) -> None:
         self.world, self.clock = world, world.clock
         self.term = known.term
         self.alive = True
@@ -86,7 +86,7 @@ class Plane:
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
         asleep = self.clock.now_ms < self.sleeps_until_ms + 500
-        unpublished = bool(self.machine.plane.owed) and self.machine.state is RegionState.CHECKPOINTING
+        unpublished = bool(self.machine.plane.unpublished) and self.machine.state is RegionState.CHECKPOINTING
         unpublished |= any(member.waits_for for member in self.machine.plane.members.values())
         if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
             self.cutting_since_ms = self.clock.now_ms
@@ -104,7 +104,7 @@ class Plane:
             raise ViolatedError("all are back, and the region goes on waiting")
 
     def send_in(self, connection: int, report: Report) -> None:
-        self._in_order(connection, lambda: self.step(plane_events.Heard(connection, report)))
+        self._in_order(connection, lambda: self.step(plane_events.MessageReceived(connection, report)))
 
     def hang_up(self, connection: int) -> None:
         self._in_order(connection, lambda: self._hung_up(connection))
@@ -135,11 +135,11 @@ class Plane:
         if plane.sequence:
             wanted, coming = plane.pending, len(plane.emptying)
             for confirms in (None, Emptying(UUID(int=1), places), Emptying(REGION_ID, places[1:])):
-                self.step(plane_events.Heard(-1, AskReset("?", forced=True, initial=True, confirms=confirms)))
+                self.step(plane_events.MessageReceived(-1, AskReset("?", forced=True, initial=True, confirms=confirms)))
                 if places and (plane.pending is not wanted or len(plane.emptying) > coming):
                     raise ViolatedError(f"the initial state is asked for with {confirms}, and is granted")
         confirms = Emptying(REGION_ID, places)
-        self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True, confirms=confirms)))
+        self.step(plane_events.MessageReceived(-1, AskReset("a person", forced=True, initial=True, confirms=confirms)))
 
     def step(self, event: plane_events.Event) -> None:
         before, waits = self.machine.state, self._late_by_their_sinks_alone()
@@ -163,11 +163,11 @@ class Plane:
 
     def _late_by_their_sinks_alone(self) -> list[str]:
         """Whom a cut that is due waits for, if all of them wait for their sinks and have said so long ago."""
-        plane, cutting = self.machine.plane, self.machine.plane.cutting
-        if cutting is None or plane.due.get("cut", self.clock.now_ms + 1) > self.clock.now_ms:
+        plane, ongoing = self.machine.plane, self.machine.plane.ongoing
+        if ongoing is None or plane.due.get("cut", self.clock.now_ms + 1) > self.clock.now_ms:
             return []
         done = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
-        late = [plane.members[name] for name in cutting.names if plane.members[name].phase is not done]
+        late = [plane.members[name] for name in ongoing.names if plane.members[name].phase is not done]
         if any(member.lost_ms is not None or member.connection not in self.clients for member in late):
             return []
         since_ms = [self.clients[member.connection].waits_since_ms for member in late]
@@ -199,9 +199,9 @@ class Plane:
         stored, pending = self.world.stored, self.machine.plane.pending
         coming = any(place in manifest.places for manifest in self._emptying)
         waits = pending is not None and pending.initial and place in stored.places
-        owed = stored.empties and place in stored.owed and self.term == stored.term
+        unpublished = stored.empties and place in stored.unpublished and self.term == stored.term
         others = [other for other in self.clients.values() if other is not member and place in other.folders]
-        if (coming or waits or owed) and not others:
+        if (coming or waits or unpublished) and not others:
             raise ViolatedError(f"{member.name} is let go, and nobody else could empty {place}")
 
     def carry_out(self, effect: plane_events.Effect) -> None:

@@ -75,10 +75,10 @@ class Restoring:
         void = any(disk.void for disk in world.disks.values())
         if world.healed or kept is None or void or world.stored.eras != kept.stored.eras or world.stored.differs:
             return
-        owed = (
-            self._saved().known(REGION, 0).owed()
+        unpublished = (
+            self._saved().known(REGION, 0).unpublished()
         )  # without what is staged for it, the region would wait for a person
-        places = sorted(place for place in world.disks if place not in owed)
+        places = sorted(place for place in world.disks if place not in unpublished)
         if self.chance.random() < 0.5 and places:
             place = self.chance.choice(places)
             world.clock.log(f"-- {place} is brought back from an older copy")
@@ -107,7 +107,7 @@ class Restoring:
         world.group.bring_back(kept.group)
         world.group.end(world.log.epoch, commit=False)  # a producer that begins aborts what was open in the copy
         saved = self._saved()
-        stored.owed = set(saved.known(REGION, 0).owed())
+        stored.unpublished = set(saved.known(REGION, 0).unpublished())
         for place, disk in world.disks.items():
             last, known = shows(disk), saved.shown.get(place)
             if last not in _histories(saved, place, 0 if known is None else known.sequence, stored.number_in(place)):
@@ -115,7 +115,7 @@ class Restoring:
             disk.staged.clear()  # epochs come again
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
-            if place in stored.owed and not stored.empties:  # a person may have given it up since
+            if place in stored.unpublished and not stored.empties:  # a person may have given it up since
                 number = stored.number_in(place)
                 disk.wanted[number] = kept.wanted[place][number]
 
@@ -157,13 +157,19 @@ class Restoring:
         stored, last = self.world.stored, shows(disk)
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
-        numbers = {place: stored.number_in(place) for place in stored.owed if place != disk.place}
+        numbers = {place: stored.number_in(place) for place in stored.unpublished if place != disk.place}
         stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
-        stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
+        stored.sequence, stored.places, stored.unpublished = (
+            known.sequence,
+            frozenset(known.places),
+            set(known.unpublished()),
+        )
         stored.empties = known.empties
         stored.differs.discard(disk.place)
         disk.lose_after(last)
-        if stored.empties and disk.place in stored.owed:  # the last sequence is the initial state: it is emptied too
+        if (
+            stored.empties and disk.place in stored.unpublished
+        ):  # the last sequence is the initial state: it is emptied too
             disk.goes_back(empties=True)
         self.adopted += 1
         self.world.clock.log(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
@@ -187,6 +193,6 @@ def _histories(saved: SavedFacts, place: str, known: int, number: int) -> set[in
 
 def _copied(stored: Stored) -> Stored:
     return replace(
-        stored, writes=dict(stored.writes), owed=set(stored.owed), differs=set(stored.differs),
+        stored, writes=dict(stored.writes), unpublished=set(stored.unpublished), differs=set(stored.differs),
         initial=dict(stored.initial), positions=dict(stored.positions), numbers=dict(stored.numbers),
     )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Contribution, Initial, Manifest, Position, Shown, keys_by_place
+from kohort.region.records import Contribution, Initial, Manifest, Part, Position, Shown, keys_by_place, part_of
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
 
@@ -18,7 +17,7 @@ class Stored:
     Attributes:
         disks: by their place.
         writes: to which places a member of this name writes in an epoch: the sink, and that of its dead letters.
-        owed: where the last sequence is still to be published, or to be emptied.
+        unpublished: where the last sequence is still to be published, or to be emptied.
         differs: places that are of another history than this topic, until a person adopts what they show.
         eras: how often all went back to the initial state.
         numbers: places in which the last sequence has another number, since a person adopted one that is ahead.
@@ -28,7 +27,7 @@ class Stored:
 
     disks: dict[str, Disk]
     writes: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    owed: set[str] = field(default_factory=set)
+    unpublished: set[str] = field(default_factory=set)
     places: frozenset[str] = frozenset()
     differs: set[str] = field(default_factory=set)
     eras: int = 0
@@ -43,7 +42,7 @@ class Stored:
 
     def show(self, fact: Shown) -> None:
         """A place shows a sequence, as its control plane has it."""
-        if fact.place in self.owed and fact.sequence == self.number_in(fact.place):
+        if fact.place in self.unpublished and fact.sequence == self.number_in(fact.place):
             raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
 
     def number_in(self, place: str) -> int:
@@ -59,7 +58,7 @@ class Stored:
         self.sequence, self.empties = manifest.sequence, manifest.empties
         self.eras += 1
         self.positions = {part_of(position): position for position in manifest.positions}
-        self.owed, self.places = set(manifest.places), frozenset(manifest.places)
+        self.unpublished, self.places = set(manifest.places), frozenset(manifest.places)
         for place, disk in self.disks.items():
             empties = manifest.empties and place in manifest.places
             if empties or place not in self.differs:  # the topic knows nothing of what a lost history wrote there
@@ -71,8 +70,10 @@ class Stored:
         wrong = self.differs.intersection(place for given in contributions for place in (given.sink, given.letters))
         if wrong:
             raise ViolatedError(f"sequence {manifest.sequence} is complete, and {wrong} shows another history")
-        if self.owed:
-            raise ViolatedError(f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.owed}")
+        if self.unpublished:
+            raise ViolatedError(
+                f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.unpublished}"
+            )
         ends = {part_of(position): position for position in manifest.positions}
         for place, disk in self.disks.items():
             if place in self.differs:
@@ -83,7 +84,7 @@ class Stored:
         self.sequence = manifest.sequence
         self.numbers.clear()
         self.positions, self.empties, self.places = ends, False, frozenset(manifest.places)
-        self.owed = set(keys_by_place(contributions))
+        self.unpublished = set(keys_by_place(contributions))
 
     def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
@@ -94,7 +95,7 @@ class Stored:
             raise ViolatedError(f"sequence {sequence} is taken for published in {disk.place}, of another history")
         disk.published = max(disk.published, sequence)
         if sequence == number:
-            self.owed.discard(disk.place)
+            self.unpublished.discard(disk.place)
             if self.empties:
                 disk.emptied()
         disk.check_published(disk.published)

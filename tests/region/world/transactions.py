@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.region.control_plane.events import Offsets
 from kohort.region.fact_table import FactTable, StoredRecord
-from kohort.region.parts import part_of
 from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
+from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term, part_of
 from kohort.region.region_key import SEAL, Author
 from kohort.region.region_log import TRANSACTION_MS, RegionLogWriter
 from kohort.region.server import OffsetsRefusal

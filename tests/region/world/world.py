@@ -11,7 +11,7 @@ import random
 from kohort.errors import KafkaError
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.member import events as member_events
-from kohort.region.parts import Part
+from kohort.region.records import Part
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.clock import Clock, ViolatedError
@@ -259,7 +259,7 @@ class World:
 
     def unpublished(self) -> bool:
         """Whether what the last who left has staged was left to nobody."""
-        return not self.living() and bool(self.stored.owed)
+        return not self.living() and bool(self.stored.unpublished)
 
     def _check_end(self) -> None:
         assert self.plane is not None
@@ -270,9 +270,9 @@ class World:
         if stay:
             raise ViolatedError(f"{', '.join(stay)} wanted to leave, and is not told to")
         if self.unpublished():
-            raise ViolatedError(f"sequence {self.stored.sequence} was never published to {self.stored.owed}")
+            raise ViolatedError(f"sequence {self.stored.sequence} was never published to {self.stored.unpublished}")
         for place, disk in self.disks.items():
-            disk.check_published(self.stored.sequence - (place in self.stored.owed))
+            disk.check_published(self.stored.sequence - (place in self.stored.unpublished))
         for part in self.group.parts():
             come = self.stored.positions.get(part)
             if come is None or come.offset != self.ends[part]:

@@ -28,7 +28,7 @@ from kohort.region.consuming.starts import start_of
 from kohort.region.member import events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.messages import Cut
+from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Contribution, Position
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
@@ -277,14 +277,14 @@ class Driven:
         self.threads[member]._hear_group(events.Lost, parts)
         self.threads[member]._follow_group()
 
-    def contribute(self, cut: Cut, member: int = 0, term: int = TERM) -> Contribution:
+    def contribute(self, cut: CheckpointAttempt, member: int = 0, term: int = TERM) -> Contribution:
         names = tuple(f"q{number}" for number in range(len(self.threads)))
         self.order(messages.Drain(term, cut), messages.Checkpoint(term, cut, names), member=member)
         given = self.said(messages.Contributed, member)[-1]
         assert given.cut == cut
         return given.contribution
 
-    def sequence(self, cut: Cut, member: int = 0) -> dict[int, tuple[int, int]]:
+    def sequence(self, cut: CheckpointAttempt, member: int = 0) -> dict[int, tuple[int, int]]:
         """A whole cut; gives where each partition began and ended."""
         given = self.contribute(cut, member)
         self.order(messages.Completed(TERM, cut.sequence, 0), member=member)

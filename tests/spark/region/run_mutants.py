@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from kohort.region.member import events
-from kohort.region.messages import Cut
+from kohort.region.messages import CheckpointAttempt
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
@@ -61,7 +61,7 @@ def _leaves_in_a_cut(self: QueryThread) -> None:
         self._step(events.Closing())
 
 
-def _contributes_what_it_finds(self: RegionQuery, member: int, cut: Cut, names: tuple[str, ...]) -> Any:
+def _contributes_what_it_finds(self: RegionQuery, member: int, cut: CheckpointAttempt, names: tuple[str, ...]) -> Any:
     self._at_cut = None
     return _CONTRIBUTE(self, member, cut, names)
 

@@ -17,7 +17,7 @@ from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region import messages
 from kohort.region.member import events
-from kohort.region.messages import Cut
+from kohort.region.messages import CheckpointAttempt
 from kohort.spark import source_sessions as sessions
 from kohort.spark.region.query_run import FAILURES_IN_A_ROW_MAX, WORKER_START_TIMEOUT
 from kohort.spark.region.query_state import SavedQuery
@@ -55,13 +55,13 @@ def batch_of(state: bytes) -> int | None:
 def test_it_contributes_its_last_batch_that_is_done_and_reads_on(query: Driven) -> None:
     reading(query)
     query.run.begin()
-    given = query.contribute(Cut(8, 1))
+    given = query.contribute(CheckpointAttempt(8, 1))
     assert spans_of(given) == {0: (100, 110), 1: (200, 210)} and batch_of(given.state) == 0
     assert [key.unit for key in given.keys] == [0]
     query.run.finish()
     query.run.end()
     query.order(messages.Completed(3, 8, 0))
-    given = query.contribute(Cut(9, 1))
+    given = query.contribute(CheckpointAttempt(9, 1))
     assert spans_of(given) == {0: (110, 120), 1: (210, 220)} and [key.unit for key in given.keys] == [1]
 
 
@@ -71,7 +71,7 @@ def test_what_is_wanted_back_ends_where_a_batch_has_read_it_last(query: Driven) 
     query.want(1)
     assert query.said(messages.Holding)
     query.run.batch()
-    given = query.contribute(Cut(8, 1))
+    given = query.contribute(CheckpointAttempt(8, 1))
     assert spans_of(given) == {0: (100, 120), 1: (200, 210)} and len(given.keys) == 2
     query.order(messages.Completed(3, 8, 0))
     assert 1 not in {part.partition for part in query.groups[0].held}, "it is let go with the sequence"
@@ -86,34 +86,34 @@ def test_what_is_wanted_back_during_a_batch_waits_for_it(query: Driven) -> None:
     query.turn()
     query.turn()
     assert query.said(messages.Holding)
-    assert query.sequence(Cut(8, 1)) == {0: (100, 120), 1: (200, 220)}
+    assert query.sequence(CheckpointAttempt(8, 1)) == {0: (100, 120), 1: (200, 220)}
 
 
 def test_partitions_revoked_during_a_cut_are_not_released_with_it(query: Driven) -> None:
     """The batch after the one that was contributed has read it."""
     reading(query)
-    query.contribute(Cut(8, 1))
+    query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     query.want(1)
     query.order(messages.Completed(3, 8, 0))
     query.turn()
     assert len(query.groups[0].held) == 2, "what the batch has read of it is in no sequence"
     assert query.said(messages.Holding)
-    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (210, 220)}
+    assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 120), 1: (210, 220)}
     assert len(query.groups[0].held) == 1
 
 
 def test_the_first_batch_that_begins_during_a_cut_has_read(query: Driven) -> None:
     query.begin()
     query.give({0: 100, 1: 200})
-    query.contribute(Cut(8, 1))
+    query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     query.turn()
     query.order(messages.Completed(3, 8, 0))
     query.want(1)
     query.turn()
     assert len(query.groups[0].held) == 2, "it was let go as if nothing had been read"
-    assert query.sequence(Cut(9, 1)) == {0: (100, 110), 1: (200, 210)}
+    assert query.sequence(CheckpointAttempt(9, 1)) == {0: (100, 110), 1: (200, 210)}
 
 
 def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -> None:
@@ -139,20 +139,20 @@ def test_what_is_lost_is_not_reported_once_it_has_returned(query: Driven) -> Non
     query.run.finish()
     query.run.end()
     query.turn()
-    assert query.sequence(Cut(8, 1)) == {0: (100, 110), 1: (200, 200)}
+    assert query.sequence(CheckpointAttempt(8, 1)) == {0: (100, 110), 1: (200, 200)}
     query.run.batch()
-    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (200, 210)}
+    assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 120), 1: (200, 210)}
 
 
 def test_a_new_assignment_is_read_from_its_start(query: Driven) -> None:
     """An idle query's last batch names what it has given away since, and got back."""
     reading(query)
     query.want(1)
-    query.sequence(Cut(8, 1))
+    query.sequence(CheckpointAttempt(8, 1))
     query.give({1: 500})
-    assert query.sequence(Cut(9, 1)) == {0: (110, 110), 1: (500, 500)}
+    assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 110), 1: (500, 500)}
     query.run.batch()
-    assert query.sequence(Cut(10, 1)) == {0: (110, 120), 1: (500, 510)}
+    assert query.sequence(CheckpointAttempt(10, 1)) == {0: (110, 120), 1: (500, 510)}
 
 
 def test_a_cut_before_the_query_has_begun_keeps_its_state(query: Driven) -> None:
@@ -160,23 +160,23 @@ def test_a_cut_before_the_query_has_begun_keeps_its_state(query: Driven) -> None
     query.spark.may_start.clear()
     query.begin(state)
     query.give({0: 100})
-    given = query.contribute(Cut(8, 1))
+    given = query.contribute(CheckpointAttempt(8, 1))
     assert given.state == state and given.keys == () and spans_of(given) == {0: (100, 100)}
 
 
 def test_a_cut_after_all_was_given_up_keeps_no_state(query: Driven) -> None:
     reading(query)
-    query.sequence(Cut(8, 1))
+    query.sequence(CheckpointAttempt(8, 1))
     query.spark.may_start.clear()
     query.reset(6, None, 9)
     query.goes_back()
     query.give({0: 0, 1: 0})
-    assert batch_of(query.contribute(Cut(10, 1)).state) is None
+    assert batch_of(query.contribute(CheckpointAttempt(10, 1)).state) is None
 
 
 def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
     reading(query)
-    query.sequence(Cut(8, 1))
+    query.sequence(CheckpointAttempt(8, 1))
     before = query.run
     before.begin()
     query.reset(6, query.said(messages.Contributed)[-1].contribution.state, 8)
@@ -186,7 +186,7 @@ def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
     assert query.run is not before and query.run.epoch == 6
     assert "refused" in before.ask("held", wait_ms=0)
     query.run.batch(rows=3)
-    given = query.contribute(Cut(9, 1))
+    given = query.contribute(CheckpointAttempt(9, 1))
     assert spans_of(given) == {0: (110, 113), 1: (210, 213)}
     assert {key.epoch for key in given.keys} == {6}
 
@@ -223,25 +223,25 @@ def test_of_two_resets_at_once_the_query_begins_for_the_last(query: Driven) -> N
 
 def test_another_control_plane_s_cut_of_the_same_number_is_another(query: Driven) -> None:
     reading(query)
-    query.contribute(Cut(8, 1))
+    query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     query.order(messages.Welcome(4, 5, 7, ("q0",)))
-    assert spans_of(query.contribute(Cut(8, 1), term=4)) == {0: (100, 120), 1: (200, 220)}
+    assert spans_of(query.contribute(CheckpointAttempt(8, 1), term=4)) == {0: (100, 120), 1: (200, 220)}
 
 
 def test_what_was_counted_in_vain_is_given_again(query: Driven) -> None:
     reading(query)
-    query.contribute(Cut(8, 1))
+    query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
-    assert [key.unit for key in query.contribute(Cut(8, 2)).keys] == [0, 1]
+    assert [key.unit for key in query.contribute(CheckpointAttempt(8, 2)).keys] == [0, 1]
     query.order(messages.Completed(3, 8, 0))
-    assert query.contribute(Cut(9, 1)).keys == ()
+    assert query.contribute(CheckpointAttempt(9, 1)).keys == ()
 
 
 def test_it_leaves_with_a_sequence_that_has_all_that_it_read(query: Driven) -> None:
     reading(query)
     query.run.begin()
-    query.contribute(Cut(8, 1))
+    query.contribute(CheckpointAttempt(8, 1))
     query.threads[0].leave_region()
     query.turn()
     assert not query.said(messages.Leave), "the batch that runs is not done"
@@ -252,7 +252,7 @@ def test_it_leaves_with_a_sequence_that_has_all_that_it_read(query: Driven) -> N
     query.order(messages.Completed(3, 8, 0))
     query.turn()
     assert query.said(messages.Leave)
-    assert query.sequence(Cut(9, 1)) == {0: (110, 120), 1: (210, 220)}
+    assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 120), 1: (210, 220)}
 
 
 def test_members_of_one_query_go_back_together(join: Driven) -> None:
@@ -276,9 +276,9 @@ def test_members_of_one_query_contribute_the_same_batch(join: Driven) -> None:
         join.give({0: 100}, member=member)
     join.run.batch(0)
     join.run.batch(1)
-    assert batch_of(join.contribute(Cut(8, 1)).state) == 1
+    assert batch_of(join.contribute(CheckpointAttempt(8, 1)).state) == 1
     join.run.batch(1)
-    assert spans_of(join.contribute(Cut(8, 1), member=1)) == {0: (100, 110)}
+    assert spans_of(join.contribute(CheckpointAttempt(8, 1), member=1)) == {0: (100, 110)}
 
 
 def test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_it(join: Driven) -> None:
@@ -288,16 +288,16 @@ def test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_i
         join.give({0: 100}, member=member)
     join.run.batch(0)
     join.run.batch(1)
-    join.order(messages.Drain(3, Cut(8, 1)), member=1)
-    join.contribute(Cut(8, 1))
+    join.order(messages.Drain(3, CheckpointAttempt(8, 1)), member=1)
+    join.contribute(CheckpointAttempt(8, 1))
     join.run.batch(1)
     join.want(0, member=1)
-    join.order(messages.Checkpoint(3, Cut(8, 1), ("q0", "q1")), member=1)
+    join.order(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0", "q1")), member=1)
     assert spans_of(join.said(messages.Contributed, 1)[-1].contribution) == {0: (100, 110)}
     join.order(messages.Completed(3, 8, 0), member=1)
     join.turn(1)
     assert len(join.groups[1].held) == 1, "what the later batch has read of it is in no sequence"
-    assert join.sequence(Cut(9, 1), member=1) == {0: (110, 120)}
+    assert join.sequence(CheckpointAttempt(9, 1), member=1) == {0: (110, 120)}
     join.turn(1)
     assert not join.groups[1].held
 
@@ -308,12 +308,12 @@ def test_a_state_that_counts_is_kept_also_when_the_run_has_ended_meanwhile(join:
         join.begin(epoch=5 + member, member=member)
         join.give({0: 100}, member=member)
     join.run.batch(0)
-    state = join.contribute(Cut(8, 1)).state
-    join.contribute(Cut(8, 1), member=1)
+    state = join.contribute(CheckpointAttempt(8, 1)).state
+    join.contribute(CheckpointAttempt(8, 1), member=1)
     join.reset(9, None, 8, member=1)
     join.goes_back(1)
     join.order(messages.Completed(3, 8, 0))
-    given = join.contribute(Cut(9, 1))
+    given = join.contribute(CheckpointAttempt(9, 1))
     assert given.state == state and given.keys == ()
 
 
@@ -329,7 +329,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
         return len(query.said(messages.AskCheckpoint))
 
     until(lambda: asked() > 1, "it asks again: the first word may be lost", 10)
-    query.sequence(Cut(8, 1))
+    query.sequence(CheckpointAttempt(8, 1))
     until(lambda: not query.threads[0].assignments._holds, "it goes on", 10)
 
 
@@ -362,7 +362,7 @@ def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(qu
     query.run.batch()
     query.turn()
     assert not query.said(messages.AskReset)
-    assert query.sequence(Cut(8, 1)) == {0: (100, 110)}
+    assert query.sequence(CheckpointAttempt(8, 1)) == {0: (100, 110)}
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -403,9 +403,9 @@ def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> N
     query.groups[0].commit = commit  # type: ignore[method-assign,assignment]
     query.give({0: 100})
     query.turn()
-    query.order(messages.Drain(3, Cut(8, 1)))
+    query.order(messages.Drain(3, CheckpointAttempt(8, 1)))
     assert len(committed) == 1 and query.said(messages.Drained)
-    query.threads[0].post(events.Ordered(messages.Checkpoint(3, Cut(8, 1), ("q0",))))
+    query.threads[0].post(events.Ordered(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",))))
     query.threads[0]._step(query.threads[0]._posted.get())
     assert len(committed) == 2 and not query.said(messages.Contributed)
     query.turn()
@@ -429,8 +429,8 @@ def test_a_commit_without_an_answer_is_not_sent_again_for_what_is_gone(query: Dr
     thread = query.threads[0]
     thread._later.commit = {TopicPartition("t", number): OffsetAndMetadata(100) for number in (0, 1)}
     query.turn()
-    query.order(messages.Drain(3, Cut(8, 1)))
-    query.order(messages.Checkpoint(3, Cut(8, 1), ("q0",)))
+    query.order(messages.Drain(3, CheckpointAttempt(8, 1)))
+    query.order(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",)))
     assert committed[-1] == {0, 1} and not query.said(messages.Contributed)
     if goes == "the cut":
         query.reset(6, None, 7)

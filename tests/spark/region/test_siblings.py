@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
-from kohort.region.control_plane.events import Why
+from kohort.region.control_plane.events import ResetCause
 from kohort.region.control_plane.state import Plane
 from kohort.region.member import events
 from kohort.spark.region import query_run
@@ -71,9 +71,9 @@ def test_who_waits_for_its_sibling_for_too_long_has_all_go_back(both: Both, firs
     both.pump(first)
     checkpoint(both, both.connections[first])
     both.plane.tick(9_999)
-    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 0
+    assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 0
     both.plane.tick(1)
-    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
+    assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 1
     assert both.connections[first] in both.plane.closed
     for member in (0, 1):  # both come back, now that the other is there
         both.connect(member)
@@ -193,9 +193,9 @@ def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
 def test_a_cut_that_lacks_a_sibling_gets_nothing_of_the_run(both: Both) -> None:
     """A control plane that knows no siblings cuts with one alone."""
     both.reads()
-    ends, staged, _ = both.query.query.contribute(0, messages.Cut(8, 1), ("q0",))
+    ends, staged, _ = both.query.query.contribute(0, messages.CheckpointAttempt(8, 1), ("q0",))
     assert (ends, staged.keys) == ({}, ())
-    ends, staged, _ = both.query.query.contribute(0, messages.Cut(8, 2), ("q0", "q1"))
+    ends, staged, _ = both.query.query.contribute(0, messages.CheckpointAttempt(8, 2), ("q0", "q1"))
     assert ([at.offset for at in ends.values()], [key.unit for key in staged.keys]) == ([110], [0])
 
 
@@ -243,7 +243,7 @@ def test_who_is_started_again_ends_the_earlier_one_s_siblings(both: Both) -> Non
     for member in (0, 1):
         assert both.plane.orders(both.connections[member], messages.Refused)
         assert both.connections[member] in both.plane.closed
-    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
+    assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 1
     both.plane.say(55, messages.WasReset(both.plane.orders(55, messages.Welcome)[-1].epoch))
     both.plane.say(55, messages.AskCheckpoint())
     assert both.sequences() == []
@@ -257,7 +257,7 @@ def test_one_s_death_is_the_death_of_all(both: Both, *, all_at_once: bool) -> No
     both.plane.tick(10_000)
     assert both.plane.machine.plane.members == {}
     assert both.plane.closed == (set() if all_at_once else {both.connections[1]})
-    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 1
+    assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 1
 
 
 def test_nobody_is_given_anything_before_all_of_the_query_are_there(both: Both) -> None:
@@ -287,7 +287,7 @@ def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> N
     both.plane.tick(10_000)
     both.pump(1)
     assert both.query.threads[1]._over
-    assert both.plane.machine.plane.metrics.resets[Why.DEAD] == 0
+    assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 0
     assert both.plane.machine.plane.sequence == 7
 
 

@@ -15,7 +15,7 @@ from tests.spark.region.driven import Driven, Run
 from tests.support.waiting import until
 
 from kohort.errors import InvalidInputError
-from kohort.region.messages import Cut
+from kohort.region.messages import CheckpointAttempt
 from kohort.spark.driver_channel import ChannelServer, Message
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
@@ -150,8 +150,8 @@ def test_a_query_with_timers_does_not_walk_past_what_it_may_have_to_go_back_to(q
     query.give({0: 100})
     query.run.batch()
     query.turn()
-    state = query.contribute(Cut(8, 1)).state
-    query.sequence(Cut(8, 2))
+    state = query.contribute(CheckpointAttempt(8, 1)).state
+    query.sequence(CheckpointAttempt(8, 2))
     run = query.run
     until(lambda: not trigger(run), "it stays", 20)
     assert run._number < 10

@@ -13,7 +13,7 @@ from typing import Any
 from kohort.broker.acls import AclRule, AclRuleFilter
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.broker.config.acl_store import AclStore
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.framing import BadFrame
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -217,7 +217,7 @@ def _check_numbers(request: Request[Any], numbers: Iterable[int]) -> None:
         raise BadFrame(f"{request.name}: an unknown type, pattern, operation or permission of a rule")
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
     handled(CreateAclsRequest, CreateAclsResponse, create_acls),
     handled(DeleteAclsRequest, DeleteAclsResponse, delete_acls),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -60,7 +60,6 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
     """Describe the quorum, which has one node: this broker is its leader and only voter.
 
     Topics are stored without a metadata log, so its offsets are 0. Source: KIP-595, KIP-836, KIP-853.
-
     """
     make, of_topic = DescribeQuorumResponse.PartitionData, DescribeQuorumResponse.TopicData
     topics = request.message.topics
@@ -87,7 +86,7 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
             DescribeQuorumResponse.Node(
                 node_id=place.node_id, listeners=[listener(name="PLAINTEXT", host=place.host, port=place.port)]
             )
-            for place in node.places.nodes(request.connection)
+            for place in node.endpoints.nodes(request.connection)
         ]
     return response
 
@@ -307,7 +306,7 @@ def _write_marker(
     done()
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum),
     handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
     handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),

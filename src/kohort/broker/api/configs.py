@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
 from kohort.broker.config.live_settings import ALL, stores_of
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.security.settings import reloadable
 from kohort.broker.security.store_changes import StoreChanges
@@ -48,7 +48,7 @@ class ConfigResourceType(IntEnum):
     GROUP = 32
 
 
-class Named(Protocol):
+class NamedResource(Protocol):
     """A resource as requests name it."""
 
     resource_type: int
@@ -56,7 +56,7 @@ class Named(Protocol):
 
 
 _TYPES = {*ConfigResourceType}
-R = TypeVar("R", bound=Named)
+R = TypeVar("R", bound=NamedResource)
 A = TypeVar("A")
 B = TypeVar("B", bound=Message)
 C = TypeVar("C", AlterConfigsRequest.AlterConfigsResource, IncrementalAlterConfigsRequest.AlterConfigsResource)
@@ -91,7 +91,7 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
 _GUARDED = {ConfigResourceType.TOPIC: Resource.TOPIC, ConfigResourceType.GROUP: Resource.GROUP}
 
 
-def _check_right(node: Node, caller: Caller, operation: AclOperation, named: Named) -> None:
+def _check_right(node: Node, caller: Caller, operation: AclOperation, named: NamedResource) -> None:
     """Reject a resource whose settings the client may not describe or alter. Those of brokers belong to the cluster."""
     resource = _GUARDED.get(ConfigResourceType(named.resource_type)) if named.resource_type in _TYPES else None
     kind, name = (Resource.CLUSTER, CLUSTER_NAME) if resource is None else (resource, named.resource_name)
@@ -99,7 +99,7 @@ def _check_right(node: Node, caller: Caller, operation: AclOperation, named: Nam
         raise NotAuthorizedError(kind.refusal.text, kind.refusal)
 
 
-def _entries(node: Node, resource: Named) -> list[Entry]:
+def _entries(node: Node, resource: NamedResource) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == ConfigResourceType.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
@@ -249,7 +249,7 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
     )
 
 
-def _explicit(node: Node, resource: Named) -> dict[str, str]:
+def _explicit(node: Node, resource: NamedResource) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
     if kind in (ConfigResourceType.GROUP, ConfigResourceType.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
@@ -298,7 +298,9 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
     return configs
 
 
-def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool, stores: StoreChanges) -> None:
+def _store(
+    node: Node, resource: NamedResource, configs: dict[str, str], validate_only: bool, stores: StoreChanges
+) -> None:
     _explicit(node, resource)
     if resource.resource_type == ConfigResourceType.GROUP:
         node.group_settings.check(configs)
@@ -357,7 +359,7 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
     )
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
     handled(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
     handled(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),

@@ -13,9 +13,8 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
-from kohort.broker.api.permitted import permitted_operations
-from kohort.broker.authorization import Resource, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.authorization import Resource, permitted_operations, refused_names
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
@@ -237,7 +236,7 @@ def _named(partitions: Iterable[PartitionsOfTopic]) -> _Describe.DescribedGroup.
     )
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
     handled(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
 ]

@@ -7,10 +7,9 @@ the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. De
 
 from __future__ import annotations
 
-from kohort.broker.api.permitted import permitted_on_cluster
-from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import Handled, handled
-from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
+from kohort.broker.authorization import Resource, is_allowed, permitted_on_cluster
+from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.endpoints import NOWHERE, CoordinatorKind, Endpoint
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
@@ -25,7 +24,7 @@ from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.message import Message
 
 BROKERS, CONTROLLERS = 1, 2
-_RESOURCES = {Coordinated.GROUP: Resource.GROUP, Coordinated.TRANSACTION: Resource.TRANSACTIONAL_ID}
+_RESOURCES = {CoordinatorKind.GROUP: Resource.GROUP, CoordinatorKind.TRANSACTION: Resource.TRANSACTIONAL_ID}
 
 
 def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
@@ -38,7 +37,7 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
         name, version = message.client_software_name, message.client_software_version
         if not _check_software_word(name) or not _check_software_word(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        if message.cluster_id is not None and not host.places.is_here(message.cluster_id, message.node_id):
+        if message.cluster_id is not None and not host.endpoints.is_here(message.cluster_id, message.node_id):
             return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
         client.set_software(name, version, message.client_process)
         client.lease_ms = host.lease_ms(client)
@@ -86,11 +85,11 @@ def describe_cluster(host: GroupHost, request: Request[DescribeClusterRequest]) 
         )
     make = DescribeClusterResponse.DescribeClusterBroker
     return DescribeClusterResponse(
-        cluster_id=host.places.cluster_id,
-        controller_id=host.places.controller_id,
+        cluster_id=host.endpoints.cluster_id,
+        controller_id=host.endpoints.controller_id,
         brokers=[
             make(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in host.places.nodes(request.connection)
+            for node in host.endpoints.nodes(request.connection)
         ],
         cluster_authorized_operations=permitted_on_cluster(
             message.include_cluster_authorized_operations, host, request
@@ -126,17 +125,17 @@ def find_coordinator(host: GroupHost, request: Request[FindCoordinatorRequest]) 
 
 def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key: str) -> tuple[ErrorCode, Endpoint]:
     try:
-        kind = Coordinated(request.message.key_type)
+        kind = CoordinatorKind(request.message.key_type)
     except ValueError:
         return ErrorCode.INVALID_REQUEST, NOWHERE
     resource = _RESOURCES.get(kind)
     if resource is not None and not is_allowed(host, request, AclOperation.DESCRIBE, resource, key):
         return resource.refusal, NOWHERE
-    found = host.places.coordinator(kind, key, request.connection)
+    found = host.endpoints.coordinator(kind, key, request.connection)
     return (found, NOWHERE) if isinstance(found, ErrorCode) else (ErrorCode.NONE, found)
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(ApiVersionsRequest, ApiVersionsResponse, api_versions),
     handled(DescribeClusterRequest, DescribeClusterResponse, describe_cluster),
     handled(FindCoordinatorRequest, FindCoordinatorResponse, find_coordinator),

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import Handled, handled
-from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
+from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.fetch_sessions import FetchedPartition, FetchSession, Key
 from kohort.broker.node import Node
 from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.server.requests import Request
@@ -38,7 +38,7 @@ WAITING_BYTES = 400
 """Memory of a partition of a fetch that waits, about; of one in a session a quarter, since sessions have a bound."""
 
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
-Found: TypeAlias = tuple[Fetched, _Partition, int]
+Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
 """A requested partition, its response, and the size of its records."""
 
 
@@ -59,7 +59,11 @@ class Fetch:
     __slots__ = ("_held", "_isolation", "_node", "_parts", "_request", "_session", "_wait")
 
     def __init__(
-        self, node: Node, request: Request[FetchRequest], parts: Iterable[Fetched], session: FetchSession | None
+        self,
+        node: Node,
+        request: Request[FetchRequest],
+        parts: Iterable[FetchedPartition],
+        session: FetchSession | None,
     ) -> None:
         self._node = node
         self._request = request
@@ -188,7 +192,9 @@ class Fetch:
                 refused[topic] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return refused
 
-    def _read_one(self, source: PartitionLog, part: Fetched, limit: int, first: bool) -> tuple[_Partition, int, bool]:
+    def _read_one(
+        self, source: PartitionLog, part: FetchedPartition, limit: int, first: bool
+    ) -> tuple[_Partition, int, bool]:
         """Return the response of one partition, the size of its records, and whether there are more behind them."""
         index = part.key[1]
         try:
@@ -277,7 +283,7 @@ def _news(entry: Found) -> bool:
     return news
 
 
-def _cut_off(source: PartitionLog, part: Fetched) -> _Partition | None:
+def _cut_off(source: PartitionLog, part: FetchedPartition) -> _Partition | None:
     """Return the diverging epoch for a client that has read a truncated part of the log, or None.
 
     The records of an earlier leader may have been lost with its machine. Other records have those offsets now.
@@ -328,13 +334,13 @@ def _records_read(result: ReadResult, crowded: bool) -> Records:
     ]
 
 
-def _wanted(message: FetchRequest, by_id: bool) -> dict[Key, Fetched]:
-    wanted: dict[Key, Fetched] = {}
+def _wanted(message: FetchRequest, by_id: bool) -> dict[Key, FetchedPartition]:
+    wanted: dict[Key, FetchedPartition] = {}
     for topic in message.topics:
         name = topic.topic_id if by_id else topic.topic
         for part in topic.partitions:
             key = (name, part.partition)
-            wanted[key] = Fetched(
+            wanted[key] = FetchedPartition(
                 key, part.fetch_offset, part.partition_max_bytes, part.current_leader_epoch, part.last_fetched_epoch
             )
     return wanted
@@ -378,6 +384,6 @@ def _fetch_on(
     return Fetch(node, request, session.partitions.values(), session).start()
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(FetchRequest, FetchResponse, fetch),
 ]

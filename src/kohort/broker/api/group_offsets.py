@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import NO_ERROR, ErrorCode, InvalidInputError
@@ -64,7 +64,6 @@ class CommitPlan(Generic[T]):
     """The partitions of a commit in the request's order: those for the coordinator, and those rejected before.
 
     Results are whole columns where nothing is rejected, because a commit may name hundreds of partitions.
-
     """
 
     def __init__(
@@ -521,7 +520,7 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
     )
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(OffsetCommitRequest, OffsetCommitResponse, offset_commit),
     handled(OffsetFetchRequest, OffsetFetchResponse, offset_fetch),
     handled(OffsetDeleteRequest, OffsetDeleteResponse, offset_delete),

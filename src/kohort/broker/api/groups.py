@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, Final
 
-from kohort.broker.api.permitted import permitted_operations
-from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, permitted_operations, refused_names
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.host import GroupHost
 from kohort.broker.rebalance_history import RebalanceRecord
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -396,7 +395,7 @@ def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> Non
     host.groups.ask_by_shard(deleted, events.DeleteGroups, response_entries, send_response)
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(JoinGroupRequest, JoinGroupResponse, join_group),
     handled(SyncGroupRequest, SyncGroupResponse, sync_group),
     handled(HeartbeatRequest, HeartbeatResponse, heartbeat),

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
@@ -144,7 +144,7 @@ def _epoch_end(
     return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
     handled(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
 ]

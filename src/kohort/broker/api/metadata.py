@@ -9,9 +9,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from kohort.broker.api.permitted import permitted_on_cluster, permitted_operations
-from kohort.broker.authorization import Caller, Resource, is_allowed, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.authorization import (
+    Caller,
+    Resource,
+    is_allowed,
+    may_see,
+    permitted_on_cluster,
+    permitted_operations,
+    refused_names,
+)
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
@@ -67,15 +74,15 @@ def without_duplicates(asked: list[Asked]) -> list[Asked]:
 
 def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]) -> MetadataResponse:
     """Return a Metadata response with the nodes and these topics."""
-    message, places = request.message, host.places
+    message, endpoints = request.message, host.endpoints
     make = MetadataResponse.MetadataResponseBroker
     response = MetadataResponse(
         brokers=[
             make(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in places.nodes(request.connection)
+            for node in endpoints.nodes(request.connection)
         ],
-        cluster_id=places.cluster_id,
-        controller_id=places.controller_id,
+        cluster_id=endpoints.cluster_id,
+        controller_id=endpoints.controller_id,
         topics=topics,
     )
     if 8 <= request.version <= 10:
@@ -135,7 +142,9 @@ def _topic(host: GroupHost, topic: KnownTopic) -> TopicMetadata:
             replica_nodes=replicas,
             isr_nodes=in_sync,
         )
-        for index, (leader, epoch, replicas, in_sync) in enumerate(host.places.leaders(name, range(topic.partitions)))
+        for index, (leader, epoch, replicas, in_sync) in enumerate(
+            host.endpoints.leaders(name, range(topic.partitions))
+        )
     ]
     return TopicMetadata(name=name, topic_id=topic.id, is_internal=name in INTERNAL, partitions=partitions)
 
@@ -191,7 +200,7 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
             eligible_leader_replicas=[],
             last_known_elr=[],
         )
-        for index, (leader, epoch, replicas, in_sync) in zip(wanted, host.places.leaders(name, wanted), strict=True)
+        for index, (leader, epoch, replicas, in_sync) in zip(wanted, host.endpoints.leaders(name, wanted), strict=True)
     ]
     return _Described(
         name=name,
@@ -201,8 +210,8 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
     )
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
-AS_IT_IS: list[Handled[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
+AS_IT_IS: list[ApiHandler[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
 """Metadata handlers of a host that creates no topics."""

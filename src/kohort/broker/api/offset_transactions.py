@@ -7,7 +7,7 @@ topics by id, and has errors for a missing group and a stale member epoch (KIP-1
 from __future__ import annotations
 
 from kohort.broker.api.group_offsets import CommitPlan, commit_targets
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -117,7 +117,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     host.groups.ask(request.client, event, reply_commit)
 
 
-HANDLERS: list[Handled[GroupHost]] = [
+HANDLERS: list[ApiHandler[GroupHost]] = [
     handled(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, add_offsets_to_txn),
     handled(TxnOffsetCommitRequest, TxnOffsetCommitResponse, txn_offset_commit),
 ]

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.requests import Request
@@ -304,6 +304,6 @@ def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) ->
     return refused
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(ProduceRequest, ProduceResponse, produce),
 ]

@@ -83,7 +83,7 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
     """Answer ClusterMetadata with the group's coordinator and the brokers."""
-    found, nodes = host.places.pushing(asked.group_id, request.connection)
+    found, nodes = host.endpoints.pushing(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):
         request.answer(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
@@ -166,7 +166,7 @@ def answer_to(
             return
         why = refused_why(asked, error)
         if error is ErrorCode.NOT_COORDINATOR:
-            place, _ = host.places.pushing(asked.group_id, request.connection)
+            place, _ = host.endpoints.pushing(asked.group_id, request.connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
         request.refuse(body, why)
 

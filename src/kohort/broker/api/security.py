@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS, SALT_BYTES_MAX
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -147,7 +147,7 @@ def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenReques
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, describe_users),
     handled(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, alter_users),
     handled(CreateDelegationTokenRequest, CreateDelegationTokenResponse, create_token),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
@@ -34,6 +34,6 @@ def streams_group_heartbeat(
     return StreamsGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=text)
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse, streams_group_heartbeat)
 ]

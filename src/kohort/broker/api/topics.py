@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from kohort.broker.api.config_entries import topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
@@ -331,7 +331,7 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
     return DeleteRecordsResponse(topics=topics)
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
     handled(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
     handled(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),

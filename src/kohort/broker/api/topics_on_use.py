@@ -15,7 +15,7 @@ from kohort.broker.api.metadata import (
 )
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
@@ -111,4 +111,4 @@ def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaErro
     return None
 
 
-HANDLERS: list[Handled[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]
+HANDLERS: list[ApiHandler[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
-from kohort.broker.dispatch import Handled, handled
+from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.broker.transactions.log import Status, Transaction
@@ -309,7 +309,7 @@ def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}"
 
 
-HANDLERS: list[Handled[Node]] = [
+HANDLERS: list[ApiHandler[Node]] = [
     handled(InitProducerIdRequest, InitProducerIdResponse, init_producer_id),
     handled(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, add_partitions_to_txn),
     handled(EndTxnRequest, EndTxnResponse, end_txn),

@@ -49,7 +49,6 @@ class GroupSettingsFile:
 
         Raises:
             InvalidInputError: a setting is unknown, or outside the broker's limits.
-
         """
         known = self.allowed_settings()
         values: dict[str, int] = {}

@@ -16,7 +16,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         CorruptDataError: the file can't be read or has other content.
-
     """
     try:
         content = msgspec.json.decode(path.read_bytes())
@@ -36,6 +35,5 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
     Raises:
         OSError: the file has the old content.
-
     """
     replace_file(path, msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1).decode(), mode=0o600)

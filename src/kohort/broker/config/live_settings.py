@@ -111,7 +111,6 @@ class LiveSettings:
 
         Raises:
             InvalidInputError: it is neither.
-
         """
         if name not in (ALL, self._own):
             raise InvalidInputError(f"this is broker {self._own}, not {name}")
@@ -127,7 +126,6 @@ class LiveSettings:
 
         Raises:
             InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.
-
         """
         for key, text in altered.items():
             self.check_key(name, key)

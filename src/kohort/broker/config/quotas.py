@@ -31,7 +31,6 @@ def entity_of(names: list[tuple[str, str | None]]) -> Entity:
 
     Raises:
         InvalidInputError: there is no such entity.
-
     """
     kinds = [kind for kind, _ in names]
     if len(set(kinds)) < len(kinds) or not kinds:
@@ -51,7 +50,6 @@ def check(entity: Entity, key: str, value: float) -> None:
 
     Raises:
         InvalidInputError: it can't.
-
     """
     address = dict(entity).get(IP)
     if address is not None:

@@ -140,7 +140,6 @@ class Users:
         """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password).
 
         The change is durable when this returns.
-
         """
         after = {name: dict(found) for name, found in self._by_name.items()}
         for user, mechanism in deletions:

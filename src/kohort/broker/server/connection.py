@@ -139,7 +139,7 @@ SENDFILE_BYTES = 1 << 20
 """Log bytes per system call, so that other connections get their turn in between."""
 
 
-class Outgoing:
+class OutgoingBytes:
     """The bytes that the transport has not accepted yet.
 
     Attributes:
@@ -162,9 +162,6 @@ class Outgoing:
 
     def send(self) -> bool:
         """Send as much as the transport accepts; return whether that was everything.
-
-        Raises:
-            OSError: the connection has failed.
 
         Raises:
             OSError: the connection has failed.
@@ -245,7 +242,7 @@ class Answer(Protocol):
     """The parts to send; None: not known yet; empty: send nothing."""
 
 
-class Unasked:
+class UnrequestedFrame:
     """A request of the broker to the client, in its place between responses."""
 
     __slots__ = ("parts",)
@@ -261,7 +258,6 @@ class Handler(Protocol):
         """Handle one request; raise `BadFrame` to close the connection.
 
         The frame may be modified. The next read overwrites its memory.
-
         """
 
     def on_closed(self, connection: Connection) -> None:
@@ -344,7 +340,7 @@ class Connection:
         self._limits = limits
         self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
-        self._outgoing = Outgoing(transport)
+        self._outgoing = OutgoingBytes(transport)
         self._held = self._begun = 0
         self._scratch = scratch
         self._writing = False
@@ -420,7 +416,6 @@ class Connection:
 
         Responses are sent in between, and a full connection stops reading. A read full of small requests must not pile
         up large responses, nor delay the other connections.
-
         """
         clock = time.monotonic
         now = clock()
@@ -573,7 +568,7 @@ class Connection:
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
         if not self.closed:
-            unasked = Unasked(parts)
+            unasked = UnrequestedFrame(parts)
             self.pending.append(unasked)
             self.ready(unasked)
 

@@ -28,7 +28,7 @@ HELD_MAX = 10_000
 """The most held requests of a rule. Later requests pass, so that a forgotten barrier can't fill the memory."""
 
 
-class Subject(Protocol):
+class FaultSubject(Protocol):
     """A subject of fault rules: a Kafka request, a request of a push consumer, or a request to a push consumer."""
 
     on_reply: Callable[[Parts], bool] | None
@@ -53,7 +53,7 @@ class Subject(Protocol):
         """Return a response that can't be decoded."""
 
 
-class Refusable(Subject, Protocol):
+class Refusable(FaultSubject, Protocol):
     """A subject that creates its own error response."""
 
     def fail(self, error: ErrorCode, why: str) -> None: ...
@@ -198,7 +198,7 @@ class Faults:
                 return False
         return True
 
-    def _hold_reply(self, rule: _Rule, request: Subject, parts: Parts) -> bool:
+    def _hold_reply(self, rule: _Rule, request: FaultSubject, parts: Parts) -> bool:
         if rule.open or len(rule.held) >= HELD_MAX:
             return True
 
@@ -225,18 +225,18 @@ def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
         request.fail(error, why)
 
 
-def _close_instead(request: Subject) -> bool:
+def _close_instead(request: FaultSubject) -> bool:
     request.connection.close()
     return False
 
 
-def _garble(request: Subject) -> bool:
+def _garble(request: FaultSubject) -> bool:
     request.on_reply = None
     request.send(request.unreadable())
     return False
 
 
-def _matches(fault: Fault, request: Subject) -> bool:
+def _matches(fault: Fault, request: FaultSubject) -> bool:
     if fault.api is not None and request.api != fault.api:
         return False
     if fault.client_id is not None and request.client_id != fault.client_id:

@@ -65,7 +65,6 @@ def shares(limit: int) -> Descriptors:
 
     Raises:
         InvalidInputError: the limit is too low.
-
     """
     if limit < DESCRIPTORS_MIN:
         raise InvalidInputError(
@@ -161,7 +160,6 @@ class Server:
 
         Raises:
             KafkaError: another process took the port after it was bound.
-
         """
         if isinstance(listener, socket.socket):
             listener = ListenerSocket("PLAINTEXT", listener)
@@ -205,7 +203,6 @@ class Server:
         """Refuse the next connection with the spare descriptor, because none is left; return whether that succeeded.
 
         A client that is not refused waits in the system's queue until its own timeout.
-
         """
         if self._spare is None:
             return False

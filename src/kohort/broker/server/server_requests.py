@@ -42,7 +42,6 @@ class ServerRequests:
 
         Raises:
             KafkaError: the client has too many unanswered requests.
-
         """
         if len(self._asked) >= UNANSWERED_MAX:
             raise KafkaError(
@@ -56,7 +55,6 @@ class ServerRequests:
 
         Raises:
             BadFrame: no request is unanswered.
-
         """
         if not self._asked:
             raise BadFrame(f"an answer of {len(frame)} bytes to nothing that was asked")

@@ -97,13 +97,13 @@ class MarkerWaits:
         self._stuck: set[str] = set()
 
     def add(self, transactional_id: str, ended: Callable[[], None], otherwise: Callable[[ErrorCode], None]) -> None:
-        """Wait for the end of a transaction that is being ended.
+        """Register a request that waits until all markers of a transaction are written.
 
         Args:
             transactional_id: the transaction's id.
             ended: called when all markers are written.
-            otherwise: called instead if the wait fails, perhaps before this method returns; takes the code from
-                `refusal`.
+            otherwise: called with an error code if the wait fails, perhaps before this method returns: the code
+                that `refusal` returns.
         """
         waiting = self._waiting.get(transactional_id, [])
         if transactional_id in self._stuck or len(waiting) >= WAITING_MAX:
@@ -335,7 +335,6 @@ class Transactions:
 
         Raises:
             KafkaError: the producer may not.
-
         """
         header = parse_header(records)
         producer = (header.producer_id, header.producer_epoch)

@@ -1,4 +1,4 @@
-"""Changes of groups that are previewed first: which offsets a reset, a deletion of offsets or of a group concerns.
+"""Changes of groups with a preview: offset resets, and deletions of offsets or groups.
 
 Commands and the dashboard preview and make changes by the same functions. All calls block.
 """

@@ -70,8 +70,7 @@ class Consumer(Lookups, SyncMethods):
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
             **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`). The class's
-                docstring
-                lists them.
+                docstring lists them.
 
         Raises:
             InvalidInputError: An unknown setting (naming the nearest), or an invalid value.

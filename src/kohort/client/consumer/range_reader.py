@@ -136,8 +136,7 @@ class RangeReader(Lookups, ClosedOnExit):
                 when retention has removed a part, and end when the log was truncated before the position. If it was
                 truncated within the range, end after `default_api_timeout_ms` without data.
             topic_id: The id of the topic that the offsets belong to: another topic of the same name is not read. None:
-                the
-                topic that has the name at the time.
+                the topic that has the name at the time.
 
         Raises:
             NotFoundError: The topic of `topic_id` was deleted or recreated.

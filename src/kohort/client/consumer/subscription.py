@@ -37,8 +37,7 @@ class PartitionState:
         position: None until known: from the committed offset or the reset policy.
         fetch_position: Where the next fetch starts: `position`, or after the fetched records.
         position_version: Changes with every seek and every new assignment, and is never reused. Records that were
-            fetched
-            at another version are dropped, also when the partition was revoked and reassigned meanwhile.
+            fetched at another version are dropped, also when the partition was revoked and reassigned meanwhile.
         reset: The policy or timestamp that is being looked up; None when the position is valid.
         high_watermark, log_start, last_stable: Offsets from the last fetch; -1 unknown.
         replica: The broker to fetch from instead of the leader (KIP-392), or None.
@@ -48,8 +47,7 @@ class PartitionState:
         recovers: Whether the partition is read again once `broken` was raised: a right may be given back.
         wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
         withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
-            up, so
-            that none is committed.
+            up, so that none is committed.
     """
 
     position: FetchPosition | None = None

@@ -62,10 +62,10 @@ class GroupMember(Lookups, ClosedOnExit):
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
             group_id: The group.
-                topics: The topics to subscribe to; or
-                pattern: A regular expression for them.
-                user_data: Data for the assignor.
-                **settings: Settings of `ConsumerConfig`, by either kind of name.
+            topics: The topics to subscribe to; or
+            pattern: A regular expression for them.
+            user_data: Data for the assignor.
+            **settings: Settings of `ConsumerConfig`, by either kind of name.
         """
         subscription = Subscription(tuple(topics or ()), pattern, user_data)
         config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
@@ -189,8 +189,7 @@ class GroupMember(Lookups, ClosedOnExit):
         Args:
             offsets: The next offsets to read, with metadata if wanted.
             generation: Refuse locally unless this is still the current generation, or the partitions were held ever
-                since: a
-                group's generation rises while members keep their partitions. None: the current one.
+                since: a group's generation rises while members keep their partitions. None: the current one.
             timeout_ms: None: `default_api_timeout_ms`.
             topic_ids: The topics' ids when the offsets were read; None: the current ids.
 

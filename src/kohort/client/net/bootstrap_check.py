@@ -61,7 +61,7 @@ class ReachabilityLog:
         Args:
             address: The broker's address.
             reason: The cause.
-            paused: The connection had been established, and the broker had answered.
+            paused: An established connection ended, on which the broker had answered.
             named_by: The address of another broker, which named this one.
             final: Retries do not cure the failure: calls that need the connection fail.
         """

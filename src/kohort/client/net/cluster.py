@@ -411,17 +411,17 @@ class Cluster:
 
         Args:
             message: A kohort.wire request, or one `Between` versions.
-                to: The target.
-                timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
-                    (JoinGroup, Fetch) need a limit of their own.
-                channel: Requests of different channels use different connections and never wait for each other.
-                leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
+            to: The target.
+            timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
+                (JoinGroup, Fetch) need a limit of their own.
+            channel: Requests of different channels use different connections and never wait for each other.
+            leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
             TimedOutError: Not answered within the time. Retriable.
-                KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that this client has, or none
-                    that can express it.
+            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that this client has, or none
+                that can express it.
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         wanted = message if isinstance(message, Between) else Between(message)

@@ -3,7 +3,7 @@
 A `BrokerConnection` (a *link* for short) is one connection to one broker. `BrokerConnections` opens them on demand,
 negotiates versions, authenticates, matches responses to requests and enforces timeouts. The driver carries out the
 commands that `take_commands` returns, and reports back with `opened`, `received` and `closed`. Each broker has one
-connection for each *lane*. Brokers answer the requests of a connection in order, so a heartbeat must not share a
+connection for each *channel*. Brokers answer the requests of a connection in order, so a heartbeat must not share a
 connection with a fetch that waits for data.
 
 A link's states, and what each event does:
@@ -250,7 +250,6 @@ class BrokerConnections:
     """All connections of one client.
 
     Attributes:
-        bytes_sent, bytes_received, requests_sent: counters for metrics.
         lease_ms: The shortest lease that a broker offered this client; None if none did. See `kohort.io.processes`.
         apart: Whether coordinators apart from the brokers were met; the brokers must then not be asked for groups.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
@@ -405,7 +404,7 @@ class BrokerConnections:
 
     def claim(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
         """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
-        del self._by_channel[link.node, link.channel]  # the next request on the lane opens another link
+        del self._by_channel[link.node, link.channel]  # the next request on the channel opens another link
 
         def send_raw_frame(body: bytes) -> None:
             self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
@@ -435,7 +434,7 @@ class BrokerConnections:
         self.health(address).log_from_ms = self.runtime.now_ms + SILENT_MS
 
     def requests_in_flight(self, node: int) -> int | None:
-        """Return the number of requests in flight to a node over all lanes; None when it has no connection."""
+        """Return the number of requests in flight to a node over all channels; None when it has no connection."""
         flights = [len(link.in_flight) for link in self._links.values() if link.node == node and link.is_ready]
         return sum(flights) if flights else None
 

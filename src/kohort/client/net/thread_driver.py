@@ -93,8 +93,8 @@ class ThreadClient:
         """Run a coroutine of the core and wait for its value.
 
         Raises:
-                TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have their own time limits.
-                InvalidInputError: A callback on the client's own thread called it, which would wait for itself.
+            TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have their own time limits.
+            InvalidInputError: A callback on the client's own thread called it, which would wait for itself.
         """
         if self._io is not None and threading.current_thread() is self._io.thread:
             coro.close()
@@ -185,7 +185,7 @@ class ThreadClient:
         Calls under way fail. Does nothing the second time or in a forked child.
 
         Args:
-                until_s: Time of `time.monotonic` until which to wait for the thread; it ends in any case. None: in 5 s.
+            until_s: Time of `time.monotonic` until which to wait for the thread; it ends in any case. None: in 5 s.
         """
         if os.getpid() != self._pid:
             return

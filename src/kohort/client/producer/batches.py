@@ -340,8 +340,7 @@ class PartitionQueue(QueueOpening):
         next_sequence: The sequence number of the next record that gets one.
         mended: True while a batch has to be sent again: nothing else is sent until all of `in_flight` has a response.
         begun: Whether the broker has taken a batch under this producer id. Before that, it knows no sequences and
-            accepts
-            any as the first one. A second batch in flight must therefore not arrive before the first.
+            accepts any as the first one. A second batch in flight must therefore not arrive before the first.
         identity: The producer id and epoch of its sequence numbers.
         lost_place: Whether the broker refuses its sequences: nothing is sent until there is a new identity.
     """

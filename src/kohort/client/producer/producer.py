@@ -213,8 +213,7 @@ class Producer(ProducerProperties):
 
         Raises:
             KafkaError: Records were not delivered, and the application has read neither a callback's error nor a
-                delivery's.
-                It does not replace an exception that is already being raised.
+                delivery's. It does not replace an exception that is already being raised.
         """
         if kind is not None:
             self.close(timeout_ms=self._core.hurried_ms())

@@ -127,7 +127,7 @@ class ProducerMetrics:
 
 
 Way = tuple[int, str]
-"""A broker, and the lane of the connection to it."""
+"""A broker, and the channel of the connection to it."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Sender:
     Attributes:
         identity: Producer id and epoch.
         metrics: Metrics.
-        in_flight: Number of requests without a response, by broker and lane.
+        in_flight: Number of requests without a response, by broker and channel.
         used_ms: When records were last sent to a topic.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
@@ -333,8 +333,8 @@ class Sender:
         node = self.cluster.metadata.leader(queue.partition)
         if node < 0:
             return self._ask_leaders(now_ms)
-        lane = queue.partition.partition % self.config.connections_per_broker
-        way = node, f"produce-{lane}" if lane else "main"
+        channel = queue.partition.partition % self.config.connections_per_broker
+        way = node, f"produce-{channel}" if channel else "main"
         if self.in_flight.get(way, 0) >= self.config.max_in_flight_requests_per_connection:
             return limit
         parcel = parcels.get(way)
@@ -403,13 +403,15 @@ class Sender:
 
         try:
             request = Between(self._request(parcel), highest=self._highest(parcel))
-            node, lane = BrokerById(parcel.way[0]), parcel.way[1]
+            node, channel = BrokerById(parcel.way[0]), parcel.way[1]
             if self.config.acks_number == 0:
-                await self.cluster.post(request, node, channel=lane)
+                await self.cluster.post(request, node, channel=channel)
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, await self.cluster.send(request, node, channel=lane, leaving=mark_batches_sent))
+                self._answered(
+                    parcel, await self.cluster.send(request, node, channel=channel, leaving=mark_batches_sent)
+                )
         except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
             failure = logged_kafka_error("produce", error)

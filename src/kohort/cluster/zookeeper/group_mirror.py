@@ -490,7 +490,7 @@ class GroupMirror:
         topic = self._host.topics.by_name.get(name)
         if topic is None:
             return []
-        found = self._host.places.leaders(name, range(topic.partitions))
+        found = self._host.endpoints.leaders(name, range(topic.partitions))
         leaders = [leader[0] for leader in found]
         self._leaders[name] = topic, leaders
         return leaders

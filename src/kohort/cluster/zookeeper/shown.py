@@ -47,7 +47,7 @@ async def show_topics(coordination: ZooKeeperCoordination, host: GroupHost) -> N
 
 def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
     topic = host.topics.by_name[name]
-    leaders = host.places.leaders(name, range(topic.partitions))
+    leaders = host.endpoints.leaders(name, range(topic.partitions))
     return MirroredTopic(topic.id, tuple(tuple(leader[2]) for leader in leaders))
 
 

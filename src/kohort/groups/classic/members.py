@@ -310,7 +310,7 @@ class ClassicMembers(GroupMembership):
         """Return the state of the rebalance."""
         return self.state
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
+    def member_connections(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each member's id, its connection, and whether that has ended; pending ids are left out."""
         return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
 

@@ -47,8 +47,7 @@ from kohort.groups.records import (
 )
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartitions, pack, unpack
-from kohort.groups.topics import ImageChange, metadata_hash, topic_info
+from kohort.groups.topics import NOTHING, ImageChange, TopicIdPartitions, metadata_hash, pack, topic_info, unpack
 from kohort.ids import TopicId, TopicPartition, topic_partition
 
 

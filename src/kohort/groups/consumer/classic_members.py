@@ -24,7 +24,7 @@ from kohort.groups.group import leave_cause
 from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topic_id_partitions import TopicIdPartitions
+from kohort.groups.topics import TopicIdPartitions
 from kohort.ids import TopicId, TopicPartition
 
 

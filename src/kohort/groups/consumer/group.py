@@ -58,7 +58,7 @@ from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
-from kohort.groups.topic_id_partitions import TopicIdPartitions, pack, unpack
+from kohort.groups.topics import TopicIdPartitions, pack, unpack
 from kohort.ids import TopicId
 
 SPREAD_FROM = 500
@@ -352,7 +352,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         return None
 
     def evict_member(self, step: Step, cause: Cause) -> None:
-        """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
+        """Remove the member that the cause names; the others get a new epoch or become a classic group again."""
         member_id = cause.member_id
         if member_id not in self.members:
             return

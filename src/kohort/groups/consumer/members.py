@@ -42,7 +42,7 @@ from kohort.groups.records import (
 from kohort.groups.step import Step
 from kohort.groups.table import UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
+from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
 
 EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
 RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
@@ -306,7 +306,7 @@ class ConsumerMembers(GroupMembership):
         """Return the members of the classic protocol."""
         return [member for member in self.members.values() if member.classic_protocols is not None]
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
+    def member_connections(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each member's id, its connection, and whether that has ended."""
         return ((member_id, presence.connection, presence.is_gone) for member_id, presence in self.presences.items())
 
@@ -463,7 +463,6 @@ class ConsumerReconciliation(ConsumerMembers):
         """Return a member's assignment after this heartbeat.
 
         Args:
-            consumer: the group.
             member_id: the member.
             target: the member's partitions at the group's target epoch.
             owned: the partitions that the member reports; None: unchanged, so perhaps all of them.

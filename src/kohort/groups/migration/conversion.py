@@ -39,7 +39,7 @@ from kohort.groups.records import (
     TargetEpochSet,
 )
 from kohort.groups.timers import Timer
-from kohort.groups.topic_id_partitions import TopicIdPartitions, pack
+from kohort.groups.topics import TopicIdPartitions, pack
 from kohort.ids import TopicId
 
 FIRST_EPOCH = 1
@@ -119,7 +119,7 @@ class GroupConversion:
             consumer.begin_epoch(context, Cause(RebalanceReason.COORDINATOR, text))
         return True
 
-    def convert_member(self, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
+    def convert_member(self, classic: ClassicRebalance, member: ClassicMember) -> ConvertedMember | None:
         """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
         subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
         assignment = read_assignment(member.assignment)
@@ -129,7 +129,7 @@ class GroupConversion:
         assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
         claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
         saved = member_saved("", member.member_id, member, subscription)
-        return Converted(saved, assigned, claimed, subscription.generation)
+        return ConvertedMember(saved, assigned, claimed, subscription.generation)
 
     def write_consumer_group(
         self, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, TopicIdPartitions]]
@@ -247,7 +247,7 @@ class GroupConversion:
         return classic
 
 
-class Converted(NamedTuple):
+class ConvertedMember(NamedTuple):
     """A classic member converted to a consumer group's record, with its assigned and otherwise claimed partitions."""
 
     saved: MemberSaved
@@ -256,7 +256,7 @@ class Converted(NamedTuple):
     generation: int
 
 
-def share_out(members: list[Converted]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
     """Return each member's partitions: its assignment, and unassigned ones that it may not have revoked yet.
 
     A cooperative group moves a partition in two generations. Between them the partition is in no assignment, while its

@@ -62,7 +62,7 @@ from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombsto
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
-from kohort.groups.topic_id_partitions import TopicIdPartitions, unpack
+from kohort.groups.topics import TopicIdPartitions, unpack
 from kohort.ids import TopicPartition
 
 

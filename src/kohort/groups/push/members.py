@@ -15,7 +15,7 @@ from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topic_id_partitions import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
+from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
 from kohort.ids import TopicId
 
 
@@ -195,7 +195,7 @@ class PushMembers(GroupMembership):
         self.attempts.cancel()
         self.backoff.cancel()
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
+    def member_connections(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each member's id, its connection, and whether that has ended."""
         return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
 

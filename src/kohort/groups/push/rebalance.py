@@ -19,8 +19,14 @@ from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
 from kohort.groups.push.requests import PushRequests, interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartition, TopicIdPartitions, pack, topic_id_partition_sort_key
-from kohort.groups.topics import ImageChange, topic_info
+from kohort.groups.topics import (
+    ImageChange,
+    TopicIdPartition,
+    TopicIdPartitions,
+    pack,
+    topic_id_partition_sort_key,
+    topic_info,
+)
 from kohort.ids import TopicId, TopicPartition
 
 # -- Assignment of a push group's partitions, for any thread

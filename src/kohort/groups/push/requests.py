@@ -26,7 +26,7 @@ from kohort.groups.events import PushPosition, PushRequestKind
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, PushOwned, Tombstone
 from kohort.groups.step import Step
-from kohort.groups.topic_id_partitions import TopicIdPartition, TopicIdPartitions, pack
+from kohort.groups.topics import TopicIdPartition, TopicIdPartitions, pack
 from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3

@@ -26,9 +26,8 @@ from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Cut
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt
+from kohort.region.records import Part, Position, part_of
 from kohort.region.sinks.availability import is_away, is_final
 from kohort.region.staged import Staged
 
@@ -56,10 +55,10 @@ class Callbacks(Protocol):
 class _Waiting:
     """The work that waits until the application processes no table; every iteration checks it again."""
 
-    drain: Cut | None = None
+    drain: CheckpointAttempt | None = None
     drain_since_s: float = 0.0
-    go_back: events.GoBack | None = None
-    save: Cut | None = None
+    go_back: events.ResetApplication | None = None
+    save: CheckpointAttempt | None = None
 
 
 class EventThread(MemberThread):
@@ -217,7 +216,7 @@ class EventThread(MemberThread):
             return
         if self._flow.dirty:
             self._waiting.drain = None
-            self._step(events.NotQuiet(cut, LEFT_UNDONE))
+            self._step(events.DrainError(cut, LEFT_UNDONE))
             return
         offsets = {partition_of(part): offset_and_metadata(at) for part, at in self._ends().items()}
         try:
@@ -225,7 +224,7 @@ class EventThread(MemberThread):
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
         except (FencedError, NotAuthorizedError) as error:
             self._waiting.drain = None
-            self._step(events.NotQuiet(cut, f"its offsets could not be committed: {error}"))
+            self._step(events.DrainError(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
             log.info("[member %s] offset commit failed, retrying: %s", self.name, error)
@@ -240,9 +239,9 @@ class EventThread(MemberThread):
             log.exception(
                 "[member %s] the application's on_drain raised an exception, so the region will be reset", self.name
             )
-            self._step(events.NotQuiet(cut, f"on_drain: {error!r}"))
+            self._step(events.DrainError(cut, f"on_drain: {error!r}"))
             return
-        self._step(events.Quiet(cut))
+        self._step(events.DrainCompleted(cut))
 
     def _ends(self) -> dict[Part, Position]:
         """Return the read positions: after the last submitted record, and past what follows it and is not a record."""
@@ -268,7 +267,7 @@ class EventThread(MemberThread):
         self.metrics.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
-        self._step(events.WentBack(wanted.epoch))
+        self._step(events.ApplicationReset(wanted.epoch))
 
     # -- effects
 
@@ -290,7 +289,7 @@ class EventThread(MemberThread):
                 self._waiting.drain = None
                 self._saves_no_more()
                 self._flow.open()
-            case events.GoBack():
+            case events.ResetApplication():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
                 self._flow.shut()
@@ -318,7 +317,7 @@ class EventThread(MemberThread):
             self._callbacks.on_reset(sequence, state)
         self._flow.open()
 
-    def _save_state(self, cut: Cut) -> None:
+    def _save_state(self, cut: CheckpointAttempt) -> None:
         self._waiting.save = cut
         self._continue_saving()
 
@@ -328,7 +327,7 @@ class EventThread(MemberThread):
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
         try:
-            staged = Staged(self._stager.stage_rest(), *self._stager.give_letters())
+            staged = Staged(self._stager.stage_rest(), *self._stager.stage_dead_letters())
         except Exception as error:
             if is_away(error):
                 self.sink_waits(self._sink_wait.record_failure(error))
@@ -368,9 +367,9 @@ class EventThread(MemberThread):
         self._step(events.ResetWanted(f"{self.name} could not stage its rows: {error!r}"))
         self._step(events.Closing())
 
-    def _not_saved(self, cut: Cut, error: Exception) -> None:
+    def _not_saved(self, cut: CheckpointAttempt, error: Exception) -> None:
         self._saves_no_more()
-        self._step(events.NotQuiet(cut, f"its state could not be saved: {error!r}"))
+        self._step(events.DrainError(cut, f"its state could not be saved: {error!r}"))
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None

@@ -41,10 +41,9 @@ from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
 from kohort.region.message_codec import UnknownMessageError, decode_order, encode
-from kohort.region.messages import Cut, Identity, Waiting
-from kohort.region.parts import Part
+from kohort.region.messages import CheckpointAttempt, Identity, Waiting
 from kohort.region.record_codec import value_of
-from kohort.region.records import Contribution, Position, Span
+from kohort.region.records import Contribution, Part, Position, Span
 from kohort.region.server import SILENCE_S
 from kohort.region.sinks.availability import is_away
 from kohort.region.staged import Staged
@@ -512,7 +511,7 @@ class MemberThread(ABC):
             self._released.clear()
             self._consumer.release()
 
-    def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
+    def _give(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
         """Report the member's contribution to a checkpoint: its offsets, staged keys and state.
 
         A contribution that fits no record fails it here: after the commit point is too late.
@@ -522,12 +521,12 @@ class MemberThread(ABC):
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
             value_of(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
-            self._step(events.NotQuiet(cut, error.message))
+            self._step(events.DrainError(cut, error.message))
             return
         given = events.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
         self._step(given)
 
-    def _probe(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
+    def _probe(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
         """Return a trial record as large as the contribution, to know before the commit point whether it fits."""
         machine = self.machine
         spans = tuple(

@@ -38,15 +38,14 @@ class MemberSettings(ConsumerSettings, total=False):
             number (the records of 100 polls). By default 128 MiB, as much as the consumer itself buffers
             (`queued_max_bytes`).
         fail_on_data_loss: stop the region when the log no longer has a needed offset.
-        reads_again: let a group that is new to the region read topics that another of its groups has read into the
-            same sink. Their records are then there twice. By default this is refused, because it results from a
-            changed `group_id`.
+        reads_again: let a group that is new to the region read topics that another of its groups has read into the same
+            sink. Their records are then there twice. By default this is refused, because it results from a changed
+            `group_id`.
         on_bad_record: how to handle a row that the sink refuses (null in a key, a value that the column's type can't
             hold). 'fail': `submit` raises `RowRefusedError`. 'dead-letter': the row goes to `dead_letters`, the other
             rows into the sink.
-        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record,
-            the row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still
-            published.
+        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record, the
+            row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still published.
         on_drain: called when all submitted records are committed.
         on_checkpoint: returns the application's state for a sequence, at most 512 KiB.
         on_reset: restores the state that `on_checkpoint` returned for that sequence; None: no state, or the initial
@@ -69,7 +68,7 @@ class MemberSettings(ConsumerSettings, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RegionOptions:
     """The options of `MemberSettings` that the region handles itself."""
 
     start: str | int | AfterSnapshot = "committed"
@@ -92,14 +91,14 @@ class Own:
         return self.on_checkpoint is not _no_state
 
 
-def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
+def split(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
     """Split options into those of the region and the consumer's settings.
 
     Raises:
         InvalidInputError: a value is invalid.
     """
-    names = {field.name for field in fields(Own)}
-    own = Own(**{name: value for name, value in options.items() if name in names})
+    names = {field.name for field in fields(RegionOptions)}
+    own = RegionOptions(**{name: value for name, value in options.items() if name in names})
     if own.on_rebalance not in ("reset", "checkpoint"):
         raise InvalidInputError(f"on_rebalance={own.on_rebalance!r}: say 'reset' or 'checkpoint'")
     if "push" in (options.get("group_protocol"), options.get("group.protocol")):

@@ -176,10 +176,10 @@ class Stager:
             if reasons:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
-                self._add_letters(letters_of(table, reasons, self._name, records=records, read=read))
+                self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
             self._take(good)  # after the dead letters nothing can fail
 
-    def add_letters(self, letters: pa.Table) -> None:
+    def add_dead_letters(self, letters: pa.Table) -> None:
         """Collect dead letters for their sink.
 
         Raises:
@@ -187,9 +187,9 @@ class Stager:
             InvalidInputError: the member has no dead-letter sink.
         """
         with self._lock:
-            self._add_letters(letters)
+            self._add_dead_letters(letters)
 
-    def _add_letters(self, letters: pa.Table) -> None:
+    def _add_dead_letters(self, letters: pa.Table) -> None:
         if self._letters is None or self._letters_sink is None:
             raise InvalidInputError(
                 f"{self._name} has no place for dead letters: give Region.consumer dead_letters=..., a sink such as "
@@ -229,7 +229,7 @@ class Stager:
         with self._lock:
             return () if self._rows is None else self._rows.stage_units(self._schema)
 
-    def give_letters(self) -> tuple[tuple[StagedKey, ...], int]:
+    def stage_dead_letters(self) -> tuple[tuple[StagedKey, ...], int]:
         """Stage the remaining dead letters, and return their keys and number. Without dead letters nothing is staged.
 
         Raises:

@@ -11,8 +11,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.region.consuming.after_snapshot import AfterSnapshot
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.records import Part, Position
 
 
 class StartAt(Enum):

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kohort.io.platforms import SIGNAL_CHECK_S
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.records import Part, Position
 
 QUEUE_MAX_BYTES = 128 * 1024 * 1024
 """Equal to the consumer's own limit (`queued.max.bytes`): about a second of what a member can read."""

@@ -16,17 +16,17 @@ from kohort.region.control_plane.events import (
     CommitSettled,
     DeferredResetDue,
     GroupSeen,
-    Heard,
     LogLevel,
     LookAt,
     MembersChanged,
+    MessageReceived,
     Offsets,
+    ResetCause,
     ResetRequest,
     StopRequest,
-    Why,
 )
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.state import MemberPhase, OngoingCheckpoint, Plane, RegisteredMember
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -45,9 +45,9 @@ from kohort.region.control_plane.table import (
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
+    CheckpointAttempt,
     Completed,
     Contributed,
-    Cut,
     Drain,
     Drained,
     DrainFailed,
@@ -58,8 +58,17 @@ from kohort.region.messages import (
     PublishFailed,
     Waiting,
 )
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Contribution, Manifest, Position, Shown, Span, keys_by_place, reserved_by
+from kohort.region.records import (
+    Contribution,
+    Manifest,
+    Part,
+    Position,
+    Shown,
+    Span,
+    keys_by_place,
+    part_of,
+    reserved_by,
+)
 from kohort.region.states import RegionState
 
 KEPT = 2
@@ -87,7 +96,7 @@ class Checkpoints:
             del plane.due["checkpoint"]
             self.want()
 
-    def asked(self, event: Heard) -> None:
+    def on_request(self, event: MessageReceived) -> None:
         """Handle a request for a checkpoint by an operator, or by a member that counts records or lost partitions."""
         assert isinstance(event.report, AskCheckpoint | Holding)
         self.want()
@@ -100,7 +109,7 @@ class Checkpoints:
     def begin_if_ready(self) -> None:
         """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
-        names = plane.participants()
+        names = plane.checkpoint_participants()
         those = [plane.members[name] for name in names]
         ready = all(
             member.phase is MemberPhase.READING
@@ -117,45 +126,47 @@ class Checkpoints:
     def _begin(self, names: tuple[str, ...]) -> None:
         plane = self.plane
         plane.attempts += 1
-        plane.metrics.cut_began(plane.now_ms)
+        plane.metrics.checkpoint_began(plane.now_ms)
         # An attempt that is repeated keeps its deadline.
         plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)
         plane.state = RegionState.DRAINING
-        plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
+        plane.ongoing = OngoingCheckpoint(CheckpointAttempt(plane.sequence + 1, plane.attempts), names)
         for name in names:
             plane.members[name].phase = MemberPhase.READING
-            plane.send(plane.members[name], Drain(plane.term, plane.cutting.cut))
+            plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
 
     def begin_again(self, why: str) -> None:
         """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
         plane = self.plane
-        cutting = plane.cutting
-        if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
+        ongoing = plane.ongoing
+        if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or ongoing is None:
             return
-        plane.log(LogLevel.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
-        participants = plane.participants()
-        names = tuple(name for name in cutting.names if name in participants)
+        plane.log(LogLevel.INFO, f"region {plane.region}: {ongoing.cut} restarts: {why}")
+        checkpoint_participants = plane.checkpoint_participants()
+        names = tuple(name for name in ongoing.names if name in checkpoint_participants)
         if names:
             self._begin(names)
         else:
-            plane.cutting, plane.state = None, RegionState.RUNNING
-            plane.metrics.cut_ended(plane.now_ms, complete=False)
+            plane.ongoing, plane.state = None, RegionState.RUNNING
+            plane.metrics.checkpoint_ended(plane.now_ms, complete=False)
             plane.due.pop("cut", None)
             self.schedule()
 
     def fail_if_overdue(self) -> None:
         """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
         plane = self.plane
-        cutting = plane.cutting
-        if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
+        ongoing = plane.ongoing
+        if ongoing is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
             return
         waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
-        late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
-        late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
+        late = [name for name in ongoing.names if name in plane.members and plane.members[name].phase is not waiting]
+        late = sorted(ongoing.unidentified) if plane.state is RegionState.COMMITTING else late
         if self.waiting_is_not_late(late):
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
             return
-        plane.request(CheckpointFailed(Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time"))
+        plane.request(
+            CheckpointFailed(ResetCause.LATE, f"{', '.join(late)} did not take part in {ongoing.cut} in time")
+        )
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
         """Return whether an overdue checkpoint keeps waiting instead of a reset.
@@ -166,65 +177,65 @@ class Checkpoints:
 
     # -- contributions
 
-    def _sender_in_checkpoint(self, event: Heard, cut: Cut) -> RegisteredMember | None:
+    def _sender_in_checkpoint(self, event: MessageReceived, cut: CheckpointAttempt) -> RegisteredMember | None:
         """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
-        member, cutting = self.plane.member_on(event.connection), self.plane.cutting
-        if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
+        member, ongoing = self.plane.member_on(event.connection), self.plane.ongoing
+        if member is None or ongoing is None or cut != ongoing.cut or member.name not in ongoing.names:
             return None
         return member
 
-    def drained(self, event: Heard) -> None:
+    def drained(self, event: MessageReceived) -> None:
         """Handle a drained member; when all are drained, let them save their state."""
         plane = self.plane
-        report, cutting = event.report, plane.cutting
+        report, ongoing = event.report, plane.ongoing
         assert isinstance(report, Drained)
         member = self._sender_in_checkpoint(event, report.cut)
-        if member is None or cutting is None:
+        if member is None or ongoing is None:
             return
         member.phase = MemberPhase.DRAINED
-        if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
+        if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in ongoing.names):
             plane.state = RegionState.CHECKPOINTING
-            for name in cutting.names:
-                plane.send(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
+            for name in ongoing.names:
+                plane.send(plane.members[name], Checkpoint(plane.term, ongoing.cut, ongoing.names))
 
-    def drain_failed(self, event: Heard) -> None:
+    def drain_failed(self, event: MessageReceived) -> None:
         """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
         report = event.report
         assert isinstance(report, DrainFailed)
         member = self._sender_in_checkpoint(event, report.cut)
         if member is not None:
             self.plane.request(
-                ResetRequest(Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
+                ResetRequest(ResetCause.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
             )
 
-    def contributed(self, event: Heard) -> None:
+    def contributed(self, event: MessageReceived) -> None:
         """Handle a contribution; commit when all members have contributed."""
-        report, cutting = event.report, self.plane.cutting
+        report, ongoing = event.report, self.plane.ongoing
         assert isinstance(report, Contributed)
         member = self._sender_in_checkpoint(event, report.cut)
-        if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
+        if member is None or ongoing is None or member.phase is not MemberPhase.DRAINED:
             return
-        wrong = self._wrong(cutting, member, report.contribution)
+        wrong = self._wrong(ongoing, member, report.contribution)
         if wrong:
-            self.plane.request(ResetRequest(Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name))
+            self.plane.request(ResetRequest(ResetCause.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name))
             return
         member.phase = MemberPhase.CONTRIBUTED
-        cutting.contributions[member.name] = replace(
+        ongoing.contributions[member.name] = replace(
             report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
         )
         self.commit_if_whole()
 
-    def _wrong(self, cutting: Cutting, member: RegisteredMember, given: Contribution) -> str:
+    def _wrong(self, ongoing: OngoingCheckpoint, member: RegisteredMember, given: Contribution) -> str:
         """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
         meant = (given.member, given.term, given.epoch, given.sequence, given.group)
-        if meant != (member.name, self.plane.term, member.epoch, cutting.cut.sequence, member.group):
+        if meant != (member.name, self.plane.term, member.epoch, ongoing.cut.sequence, member.group):
             return f"as of another time: {meant}"
         if given.sink != member.sink or (given.keys and not given.sink):
             return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
         if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
             units = len(given.letter_keys)
             return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
-        taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
+        taken = {part_of(span) for other in ongoing.contributions.values() for span in other.spans}
         for span in given.spans:
             part, start = part_of(span), self.plane.start_of(part_of(span))
             if start is None or span.begin != start.offset:
@@ -243,8 +254,8 @@ class Checkpoints:
 
     def invalidate_contribution(self, name: str, parts: Iterable[Part]) -> None:
         """Invalidate a member's contribution if the member has released partitions of it."""
-        cutting = self.plane.cutting
-        given = None if cutting is None else cutting.contributions.get(name)
+        ongoing = self.plane.ongoing
+        given = None if ongoing is None else ongoing.contributions.get(name)
         if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
             self.begin_again(f"{name} released partitions that it had contributed")
 
@@ -253,49 +264,49 @@ class Checkpoints:
     def commit_if_whole(self) -> None:
         """Commit if all have contributed and what the sequence before staged is published."""
         plane = self.plane
-        cutting = plane.cutting
-        if plane.state is not RegionState.CHECKPOINTING or cutting is None:
+        ongoing = plane.ongoing
+        if plane.state is not RegionState.CHECKPOINTING or ongoing is None:
             return
-        if set(cutting.contributions) != set(cutting.names):
+        if set(ongoing.contributions) != set(ongoing.names):
             return
-        if plane.owed:
+        if plane.unpublished:
             plane.due.pop("cut", None)  # the publication is late, not a member
-            for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
+            for place in [unserved for unserved in sorted(plane.unpublished) if plane.publisher(unserved) is None]:
                 plane.log(
                     LogLevel.WARNING,
-                    f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
+                    f"region {plane.region}: {ongoing.cut} waits for the publication of sequence {plane.sequence} "
                     f"to {place}, and no member that writes there is registered: start one",
                 )
             return
         ends = {
             part_of(span): _end_of(span)
-            for contribution in cutting.contributions.values()
+            for contribution in ongoing.contributions.values()
             for span in contribution.spans
         }
-        stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
+        stay = tuple(name for name in ongoing.names if name in plane.members and not plane.members[name].leaves)
         merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
         before = set() if plane.empties else plane.places  # the sinks are empty now
-        places = before | set(keys_by_place(cutting.contributions.values()))
-        cutting.manifest = Manifest(
+        places = before | set(keys_by_place(ongoing.contributions.values()))
+        ongoing.manifest = Manifest(
             plane.region,
             plane.region_id,
-            cutting.cut.sequence,
+            ongoing.cut.sequence,
             plane.term,
             plane.floor,
             plane.now_ms,
-            cutting.names,
+            ongoing.names,
             stay,
             merged,
             places=tuple(sorted(places)),
-            away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
+            away={name: sequence for name, sequence in plane.waiting.items() if name not in ongoing.names},
         )
         plane.state = RegionState.COMMITTING
-        self._commit(cutting)
+        self._commit(ongoing)
 
-    def _commit(self, cutting: Cutting) -> None:
-        assert cutting.manifest is not None
+    def _commit(self, ongoing: OngoingCheckpoint) -> None:
+        assert ongoing.manifest is not None
         self.plane.due.pop("cut", None)  # no deadline: the commit may succeed late
-        given = tuple(cutting.contributions[name] for name in cutting.names)
+        given = tuple(ongoing.contributions[name] for name in ongoing.names)
         offsets = tuple(
             Offsets(
                 contribution.member,
@@ -306,67 +317,67 @@ class Checkpoints:
             for contribution in given
             if contribution.spans
         )
-        self.plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
+        self.plane.effects.append(Commit(ongoing.cut, ongoing.manifest, given, offsets))
 
     def commit_ended(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit: the sequence is complete, or nothing of it was written."""
         plane = self.plane
-        cutting = plane.cutting
-        if cutting is None or cutting.cut != event.cut:
+        ongoing = plane.ongoing
+        if ongoing is None or ongoing.cut != event.cut:
             return
         if not event.refused:
-            self._complete(cutting)
+            self._complete(ongoing)
             return
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(event.refused.items()))
         if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
-            plane.request(CheckpointFailed(Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}"))
+            plane.request(CheckpointFailed(ResetCause.COMMIT, f"the offsets of {ongoing.cut} were refused: {reasons}"))
             return
-        plane.log(LogLevel.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
-        cutting.unidentified = frozenset(event.refused)
+        plane.log(LogLevel.INFO, f"region {plane.region}: the offsets of {ongoing.cut} were refused: {reasons}")
+        ongoing.unidentified = frozenset(event.refused)
         plane.due["cut"] = plane.now_ms + plane.config.drain_ms
         for name in event.refused:
-            member, given = plane.members[name], cutting.contributions[name]
+            member, given = plane.members[name], ongoing.contributions[name]
             if member.identity != Identity(given.member_id, given.generation, given.instance_id):
                 self.identified(member)  # it has reported its new generation meanwhile
             else:
-                plane.send(member, Identify(plane.term, cutting.cut))
+                plane.send(member, Identify(plane.term, ongoing.cut))
 
     def ended_when_stopped(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
-        cutting = self.plane.cutting
-        if cutting is None or cutting.cut != event.cut:
+        ongoing = self.plane.ongoing
+        if ongoing is None or ongoing.cut != event.cut:
             return
-        self.plane.cutting = None
+        self.plane.ongoing = None
         if not event.refused:
-            self._stands(cutting)
+            self._stands(ongoing)
         self.plane.request(CommitSettled())
 
     def identified(self, member: RegisteredMember) -> None:
         """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
-        cutting = self.plane.cutting
-        if cutting is None or member.name not in cutting.unidentified:
+        ongoing = self.plane.ongoing
+        if ongoing is None or member.name not in ongoing.unidentified:
             return
-        given = cutting.contributions[member.name]
+        given = ongoing.contributions[member.name]
         if not {part_of(span) for span in given.spans} <= set(member.handed):
-            cutting.unidentified = frozenset()
+            ongoing.unidentified = frozenset()
             self.plane.state = RegionState.CHECKPOINTING
             self.begin_again(f"{member.name} no longer holds what it contributed")
             return
         who = member.identity
-        cutting.contributions[member.name] = replace(
+        ongoing.contributions[member.name] = replace(
             given, member_id=who.member_id, generation=who.generation, instance_id=who.instance_id
         )
-        cutting.unidentified -= {member.name}
-        if not cutting.unidentified:
-            self._commit(cutting)
+        ongoing.unidentified -= {member.name}
+        if not ongoing.unidentified:
+            self._commit(ongoing)
 
-    def _stands(self, cutting: Cutting) -> None:
+    def _stands(self, ongoing: OngoingCheckpoint) -> None:
         """Update the control plane's state after a checkpoint was committed as the last complete sequence."""
         plane = self.plane
-        assert cutting.manifest is not None
-        plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
-        plane.positions = {part_of(position): position for position in cutting.manifest.positions}
-        given, away = cutting.contributions, cutting.manifest.away
+        assert ongoing.manifest is not None
+        plane.sequence, plane.ongoing, plane.consecutive = ongoing.cut.sequence, None, 0
+        plane.positions = {part_of(position): position for position in ongoing.manifest.positions}
+        given, away = ongoing.contributions, ongoing.manifest.away
         plane.states = {name: plane.states[name] for name in away} | {
             name: contribution.state for name, contribution in given.items()
         }
@@ -376,16 +387,16 @@ class Checkpoints:
             plane.members[name].dead_letters += given[name].dead_letters
         kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
         plane.reserved = kept | reserved_by(given.values())
-        plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
-        plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
+        plane.empties, plane.made_as, plane.places = False, 0, set(ongoing.manifest.places)
+        plane.set_unpublished(keys_by_place(ongoing.contributions[name] for name in ongoing.names))
 
-    def _complete(self, cutting: Cutting) -> None:
+    def _complete(self, ongoing: OngoingCheckpoint) -> None:
         plane = self.plane
-        assert cutting.manifest is not None
-        self._stands(cutting)
+        assert ongoing.manifest is not None
+        self._stands(ongoing)
         plane.due.pop("cut", None)
-        plane.metrics.cut_ended(plane.now_ms, complete=True)
-        self._log_completed(cutting)
+        plane.metrics.checkpoint_ended(plane.now_ms, complete=True)
+        self._log_completed(ongoing)
         plane.state = RegionState.RUNNING
         for member in list(plane.members.values()):
             member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
@@ -393,7 +404,7 @@ class Checkpoints:
                 member.handed[part] = plane.positions[part].offset
             counts = plane.counts(member.name, member.epoch)
             plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
-        self._let_leave([name for name in cutting.names if name not in cutting.manifest.stay])
+        self._let_leave([name for name in ongoing.names if name not in ongoing.manifest.stay])
         plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
         self._look_for_lone()
         plane.offer_publish()
@@ -404,13 +415,13 @@ class Checkpoints:
         self.starts.serve()
         self.begin_if_ready()
 
-    def _log_completed(self, cutting: Cutting) -> None:
+    def _log_completed(self, ongoing: OngoingCheckpoint) -> None:
         """Log each complete sequence; one without records only at debug level."""
         plane = self.plane
         records = sum(
-            span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
+            span.end - span.begin for contribution in ongoing.contributions.values() for span in contribution.spans
         )
-        names, took_ms = len(cutting.names), plane.metrics.sequence_ms
+        names, took_ms = len(ongoing.names), plane.metrics.sequence_ms
         plane.log(
             LogLevel.INFO if records else LogLevel.DEBUG,
             f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
@@ -434,13 +445,13 @@ class Checkpoints:
 
     # -- publication
 
-    def published(self, event: Heard) -> None:
+    def published(self, event: MessageReceived) -> None:
         """Save that a sink shows what the last sequence staged for it, whichever member published it."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
         assert isinstance(report, Published)
         place = "" if member is None else report.place or member.sink
-        if member is None or place not in member.places or place not in plane.owed:
+        if member is None or place not in member.places or place not in plane.unpublished:
             return
         if report.sequence != plane.number_in(place):
             return
@@ -451,14 +462,14 @@ class Checkpoints:
             if shown.empty:
                 plane.emptied.add(shown.place)
             if shown.sequence == plane.number_in(shown.place):
-                self._paid(shown.place)
+                self._after_publication(shown.place)
 
         plane.save([shown], continue_after_save)
 
-    def _paid(self, place: str) -> None:
+    def _after_publication(self, place: str) -> None:
         """Continue after a sequence is published: members that stayed for it leave, and the next may be committed."""
         plane = self.plane
-        plane.paid(place)
+        plane.record_published(place)
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
@@ -466,7 +477,7 @@ class Checkpoints:
         plane.request(MembersChanged())
         self.commit_if_whole()
 
-    def publish_failed(self, event: Heard) -> None:
+    def publish_failed(self, event: MessageReceived) -> None:
         """Log a failed publication. The member retries without limit, and the next sequence waits."""
         plane = self.plane
         report = event.report
@@ -478,7 +489,7 @@ class Checkpoints:
             LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}"
         )
 
-    def waiting(self, event: Heard) -> None:
+    def waiting(self, event: MessageReceived) -> None:
         """Keep a checkpoint open while a member's sink does not accept submitted rows."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
@@ -509,7 +520,7 @@ class Checkpoints:
         """Describe the groups of partitions that no member has held for long: others than members may read them."""
         plane = self.plane
         held = {part for member in plane.members.values() for part in member.handed}
-        wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
+        wanted = {(asked.member, part) for asked in plane.start_requests for part in asked.parts}
         coming = {part for _, part in wanted}
         plane.lone = {
             part: plane.lone.get(part, 0) + 1
@@ -550,8 +561,8 @@ _NO_COMMIT = "no commit is pending"
 
 TABLE: Final[Table] = {
     AskCheckpoint: {
-        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.asked),
-        RUNNING: row("a checkpoint begins", Checkpoints.asked, DRAINING),
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_request),
+        RUNNING: row("a checkpoint begins", Checkpoints.on_request, DRAINING),
         DRAINING: ignored(_UNDER_WAY),
         CHECKPOINTING: ignored(_UNDER_WAY),
         COMMITTING: ignored(_UNDER_WAY),
@@ -559,11 +570,12 @@ TABLE: Final[Table] = {
         STOPPED: ignored(NO_MEMBERS),
     },
     Holding: {
-        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.asked),
-        RUNNING: row("a checkpoint begins, then the member releases the partitions", Checkpoints.asked, DRAINING),
-        DRAINING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
-        CHECKPOINTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
-        COMMITTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.asked),
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_request),
+        RUNNING: row("a checkpoint begins, then the member releases the partitions", Checkpoints.on_request, DRAINING),
+        DRAINING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.on_request),
+        CHECKPOINTING: row("another checkpoint follows, then the member releases the partitions",
+                           Checkpoints.on_request),
+        COMMITTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.on_request),
         RESETTING: ignored("a member that resets releases partitions at once"),
         STOPPED: ignored(NO_MEMBERS),
     },

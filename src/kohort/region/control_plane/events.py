@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from kohort.region.messages import Cut, Declined, Identity, Order, Report
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Fact, Manifest, Position
+from kohort.region.messages import CheckpointAttempt, Declined, Identity, Order, Report
+from kohort.region.records import Contribution, Fact, Manifest, Part, Position
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     """A message on a connection; its `Register` message has named the member."""
 
     connection: int
@@ -48,7 +47,7 @@ class CommitEnded:
         gone: those among them that the coordinator does not know any more.
     """
 
-    cut: Cut
+    cut: CheckpointAttempt
     refused: dict[str, str] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
 
@@ -89,14 +88,22 @@ class ClockTick:
 
 
 Event = (
-    Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | MemberStopRequested | Resumed | ClockTick
+    MessageReceived
+    | Disconnected
+    | ProcessEnded
+    | Saved
+    | CommitEnded
+    | GroupSeen
+    | MemberStopRequested
+    | Resumed
+    | ClockTick
 )
 
 
 # -- What the machines of the control plane ask of each other: `machine.RegionMachine` says which of them answer
 
 
-class Why(Enum):
+class ResetCause(Enum):
     """The cause of a reset."""
 
     ASKED = "a person, or what is behind a member"
@@ -118,7 +125,7 @@ class ResetRequest:
         initial: the region returns to its initial state.
     """
 
-    why: Why
+    why: ResetCause
     cause: str
     member: str = ""
     forced: bool = False
@@ -134,7 +141,7 @@ class DeferredResetDue:
 class CheckpointFailed:
     """A checkpoint of which nothing was written: the region resets, whatever it was waiting for."""
 
-    why: Why
+    why: ResetCause
     cause: str
 
 
@@ -259,7 +266,7 @@ class Offsets:
 class Commit:
     """The commit point of a checkpoint: one transaction. `CommitEnded` follows only when the outcome is known."""
 
-    cut: Cut
+    cut: CheckpointAttempt
     manifest: Manifest
     contributions: tuple[Contribution, ...]
     offsets: tuple[Offsets, ...]

@@ -22,9 +22,9 @@ from kohort.region.control_plane.events import (
     Effect,
     Event,
     GenerationReported,
-    Heard,
     LeaverWantsCheckpoint,
     MembersChanged,
+    MessageReceived,
     ParticipantLost,
     PartitionsReleased,
     RegionRuns,
@@ -36,7 +36,7 @@ from kohort.region.control_plane.events import (
 from kohort.region.control_plane.membership import RegionMembers
 from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import Known, Plane, RegionConfig
+from kohort.region.control_plane.state import Plane, RegionConfig, RegionFacts
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -60,7 +60,7 @@ class UnexpectedError(Exception):
 class RegionMachine:
     """The state machine of one region's control plane."""
 
-    def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
+    def __init__(self, known: RegionFacts, config: RegionConfig, now_ms: int) -> None:
         self.plane = Plane(known, config, now_ms)
         self.plane.request = self._answer
         self.starts = StartOffsets(self.plane)
@@ -91,7 +91,7 @@ class RegionMachine:
         """
         plane = self.plane
         plane.now_ms, before = now_ms, plane.state
-        what: Any = event.report if isinstance(event, Heard) else event
+        what: Any = event.report if isinstance(event, MessageReceived) else event
         reaction = TABLE[type(what)][before]
         if reaction.do is not None:
             reaction.do(self._handlers.get(type(what), self), event)

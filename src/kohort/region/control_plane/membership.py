@@ -10,19 +10,19 @@ from kohort.region.control_plane.events import (
     DeferredResetDue,
     Disconnected,
     GenerationReported,
-    Heard,
     LeaverWantsCheckpoint,
     LogLevel,
     LookAtProcess,
     MembersChanged,
     MemberStopRequested,
+    MessageReceived,
     ParticipantLost,
     PartitionsReleased,
     ProcessEnded,
     RegionRuns,
+    ResetCause,
     ResetRequest,
     StopRequest,
-    Why,
 )
 from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import NOWHERE, MemberPhase, Plane, RegisteredMember
@@ -51,8 +51,7 @@ from kohort.region.messages import (
     Register,
     Stop,
 )
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Epoch
+from kohort.region.records import Epoch, Part, part_of
 from kohort.region.states import RegionState
 
 _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
@@ -64,7 +63,7 @@ class RegionMembers:
     def __init__(self, plane: Plane, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
 
-    def register(self, event: Heard) -> None:
+    def register(self, event: MessageReceived) -> None:
         """Register a new or returning member. A second member of a name fences the first, unless it has only slept."""
         plane, report = self.plane, event.report
         assert isinstance(report, Register)
@@ -119,8 +118,8 @@ class RegionMembers:
     def _inherit(self, member: RegisteredMember) -> None:
         """Give keys that an earlier release staged, without naming a sink, to the first member that has a sink."""
         plane = self.plane
-        if member.sink and SOMEWHERE in plane.owed:
-            plane.owed[member.sink] = plane.owed.pop(SOMEWHERE)
+        if member.sink and SOMEWHERE in plane.unpublished:
+            plane.unpublished[member.sink] = plane.unpublished.pop(SOMEWHERE)
             plane.places.add(member.sink)
 
     def _is_refused(self, member: RegisteredMember) -> bool:
@@ -222,7 +221,7 @@ class RegionMembers:
         else:
             member.phase = MemberPhase.GOING_BACK
 
-    def refuse_while_stopped(self, event: Heard) -> None:
+    def refuse_while_stopped(self, event: MessageReceived) -> None:
         """Refuse a member of a stopped region, with the cause."""
         plane = self.plane
         plane.send_to(
@@ -265,7 +264,7 @@ class RegionMembers:
         member.waits_for = ""  # one that still waits says so again: what it said last may have been lost
         plane.by_connection[connection] = member.name
         plane.due.pop(f"lost {member.name}", None)
-        plane.asked = [request for request in plane.asked if request.member != member.name]
+        plane.start_requests = [request for request in plane.start_requests if request.member != member.name]
         member.identity, member.process = report.identity, report.process
         held = {part_of(position) for position in report.holds}
         plane.request(PartitionsReleased(member.name, tuple(part for part in member.handed if part not in held)))
@@ -277,14 +276,14 @@ class RegionMembers:
                 plane.send(member, plane.going_back(member))
             return
         plane.send(member, plane.welcome(member, fresh=report.epoch < 0))
-        cutting = plane.cutting
-        if cutting is not None and member.name in cutting.names:
+        ongoing = plane.ongoing
+        if ongoing is not None and member.name in ongoing.names:
             if plane.state is RegionState.DRAINING and member.phase is MemberPhase.READING:
-                plane.send(member, Drain(plane.term, cutting.cut))
+                plane.send(member, Drain(plane.term, ongoing.cut))
             elif plane.state is RegionState.CHECKPOINTING and member.phase is MemberPhase.DRAINED:
-                plane.send(member, Checkpoint(plane.term, cutting.cut, cutting.names))
-            elif member.name in cutting.unidentified:
-                plane.send(member, Identify(plane.term, cutting.cut))
+                plane.send(member, Checkpoint(plane.term, ongoing.cut, ongoing.names))
+            elif member.name in ongoing.unidentified:
+                plane.send(member, Identify(plane.term, ongoing.cut))
         plane.request(CheckpointMayBegin())
 
     def form(self) -> None:
@@ -315,9 +314,9 @@ class RegionMembers:
         dead = sorted(name for name, process in plane.expected.items() if process in plane.ended)
         if dead and len(dead) == len(plane.expected) and any(member.epoch >= 0 for member in plane.members.values()):
             plane.expected.clear()
-            plane.request(ResetRequest(Why.DEAD, f"{', '.join(dead)}: the process has ended"))
+            plane.request(ResetRequest(ResetCause.DEAD, f"{', '.join(dead)}: the process has ended"))
 
-    def assignment_changed(self, event: Heard) -> None:
+    def assignment_changed(self, event: MessageReceived) -> None:
         """Record a member's new generation in its consumer group, and the partitions that it has released."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, AssignmentChanged)
@@ -331,7 +330,7 @@ class RegionMembers:
         self.plane.request(PartitionsReleased(member.name, report.gone))
         self.starts.serve()
 
-    def leave_requested(self, event: Heard) -> None:
+    def leave_requested(self, event: MessageReceived) -> None:
         """Handle a member's request to leave."""
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
@@ -351,11 +350,11 @@ class RegionMembers:
 
     def _goes(self, member: RegisteredMember) -> None:
         plane = self.plane
-        those, cutting = plane.siblings(member), plane.cutting
+        those, ongoing = plane.siblings(member), plane.ongoing
         for sibling in those:
             sibling.leaves = True
         plane.miss_siblings(member)
-        is_cut = cutting is not None and any(sibling.name in cutting.names for sibling in those)
+        is_cut = ongoing is not None and any(sibling.name in ongoing.names for sibling in those)
         holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
         if holds or (is_cut and plane.state is RegionState.COMMITTING):
             if plane.state in _HERE:
@@ -422,7 +421,7 @@ class RegionMembers:
             names = ", ".join(plane.expected)
             plane.expected.clear()
             plane.due.pop("forming")
-            plane.request(ResetRequest(Why.DEAD, f"{names} did not register with the new control plane"))
+            plane.request(ResetRequest(ResetCause.DEAD, f"{names} did not register with the new control plane"))
             self.form()
 
     def remove_incomplete_queries(self) -> None:
@@ -447,7 +446,7 @@ class RegionMembers:
     def gone(self, member: RegisteredMember, cause: str) -> None:
         """Remove a dead member and its siblings: their work since the last sequence is lost."""
         plane = self.plane
-        those, cutting = plane.siblings(member), plane.cutting
+        those, ongoing = plane.siblings(member), plane.ongoing
         held = any(sibling.handed for sibling in those)
         for sibling in those:
             plane.unregister(sibling)
@@ -455,11 +454,11 @@ class RegionMembers:
                 plane.close(sibling.connection)  # a live member reconnects, and resets with the others
         plane.offer_publish()
         if plane.state is RegionState.RESETTING or not held:
-            if cutting is not None and any(sibling.name in cutting.names for sibling in those):
+            if ongoing is not None and any(sibling.name in ongoing.names for sibling in those):
                 plane.request(ParticipantLost(cause))
             plane.request(MembersChanged())
         else:
-            plane.request(ResetRequest(Why.DEAD, cause, member.name))
+            plane.request(ResetRequest(ResetCause.DEAD, cause, member.name))
 
 
 TABLE: Final[Table] = {

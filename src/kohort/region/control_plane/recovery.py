@@ -9,13 +9,13 @@ from typing import Final
 
 from kohort.region.control_plane.events import (
     CheckpointMayBegin,
-    Heard,
     LogLevel,
+    MessageReceived,
     RegionRuns,
+    ResetCause,
     ResetRequest,
     Resumed,
     StopRequest,
-    Why,
 )
 from kohort.region.control_plane.state import MemberPhase, Plane
 from kohort.region.control_plane.table import (
@@ -49,7 +49,7 @@ class Recovery:
             return self.plane.is_commit_pending()
         return self.plane.state is RegionState.FORMING
 
-    def asked(self, event: Heard) -> None:
+    def on_request(self, event: MessageReceived) -> None:
         """Handle a request for a reset, from a member, its application or an operator."""
         plane = self.plane
         report = event.report
@@ -60,7 +60,7 @@ class Recovery:
             return
         member = plane.member_on(event.connection)
         name = "" if member is None else member.name
-        why = Why.PARTITIONS if report.forced and member is not None else Why.ASKED
+        why = ResetCause.PARTITIONS if report.forced and member is not None else ResetCause.ASKED
         self.reset(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
 
     def _unconfirmed(self, confirms: Emptying | None) -> str:
@@ -96,10 +96,10 @@ class Recovery:
         if wanted is not None:
             self._begin(wanted)
 
-    def fail(self, why: Why, cause: str) -> None:
+    def fail(self, why: ResetCause, cause: str) -> None:
         """Begin a reset after a failed checkpoint, of which nothing was written."""
         wanted, self.plane.pending = self.plane.pending, None
-        self.plane.cutting = None
+        self.plane.ongoing = None
         self._begin(wanted or ResetRequest(why, cause))
 
     def _begin(self, wanted: ResetRequest) -> None:
@@ -111,12 +111,12 @@ class Recovery:
             self.stop(StopRequest(cause, wanted.member, remedy))
             return
         plane.metrics.resets[wanted.why] += 1
-        plane.metrics.cut_ended(plane.now_ms, complete=False)
+        plane.metrics.checkpoint_ended(plane.now_ms, complete=False)
         plane.log(LogLevel.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
         plane.epoch += 1
         plane.floor = epoch = plane.epoch
-        plane.cutting, plane.state, plane.wanted = None, RegionState.RESETTING, False
-        plane.asked.clear()
+        plane.ongoing, plane.state, plane.wanted = None, RegionState.RESETTING, False
+        plane.start_requests.clear()
         plane.due.pop("cut", None)
         plane.due.pop("checkpoint", None)
         plane.due["reset"] = plane.now_ms + plane.config.reset_ms
@@ -172,10 +172,10 @@ class Recovery:
         plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
         plane.reserved = {}
         plane.places = set(manifest.places)
-        plane.owe(dict.fromkeys(manifest.places, ()))
+        plane.set_unpublished(dict.fromkeys(manifest.places, ()))
         plane.offer_publish()
 
-    def was_reset(self, event: Heard) -> None:
+    def was_reset(self, event: MessageReceived) -> None:
         """Handle a member that has reset, with all others or alone; ignore an answer to an earlier reset."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
@@ -210,13 +210,13 @@ class Recovery:
             late = sorted(member.name for member in plane.members.values() if member.phase is MemberPhase.GOING_BACK)
             plane.due.pop("reset")
             cause = f"{', '.join(late)} did not reset in time"
-            self.reset(ResetRequest(Why.LATE, cause, late[0] if late else ""))
+            self.reset(ResetRequest(ResetCause.LATE, cause, late[0] if late else ""))
 
     def stop(self, wanted: StopRequest) -> None:
         """Stop the region after an error that no reset repairs; it waits for an operator to resume it."""
         plane, cause, remedy = self.plane, wanted.cause, wanted.remedy
         plane.log(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
-        plane.cutting = plane.cutting if plane.is_commit_pending() else None
+        plane.ongoing = plane.ongoing if plane.is_commit_pending() else None
         plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
         plane.pending, plane.wanted = None, False
         plane.waiting_to_register.clear()  # waiting members report it again
@@ -231,7 +231,7 @@ class Recovery:
 
         plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], continue_after_save)
 
-    def member_failed(self, event: Heard) -> None:
+    def member_failed(self, event: MessageReceived) -> None:
         """Stop the region after an error of a member that no reset repairs."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, UnrecoverableFailure)
@@ -247,7 +247,7 @@ class Recovery:
     def resume_if_settled(self) -> None:
         """Resume when it is known from which sequence, and the earlier members have been stopped."""
         plane = self.plane
-        if not plane.resumes or plane.stopping or plane.cutting is not None:
+        if not plane.resumes or plane.stopping or plane.ongoing is not None:
             return
         plane.resumes, plane.stopped, plane.consecutive = False, "", 0
         plane.save([Stopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
@@ -259,14 +259,14 @@ _EARLIER_RESET = "it answers an earlier reset"
 
 TABLE: Final[Table] = {
     AskReset: {
-        FORMING: row("the reset begins when all members have registered", Recovery.asked),
-        RUNNING: row("the region resets", Recovery.asked, *RESETS_OR_STOPS),
-        DRAINING: row("the checkpoint is abandoned, the region resets", Recovery.asked, *RESETS_OR_STOPS),
-        CHECKPOINTING: row("the checkpoint is abandoned, the region resets", Recovery.asked, *RESETS_OR_STOPS),
+        FORMING: row("the reset begins when all members have registered", Recovery.on_request),
+        RUNNING: row("the region resets", Recovery.on_request, *RESETS_OR_STOPS),
+        DRAINING: row("the checkpoint is abandoned, the region resets", Recovery.on_request, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("the checkpoint is abandoned, the region resets", Recovery.on_request, *RESETS_OR_STOPS),
         COMMITTING: row("the reset begins when the outcome is known; at once while a generation is requested",
-                         Recovery.asked,
+                         Recovery.on_request,
                          *RESETS_OR_STOPS),
-        RESETTING: row("the next attempt begins", Recovery.asked, STOPPED),
+        RESETTING: row("the next attempt begins", Recovery.on_request, STOPPED),
         STOPPED: ignored(NO_MEMBERS),
     },
     WasReset: {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kohort.region.control_plane.events import Heard
-from kohort.region.control_plane.state import Asked, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.events import MessageReceived
+from kohort.region.control_plane.state import MemberPhase, Plane, RegisteredMember, StartOffsetRequest
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -23,8 +23,7 @@ from kohort.region.control_plane.table import (
     row,
 )
 from kohort.region.messages import AskStarts, Looked, Starts
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Began, Fact, Initial
+from kohort.region.records import Began, Fact, Initial, Part, part_of
 from kohort.region.states import RegionState
 
 
@@ -34,22 +33,22 @@ class StartOffsets:
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
 
-    def ask(self, event: Heard) -> None:
+    def ask(self, event: MessageReceived) -> None:
         """Handle a member's request for the start offsets of assigned partitions."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, AskStarts)
         if member is not None and report.parts:
             self.forget(member, report.parts)
-            self.plane.asked.append(Asked(member.name, report.number, report.parts))
+            self.plane.start_requests.append(StartOffsetRequest(member.name, report.number, report.parts))
             self.serve()
 
     def forget(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
         """Remove partitions from a member's requests for start offsets."""
-        for asked in self.plane.asked:
+        for asked in self.plane.start_requests:
             if asked.member == member.name:
                 asked.parts = tuple(part for part in asked.parts if part not in parts)
                 asked.looking -= frozenset(parts)
-        self.plane.asked = [request for request in self.plane.asked if request.parts]
+        self.plane.start_requests = [request for request in self.plane.start_requests if request.parts]
 
     def serve(self) -> None:
         """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
@@ -60,21 +59,21 @@ class StartOffsets:
         plane = self.plane
         if plane.state is not RegionState.RUNNING:
             return
-        for asked in plane.asked:
+        for asked in plane.start_requests:
             member = plane.members[asked.member]
             if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
                 continue
             free = [part for part in asked.parts if part not in asked.looking and self._is_free(member, part)]
             if free:
                 self._hand_out(asked, member, free)
-        plane.asked = [request for request in plane.asked if request.parts]
+        plane.start_requests = [request for request in plane.start_requests if request.parts]
 
     def _is_free(self, member: RegisteredMember, part: Part) -> bool:
-        if any(part in other.looking for other in self.plane.asked if other.member != member.name):
+        if any(part in other.looking for other in self.plane.start_requests if other.member != member.name):
             return False
         return self.plane.holder_of(part) in (None, member)
 
-    def _hand_out(self, asked: Asked, member: RegisteredMember, free: list[Part]) -> None:
+    def _hand_out(self, asked: StartOffsetRequest, member: RegisteredMember, free: list[Part]) -> None:
         plane = self.plane
         known = [position for part in free if (position := plane.start_of(part)) is not None]
         unknown = [part for part in free if plane.start_of(part) is None]
@@ -92,7 +91,7 @@ class StartOffsets:
             return True
         return part.group in self.plane.began and part.topic not in self.plane.began[part.group]
 
-    def looked(self, event: Heard) -> None:
+    def looked(self, event: MessageReceived) -> None:
         """Save the start offsets that a member has looked up.
 
         They are in the topic before a record of them is handed out.
@@ -103,7 +102,7 @@ class StartOffsets:
         asked = next(
             (
                 request
-                for request in plane.asked
+                for request in plane.start_requests
                 if member is not None and (request.member, request.number) == (member.name, report.number)
             ),
             None,

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.agreement import SOMEWHERE, Last, SequenceBounds, bounds_of
+from kohort.region.agreement import SOMEWHERE, LastSequence, SequenceBounds, bounds_of
 from kohort.region.control_plane.events import (
     Close,
     Effect,
     LogLevel,
     RegionLogLine,
     Request,
+    ResetCause,
     ResetRequest,
     Save,
     SendMessage,
-    Why,
 )
 from kohort.region.messages import (
-    Cut,
+    CheckpointAttempt,
     Declined,
     Identity,
     Members,
@@ -35,8 +35,7 @@ from kohort.region.messages import (
     Waiting,
     Welcome,
 )
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
+from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Part, Position, Reserved, Shown, part_of
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 
@@ -50,8 +49,8 @@ class RegionConfig:
     Attributes:
         checkpoint_every_ms: interval between two checkpoints; None: only members or operators request them.
         register_ms: time for a member to register again, after a takeover and after its connection ended.
-        drain_ms: time for a checkpoint from its beginning until all have contributed: a member's longest batch, with
-            a margin. Below `max.poll.interval.ms`, so that a checkpoint ends before the group removes the member.
+        drain_ms: time for a checkpoint from its beginning until all have contributed: a member's longest batch, with a
+            margin. Below `max.poll.interval.ms`, so that a checkpoint ends before the group removes the member.
         reset_ms: time for one attempt at a reset.
         resets_most: number of resets in a row that stops the region; forced ones and those before a complete sequence
             don't count.
@@ -87,16 +86,16 @@ class ControlPlaneMetrics:
     """Counters and times since a control plane took over. Times are in ms; -1: not measured yet."""
 
     def __init__(self) -> None:
-        self.resets: Counter[Why] = Counter()
+        self.resets: Counter[ResetCause] = Counter()
         self.sequence_ms = self.longest_ms = -1
         self._began_ms = -1
 
-    def cut_began(self, now_ms: int) -> None:
+    def checkpoint_began(self, now_ms: int) -> None:
         """Record the beginning of a checkpoint; an attempt that restarts keeps the first time."""
         if self._began_ms < 0:
             self._began_ms = now_ms
 
-    def cut_ended(self, now_ms: int, *, complete: bool) -> None:
+    def checkpoint_ended(self, now_ms: int, *, complete: bool) -> None:
         """Record the end of a checkpoint, complete or abandoned."""
         if complete and self._began_ms >= 0:
             self.sequence_ms = now_ms - self._began_ms
@@ -155,7 +154,7 @@ class RegisteredMember:
 
 
 @dataclass(slots=True)
-class Asked:
+class StartOffsetRequest:
     """A member's request for start offsets of assigned partitions.
 
     Attributes:
@@ -169,7 +168,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Cutting:
+class OngoingCheckpoint:
     """A checkpoint in progress.
 
     Attributes:
@@ -178,7 +177,7 @@ class Cutting:
             began.
     """
 
-    cut: Cut
+    cut: CheckpointAttempt
     names: tuple[str, ...]
     contributions: dict[str, Contribution] = field(default_factory=dict)
     manifest: Manifest | None = None
@@ -187,7 +186,7 @@ class Cutting:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RegionFacts:
     """The durable facts with which a control plane begins.
 
     Attributes:
@@ -230,7 +229,7 @@ class Known:
     shown: dict[str, Shown] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def owed(self) -> dict[str, tuple[StagedKey, ...]]:
+    def unpublished(self) -> dict[str, tuple[StagedKey, ...]]:
         """Return the unpublished keys of the last sequence by sink. A sink without keys is to be emptied."""
         keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
@@ -238,15 +237,15 @@ class Known:
     def _shows_the_last(self, place: str) -> bool:
         return self.last().is_shown(self.shown.get(place))
 
-    def last(self) -> Last:
+    def last(self) -> LastSequence:
         """The last complete sequence."""
-        return Last(self.sequence, self.empties, self.made_as)
+        return LastSequence(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> SequenceBounds:
         """Return the range of sequences that a sink may show."""
-        owed = self.owed()
-        owed |= dict.fromkeys((place,), ()) if SOMEWHERE in owed else {}
-        return bounds_of(place, self.last(), owed, self.shown)
+        unpublished = self.unpublished()
+        unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
+        return bounds_of(place, self.last(), unpublished, self.shown)
 
 
 def _nobody_answers(request: Request) -> None:
@@ -267,17 +266,17 @@ class Plane:
         expected: members that have not registered since the takeover, each with the name of its process; empty: not
             known.
         ended: those of their processes that have ended.
-        asked: requests for start offsets, in order.
-        cutting: the checkpoint in progress; None: none.
+        start_requests: requests for start offsets, in order.
+        ongoing: the checkpoint in progress; None: none.
         wanted: a checkpoint is to begin as soon as possible.
         pending: a deferred reset.
         stopping: the region has stopped, and the topic does not have that yet.
         resumes: an operator has resumed the region; it continues when the topic has all that was pending when it
             stopped.
-        saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control
-            plane has taken over: what other members stage before it may still count.
+        saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control plane
+            has taken over: what other members stage before it may still count.
         places: all sinks to which the region has published since they were last emptied.
-        owed: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
+        unpublished: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
         unshown: why the last sequence could not be published yet, by sink.
         emptying: resets to the initial state that the topic does not have yet; then their sinks must be emptied.
         made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
@@ -291,7 +290,7 @@ class Plane:
             connection.
     """
 
-    def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
+    def __init__(self, known: RegionFacts, config: RegionConfig, now_ms: int) -> None:
         self.config = config
         self.request: Callable[[Request], None] = _nobody_answers
         self.region, self.region_id, self.term = known.region, known.region_id, known.term
@@ -315,8 +314,8 @@ class Plane:
         self.by_connection: dict[int, str] = {}
         self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
         self.ended: set[str] = set()
-        self.asked: list[Asked] = []
-        self.cutting: Cutting | None = None
+        self.start_requests: list[StartOffsetRequest] = []
+        self.ongoing: OngoingCheckpoint | None = None
         self.attempts = 0
         self.wanted = False
         self.pending: ResetRequest | None = None
@@ -325,10 +324,10 @@ class Plane:
         self.emptying: list[Manifest] = []
         self.places = set(known.places)
         self.published = known.sequence - 1
-        self.owed: dict[str, tuple[StagedKey, ...]] = {}
+        self.unpublished: dict[str, tuple[StagedKey, ...]] = {}
         self.shown, self.shown_before = dict(known.shown), dict(known.shown)
         self.emptied: set[str] = set()
-        self.owe(known.owed())
+        self.set_unpublished(known.unpublished())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.metrics = ControlPlaneMetrics()
@@ -377,8 +376,8 @@ class Plane:
     def welcome(self, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
         """Return the welcome message of a registered member."""
         state = self.states.get(member.name) if fresh else None
-        cutting = self.cutting
-        cut = cutting.cut if cutting is not None and member.name in cutting.names else None
+        ongoing = self.ongoing
+        cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
         counts = self.counts(member.name, member.epoch)
         return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts)
 
@@ -389,7 +388,7 @@ class Plane:
     def offer_publish(self) -> None:
         """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
         ends = tuple(position for _, position in sorted(self.positions.items()))
-        for place, keys in self.owed.items():
+        for place, keys in self.unpublished.items():
             publisher = self.publisher(place)
             if publisher is not None:
                 number = self.number_in(place)
@@ -399,8 +398,8 @@ class Plane:
 
     def is_commit_pending(self) -> bool:
         """Return whether a commit is pending; a refused one that waits for a generation is not."""
-        cutting = self.cutting
-        return cutting is not None and cutting.manifest is not None and not cutting.unidentified
+        ongoing = self.ongoing
+        return ongoing is not None and ongoing.manifest is not None and not ongoing.unidentified
 
     def how_to_resume(self) -> str:
         """Return the command that resumes a stopped region."""
@@ -431,7 +430,7 @@ class Plane:
         """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
         return self.contributors.get(name) == epoch
 
-    def participants(self) -> tuple[str, ...]:
+    def checkpoint_participants(self) -> tuple[str, ...]:
         """Return the participants of a checkpoint that begins now.
 
         A member that has no partitions and waits for its siblings does not participate.
@@ -465,34 +464,34 @@ class Plane:
         """Return whether a sink must be published to, or emptied after a reset that is deferred or being written."""
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
-        return place in self.owed or any(place in manifest.places for manifest in self.emptying)
+        return place in self.unpublished or any(place in manifest.places for manifest in self.emptying)
 
-    def owe(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
+    def set_unpublished(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
         """Set the keys of the last sequence that are still to be published, by sink."""
-        self.owed = dict(keys)
-        if not self.owed:
+        self.unpublished = dict(keys)
+        if not self.unpublished:
             self.published = self.sequence
 
     def bounds(self, place: str) -> SequenceBounds:
         """Return the range of sequences that a sink may show that was read after this term had begun."""
-        owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
-        now = bounds_of(place, self.last(), owed, self.shown)
-        then = bounds_of(place, self.last(), owed, self.shown_before)
+        unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, place}
+        now = bounds_of(place, self.last(), unpublished, self.shown)
+        then = bounds_of(place, self.last(), unpublished, self.shown_before)
         return SequenceBounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
 
-    def last(self) -> Last:
+    def last(self) -> LastSequence:
         """The last complete sequence."""
-        return Last(self.sequence, self.empties, self.made_as)
+        return LastSequence(self.sequence, self.empties, self.made_as)
 
     def number_in(self, place: str) -> int:
         """Return the number under which a sink shows the last sequence."""
         return self.last().number_in(self.shown.get(place))
 
-    def paid(self, place: str) -> None:
+    def record_published(self, place: str) -> None:
         """Record that the last sequence is published to this sink, according to the topic."""
-        self.owed.pop(place, None)
+        self.unpublished.pop(place, None)
         self.unshown.pop(place, None)
-        if not self.owed:
+        if not self.unpublished:
             self.published = self.sequence
 
     def complete_leave(self, member: RegisteredMember) -> None:
@@ -507,7 +506,7 @@ class Plane:
         """Unregister a member."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
-        self.asked = [request for request in self.asked if request.member != member.name]
+        self.start_requests = [request for request in self.start_requests if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
         self.miss_siblings(member)
         self.send_all(Members(self.term, self.names()))
@@ -564,13 +563,13 @@ class Plane:
     def _sinks(self) -> tuple[SinkStatus, ...]:
         written = {place for member in self.members.values() for place in member.places}
         written |= {report.sink for report in self.waiting_to_register.values()}
-        places = self.places_with_rows() | set(self.owed) | (written - {""})
+        places = self.places_with_rows() | set(self.unpublished) | (written - {""})
         return tuple(
             SinkStatus(
                 place,
-                self.published if place in self.owed else self.sequence,
+                self.published if place in self.unpublished else self.sequence,
                 "" if (publisher := self.publisher(place)) is None else publisher.name,
-                self.unshown.get(place, "") if place in self.owed else "",
+                self.unshown.get(place, "") if place in self.unpublished else "",
             )
             for place in sorted(places)
         )

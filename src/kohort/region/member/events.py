@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kohort.region.messages import Cut, Identity, Order, Report
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt, Identity, Order, Report
+from kohort.region.records import Part, Position
 from kohort.region.staged import StagedKey
 
 
@@ -60,17 +59,17 @@ class RecordsFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class DrainCompleted:
     """The event that no table is in progress, and the offsets of submitted records are committed."""
 
-    cut: Cut
+    cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
-class NotQuiet:
+class DrainError:
     """The event that the drain failed."""
 
-    cut: Cut
+    cut: CheckpointAttempt
     cause: str
 
 
@@ -86,7 +85,7 @@ class StateSaved:
         dead_letters: the number of dead letters.
     """
 
-    cut: Cut
+    cut: CheckpointAttempt
     ends: tuple[Position, ...]
     keys: tuple[StagedKey, ...]
     state: bytes
@@ -95,7 +94,7 @@ class StateSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
+class ApplicationReset:
     """The event that the queue and the drain buffer are empty, and the application has reset."""
 
     epoch: int
@@ -167,10 +166,10 @@ Event = (
     | Revoked
     | Lost
     | RecordsFetched
-    | Quiet
-    | NotQuiet
+    | DrainCompleted
+    | DrainError
     | StateSaved
-    | WentBack
+    | ApplicationReset
     | LookedUp
     | PublishEnded
     | CheckpointWanted
@@ -212,19 +211,19 @@ class StopPolling:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """An order to stop polling, finish the table in progress and commit, then post `Quiet`.
+    """An order to stop polling, finish the table in progress and commit, then post `DrainCompleted`.
 
     The queue becomes the drain buffer. A member that does not stop for a checkpoint posts it at once, and reads on.
     """
 
-    cut: Cut
+    cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
     """An order to stage the submitted rows and save the application's state, then post `StateSaved`."""
 
-    cut: Cut
+    cut: CheckpointAttempt
     names: tuple[str, ...]
 
 
@@ -234,8 +233,8 @@ class ResumeSubmitting:
 
 
 @dataclass(frozen=True, slots=True)
-class GoBack:
-    """An order to empty queue and drain buffer, forget positions and reset the application, then post `WentBack`.
+class ResetApplication:
+    """An order to empty queue and drain buffer and reset the application, then post `ApplicationReset`.
 
     Attributes:
         sequence: the sequence to return to; 0: the initial state.
@@ -340,7 +339,7 @@ Effect = (
     | Quiesce
     | SaveState
     | ResumeSubmitting
-    | GoBack
+    | ResetApplication
     | Begin
     | Seek
     | LookUp

@@ -20,8 +20,7 @@ from kohort.region.member.state import (
     SUBSCRIBED,
     Member,
 )
-from kohort.region.parts import Part, part_of
-from kohort.region.records import Contribution, Span
+from kohort.region.records import Contribution, Part, Span, part_of
 from kohort.region.states import RegionMemberState, Row
 
 
@@ -186,12 +185,12 @@ class MemberMachine(Member):
         self.state = DRAINED
         self.send(messages.Drained(order.cut))
 
-    def on_quiet(self, event: events.Quiet) -> None:
+    def on_drain_completed(self, event: events.DrainCompleted) -> None:
         if event.cut == self.cut:
             self.state = DRAINED
             self.send(messages.Drained(event.cut))
 
-    def on_not_quiet(self, event: events.NotQuiet) -> None:
+    def on_drain_error(self, event: events.DrainError) -> None:
         if event.cut == self.cut:
             self.send(messages.DrainFailed(event.cut, event.cause))
 
@@ -278,9 +277,9 @@ class MemberMachine(Member):
         if self.held:
             self.release_partitions(tuple(self.held))
         self.set_state(PENDING)
-        self.do(events.GoBack(order.epoch, order.sequence, order.state))
+        self.do(events.ResetApplication(order.epoch, order.sequence, order.state))
 
-    def on_went_back(self, event: events.WentBack) -> None:
+    def on_application_reset(self, event: events.ApplicationReset) -> None:
         if event.epoch != self.epoch or not self.going_back:
             return
         self.going_back = False
@@ -426,14 +425,14 @@ TABLE: dict[type, Rows] = {
                           MemberMachine.on_drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    events.Quiet: _everywhere(
-        _entry("the member is drained", MemberMachine.on_quiet, DRAINED),
+    events.DrainCompleted: _everywhere(
+        _entry("the member is drained", MemberMachine.on_drain_completed, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    events.NotQuiet: _everywhere(
-        _entry("the checkpoint fails", MemberMachine.on_not_quiet),
+    events.DrainError: _everywhere(
+        _entry("the checkpoint fails", MemberMachine.on_drain_error),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
@@ -460,10 +459,10 @@ TABLE: dict[type, Rows] = {
         _entry("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
         CR_RESET_PENDING=_entry("everything is discarded, the application resets", MemberMachine.on_reset),
     ),
-    events.WentBack: _everywhere(
+    events.ApplicationReset: _everywhere(
         _ignored("the answer is to an earlier reset"),
         CR_RESET_PENDING=_entry("the member polls slowly, and requests start offsets",
-                              MemberMachine.on_went_back, RESET_COMPLETE),
+                              MemberMachine.on_application_reset, RESET_COMPLETE),
     ),
     events.SinkWaits: _everywhere(_entry("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)),
     events.CheckpointWanted: _everywhere(

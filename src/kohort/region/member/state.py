@@ -9,9 +9,8 @@ from uuid import UUID
 from kohort.region import messages
 from kohort.region.member import events
 from kohort.region.member.events import Effect
-from kohort.region.messages import Cut, Identity
-from kohort.region.parts import Part
-from kohort.region.records import Contribution, Position
+from kohort.region.messages import CheckpointAttempt, Identity
+from kohort.region.records import Contribution, Part, Position
 from kohort.region.states import RegionMemberState
 
 SUBSCRIBED, RECORDS_FETCHED = RegionMemberState.SUBSCRIBED, RegionMemberState.RECORDS_FETCHED
@@ -30,8 +29,7 @@ class Behaviour:
             and begins none with these partitions afterwards.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
         keeps: its state waits while it is away; otherwise it starts anew when it returns.
-        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a
-            query.
+        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.
         sources: the number of members of its query.
         pinned: all queries of its group, when each partition belongs to one of them for ever; empty: not so.
     """
@@ -60,8 +58,8 @@ class Member:
         cut: the checkpoint that the member drains for, is drained for or has contributed to.
         contributed: the sequence that it contributed to, and `ends` its end positions, until the outcome is known.
         failure: why it can't continue: sent to each control plane, because the first may have died from it.
-        wants_back: the reset that it requested, until one is ordered. It takes part in no checkpoint meanwhile,
-            because its fetched records may be discarded already.
+        wants_back: the reset that it requested, until one is ordered. It takes part in no checkpoint meanwhile, because
+            its fetched records may be discarded already.
         going_back: a reset was ordered, and its application has not reset yet.
         went_back: no sequence was complete since the last reset.
     """
@@ -99,7 +97,7 @@ class Member:
         self.begins: dict[Part, int] = {}
         self.held: dict[Part, None] = {}
         self.covered: dict[Part, None] = {}
-        self.cut: Cut | None = None
+        self.cut: CheckpointAttempt | None = None
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None

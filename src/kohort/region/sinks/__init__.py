@@ -1,8 +1,9 @@
 """The interface of a region's sinks, which are written to exactly once.
 
+A *sequence* is one complete checkpoint with its output; its number is Flink's checkpoint id, or Spark's batch id.
 Members stage their rows, each unit under a separate key; staged rows are invisible. When a sequence is complete, its
-manifest names the keys that count, and one member publishes them for all. Rows that were staged by a member that
-died, slept or reset have a key that no manifest names, and are swept.
+manifest names the keys that count, and one member publishes them for all. Rows that were staged by a member that died,
+slept or reset have a key that no manifest names, and are swept.
 
 After the manifest there is no way back. If a publication could never succeed, its sequence could neither be completed
 nor undone. Any permanent failure must therefore happen in `check` or in `stage`; `publish` is retried without limit.

@@ -1,4 +1,4 @@
-"""The errors of sinks: which pass when a member waits, and which nobody but a person repairs.
+"""The errors of sinks: those that end while a member waits, and those that only an operator can repair.
 
 All waits for a sink decide by this table: `submit`, the staging at a checkpoint, tasks of Spark queries, and the
 comparison with the region's topic before a member registers.

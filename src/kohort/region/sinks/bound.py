@@ -1,9 +1,11 @@
-"""Common parts of this package's sinks: the region that they are bound to, and their location."""
+"""Common parts of this package's sinks: their region, their location, and the offsets that a snapshot may name."""
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
 import msgspec
@@ -11,12 +13,13 @@ import msgspec
 from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls
+from kohort.region.records import Position
 from kohort.region.sinks import owner_marker
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.staged import StagedKey
 
 
-class Bound:
+class BoundSink:
     """A sink, before and after `bind`."""
 
     _region: str = ""
@@ -65,7 +68,7 @@ class Bound:
             raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
 
 
-class InFolder(Bound):
+class FolderSink(BoundSink):
     """The base of sinks that write into a folder."""
 
     KIND: ClassVar[str]
@@ -124,3 +127,18 @@ class InFolder(Bound):
             owner_marker.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
         self._kept = None
         return claim.place
+
+
+OFFSETS_CHARS_MAX: Final = 16_384
+"""Limit on the offsets in a snapshot: Iceberg's metadata has the summaries of all snapshots, and each commit writes it
+anew. About 1,000 partitions fit."""
+
+
+def offsets_text(positions: Iterable[Position]) -> str:
+    """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
+    groups: dict[str, dict[str, dict[str, int]]] = {}
+    for position in positions:
+        topics = groups.setdefault(position.group, {})
+        topics.setdefault(position.topic, {})[str(position.partition)] = position.offset
+    text = json.dumps(groups, separators=(",", ":")) if groups else ""
+    return text if len(text) <= OFFSETS_CHARS_MAX else ""

@@ -1,6 +1,6 @@
-"""Conversion of tables whose columns come in another order, or without values, to the schema of a sink.
+"""Conversion of tables to a sink's schema: columns in another order, and columns that hold only nulls.
 
-A column without any value has no type: `pa.null()`, also within lists and structs, as `Table.from_pylist` creates it.
+A column of nulls has no type: it is `pa.null()`, also within lists and structs, as `Table.from_pylist` creates it.
 Such a column gets the sink's type. If no table has fixed the type yet, it is unknown, and the column is refused: a
 guess would be fixed for ever.
 """
@@ -18,7 +18,7 @@ def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
     """Return the table with the columns of a schema, in its order; None: it has others, or of other types.
 
     Args:
-        table: a table of the same columns in any order; those without values may have no type.
+        table: a table of the same columns in any order; those that hold only nulls may have no type.
         schema: a schema with checked types.
     """
     if table.schema.equals(schema):
@@ -62,7 +62,7 @@ def with_types_filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
 
 
 def is_empty(field: pa.Field[Any]) -> bool:
-    """Return whether a column has no value, and thus no type, in a table."""
+    """Return whether a column holds only nulls, and thus has no type."""
     return pa.types.is_null(field.type) and field.nullable
 
 

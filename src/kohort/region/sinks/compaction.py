@@ -1,4 +1,4 @@
-"""Compaction of a Parquet folder: many small published files become few large ones, without a moment between the two.
+"""Compaction of a Parquet folder: many small published files become few large ones, in one atomic change.
 
 A *generation* is one small object, or file, that names all files of the sequences up to a number. Readers take the
 newest generation, and the files of later sequences from the sequences themselves. Generations are numbered, and each

@@ -240,6 +240,10 @@ class LetterLog:
         """Count rows, and log the count unless that was done a moment ago."""
         if since := self._throttle.count_event(number=count):
             log.warning(
-                "[member %s] rows that its sink can't take go to the dead letters in %s with the next sequence: %s "
-                "rows since this was last logged, one of them because: %s", self._member, self._place, since, reason,
-            )  # fmt: skip
+                "[member %s] refused rows become dead letters in %s with the next checkpoint: %s rows since "
+                "the last such line, one of them because: %s",
+                self._member,
+                self._place,
+                since,
+                reason,
+            )

@@ -98,7 +98,7 @@ class StoreDeltaLog(DeltaLog):
             raise
 
     def reaches(self, folder: str) -> bool:
-        """Return whether the library reads and writes what the store has in a new folder: a table with an id.
+        """Return whether the library can write a table into a new folder of the store, and read it back.
 
         The library's functions that read an object would stop all threads of the process meanwhile.
 

@@ -56,7 +56,7 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.bound import FolderSink
 from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
@@ -133,7 +133,7 @@ class _Piece(msgspec.Struct, frozen=True):
     grown: tuple[_File, ...] = ()
 
 
-class DeltaTable(InFolder):
+class DeltaTable(FolderSink):
     """A Delta table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     The table is in a folder that all members see, or in an object store; it is created if missing. The folder is on a
@@ -184,8 +184,8 @@ class DeltaTable(InFolder):
             partition_by: the columns that partition the files, if the table is created here.
             compression: the compression of Parquet's pages.
             evolve: whether to add a new column that may be null to the table.
-            storage_options: credentials and settings of an object store, named as obstore names them. What is not
-                given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
+            storage_options: credentials and settings of an object store, named as obstore names them. What is not given
+                is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
         if storage_options:
             raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
@@ -259,7 +259,7 @@ class DeltaTable(InFolder):
         return bool(missing)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the table's, where a column has no value.
+        """Return the schema, with the table's type for each column that holds only nulls.
 
         With `evolve="add"` a new column without any value is left out, until a table gives it a type.
         """

@@ -42,9 +42,8 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region.files import Output, local_path, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
-from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.bound import FolderSink, offsets_text
 from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
-from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
 from kohort.region.sinks.sql_dialects import quoted
@@ -119,7 +118,7 @@ class _LakeState:
     emptied: int = 0
 
 
-class DuckLakeTable(InFolder):
+class DuckLakeTable(FolderSink):
     """A DuckLake table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     Rows are appended. The lake is a folder with a catalog in SQLite, which all members see; it is created if missing,
@@ -280,7 +279,7 @@ class DuckLakeTable(InFolder):
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
 
     def _typed_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the table's, where a column has no value."""
+        """Return the schema, with the table's type for each column that holds only nulls."""
         if any(has_null_type(field.type) for field in schema):
             if self._newest_state() is not None:
                 with self._lake.transaction() as at:

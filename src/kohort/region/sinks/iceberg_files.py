@@ -38,7 +38,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
-from kohort.region.sinks.rows import lost_columns_error, with_added_columns
+from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
 from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
 
 ROOT: Final = "kohort.table-location"
@@ -370,7 +370,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     schema = table.schema()
     there = {field.name for field in schema.fields}
     if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
-        raise lost_columns_error(place, lost)
+        raise dropped_columns_error(place, lost)
     buffer = pa.BufferOutputStream()
     try:
         fields = schema_to_pyarrow(schema.select(*file.rows.column_names))

@@ -142,8 +142,8 @@ class IcebergLog:
         Args:
             table: the state.
             claim: the marker.
-            columns: new columns to commit with it. The marker counts on all others, so that nobody may have changed
-                the columns meanwhile. None: the columns do not matter.
+            columns: new columns to commit with it. The marker counts on all others, so that nobody may have changed the
+                columns meanwhile. None: the columns do not matter.
 
         Raises:
             InvalidInputError: the table can't have a column; the message names it.

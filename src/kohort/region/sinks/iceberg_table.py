@@ -34,9 +34,8 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region.files import SYSTEM, local_path, make_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
-from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.bound import BoundSink, offsets_text
 from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
-from kohort.region.sinks.offsets import offsets_text
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -118,7 +117,7 @@ class _IcebergPiece(msgspec.Struct, frozen=True):
     others: tuple[str, ...] = ()
 
 
-class IcebergTable(Bound):
+class IcebergTable(BoundSink):
     """An Iceberg table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite file in that folder,
@@ -331,7 +330,7 @@ class IcebergTable(Bound):
         raise self._too_late()
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the table's, where a column has no value.
+        """Return the schema, with the table's type for each column that holds only nulls.
 
         With `evolve="add"` a new column without any value is left out, until a table gives it a type.
         """

@@ -40,7 +40,7 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.region.sinks import Keep
-from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import check_fits, in_order, in_sink_schema, plain, refusal_of, refuse_nulls, rows_where
@@ -93,7 +93,7 @@ class RowRules:
     keyed: bool
 
 
-class KafkaTopic(Bound):
+class KafkaTopic(BoundSink):
     """A topic as a region's sink: consume, transform and produce exactly once, by a whole group.
 
         sink = KafkaTopic("127.0.0.1:9092", "flights")

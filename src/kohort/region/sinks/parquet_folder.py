@@ -55,7 +55,7 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.bound import FolderSink
 from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.compaction import (
     GRACE,
@@ -120,7 +120,7 @@ class SequenceFile(NamedTuple):
     path: str
 
 
-class ParquetFolder(InFolder):
+class ParquetFolder(FolderSink):
     """A folder of Parquet files as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     A path is on a file system with hard links and atomic renames, and all members see it. The file system is a
@@ -162,11 +162,11 @@ class ParquetFolder(InFolder):
             path: the path, or the URL of an object store.
             compression: the compression of Parquet's pages.
             row_group_size: the maximum number of rows in a row group; None: Arrow's default.
-            partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition
-                gets a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
+            partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition gets
+                a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
             target_file_size: the size in bytes that `compact` aims at.
-            storage_options: credentials and settings of an object store, named as obstore names them. What is not
-                given is taken from the environment, as `AWS_ACCESS_KEY_ID`.
+            storage_options: credentials and settings of an object store, named as obstore names them. What is not given
+                is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
         if storage_options:
             raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
@@ -197,7 +197,7 @@ class ParquetFolder(InFolder):
         hive_partitions.check_partitions(typed, self.partition_by)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the folder's, where a column has no value."""
+        """Return the schema, with the folder's type for each column that holds only nulls."""
         if any(has_null_type(field.type) for field in schema):
             if self._is_owned():
                 schema = filled_schema(schema, self._owned())

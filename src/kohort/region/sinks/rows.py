@@ -163,7 +163,7 @@ def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
         InvalidInputError: it lacks one, or has it with another type; the message names it.
     """
     if lost := [f"{field.name!r} of type {field.type}" for field in kept if field.name not in there.names]:
-        raise lost_columns_error(place, lost)
+        raise dropped_columns_error(place, lost)
     for field in kept:
         if (kind := there.field(field.name).type) != field.type:
             raise InvalidInputError(
@@ -172,8 +172,8 @@ def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
             )
 
 
-def lost_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
-    """Return the error for a table that has lost columns; each is given with its type."""
+def dropped_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
+    """Return the error for a table without columns that others have dropped; each is given with its type."""
     return InvalidInputError(
         f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
         "it again as one that may be null"
@@ -181,12 +181,12 @@ def lost_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
 
 
 def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) -> pa.Schema:
-    """Return the schema with those added columns that it leaves out."""
+    """Return the given schema, completed by those added columns that it lacks."""
     return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
 
 
 def with_added_columns(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
-    """Return the table with nulls in those added columns that it leaves out."""
+    """Return the table with null columns for those added columns that it lacks."""
     for name in added:
         if name not in table.column_names:
             table = table.append_column(kept.field(name), pa.nulls(table.num_rows, kept.field(name).type))
@@ -216,8 +216,8 @@ class RowRefusedError(InvalidInputError):
         row: its index in the submitted table, from 0.
         column: the column of the value.
         offset: of the record, if the table has the source's columns topic, partition and offset; otherwise None.
-        reasons: the reason for each refused row, by its index: this row, and others that the same check has found.
-            Rows that another check would refuse may be missing.
+        reasons: the reason for each refused row, by its index: this row, and others that the same check has found. Rows
+            that another check would refuse may be missing.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _SQLITE_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExistingTable:
     """The description of an existing database table.
 
     Attributes:
@@ -81,7 +81,7 @@ class Dialect(Protocol):
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether a table of this name exists."""
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def staging(self, target: str, staging: str) -> str:
@@ -193,7 +193,7 @@ class Sqlite:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of the table, if it exists."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
@@ -218,7 +218,7 @@ class Sqlite:
         against += [f"has the trigger {trigger[0]!r}" for trigger in cursor.fetchall()]
         types = {column[1]: _affinity(column[2]) for column in info}
         columns = {column[1]: bool(column[3]) for column in info}
-        return Found(columns, tuple(names for names in unique if names), tuple(against), types)
+        return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
@@ -328,7 +328,7 @@ class Postgres:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> Found | None:
+    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of the table, if it exists."""
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, relispartition, relpersistence = 'u', "
@@ -359,7 +359,7 @@ class Postgres:
                 found += [] if is_table else ["is no table of this database"]
                 found += ["is unlogged"] if is_unlogged else []
                 against += [f"has the partition {name!r}, which {why}" for why in found]
-        return Found(columns, tuple(unique), tuple(against), {})
+        return ExistingTable(columns, tuple(unique), tuple(against), {})
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""

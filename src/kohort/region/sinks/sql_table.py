@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.files import local_path
 from kohort.region.sinks import Keep
-from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import (
@@ -50,7 +50,7 @@ from kohort.region.sinks.sql_dialects import (
     SQLITE,
     Connect,
     Dialect,
-    Found,
+    ExistingTable,
     Postgres,
     PostgresUrl,
     SqliteFile,
@@ -71,7 +71,7 @@ _TABLES: Final = (
 )
 
 
-class SqlTable(Bound):
+class SqlTable(BoundSink):
     """A table of SQLite or PostgreSQL as a region's sink.
 
     It can be pickled. `Sink` documents its methods' guarantees.
@@ -93,8 +93,8 @@ class SqlTable(Bound):
         """Initialise the sink; no connection is opened.
 
         Args:
-            connect: a URL (`sqlite:///file.db`, `sqlite:////absolute/file.db`, `postgresql://user@host/database`). Or
-                a function at the top of a module that returns a new connection of sqlite3 or psycopg for each call.
+            connect: a URL (`sqlite:///file.db`, `sqlite:////absolute/file.db`, `postgresql://user@host/database`). Or a
+                function at the top of a module that returns a new connection of sqlite3 or psycopg for each call.
             table: the table's name, or its schema and its name with a dot between.
             mode: append or update.
             keys: the columns by which rows replace one another, for `update`.
@@ -174,7 +174,7 @@ class SqlTable(Bound):
         check_fits(f"table {self.table}", self._fixed(), given)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema with a type for each column: the region's, where a column has no value."""
+        """Return the schema, with the type that the region has stored for each column that holds only nulls."""
         if any(has_null_type(field.type) for field in schema):
             with self._transaction() as at:
                 owned = self._owner(at) if at.has_sequences() else None
@@ -182,8 +182,8 @@ class SqlTable(Bound):
             refuse_untyped(schema)
         return schema
 
-    def _first(self, at: _Cursor, found: Found | None, schema: pa.Schema, types: dict[str, str]) -> None:
-        """Make the table this region's."""
+    def _first(self, at: _Cursor, found: ExistingTable | None, schema: pa.Schema, types: dict[str, str]) -> None:
+        """Create the table, or claim an empty one, for this region."""
         if found is None:
             must = {field.name for field in schema if not field.nullable or field.name in self.keys}
             columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
@@ -205,7 +205,7 @@ class SqlTable(Bound):
         said = (at.name, self._region, str(self._bound()), text_of(schema), keys, self.place)
         at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
-    def _fitting(self, found: Found, schema: pa.Schema, types: dict[str, str]) -> None:
+    def _fitting(self, found: ExistingTable, schema: pa.Schema, types: dict[str, str]) -> None:
         """Check that an existing table will accept every row."""
         wrong = list(found.against)
         wrong += [f"has no column {name!r}" for name in schema.names if name not in found.columns]

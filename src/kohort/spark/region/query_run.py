@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.member import events as happens
-from kohort.region.messages import Cut
+from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import LetterLog
 from kohort.region.staged import Staged
@@ -135,7 +135,7 @@ class _AtCut:
         ends: end offsets by member, determined together: the run may be stopped before the next member contributes.
     """
 
-    cut: tuple[int, Cut]
+    cut: tuple[int, CheckpointAttempt]
     run: _Run | None
     last: int | None
     ends: tuple[dict[TopicPartition, Position], ...]
@@ -221,7 +221,7 @@ class RegionQuery:
             self._stop()
             self._failed = False
             self._wants(member, epoch)
-            self._members()[member].post(happens.WentBack(epoch))
+            self._members()[member].post(happens.ApplicationReset(epoch))
 
         self._posted.put(reset_run)
 
@@ -253,7 +253,7 @@ class RegionQuery:
         return all(member.assignments.running() is None for member in self._members())
 
     def contribute(
-        self, member: int, cut: Cut, names: tuple[str, ...]
+        self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
         """Return the end offsets, staged files and state up to the last completed batch (`MemberQuery.contribute`)."""
         own = self._members()[member]
@@ -271,7 +271,7 @@ class RegionQuery:
             self._given = _Given(saved, saved.to_bytes(), run)
             return ends, staged, self._given.state
 
-    def _settle(self, cut: tuple[int, Cut], names: tuple[str, ...]) -> _AtCut:
+    def _settle(self, cut: tuple[int, CheckpointAttempt], names: tuple[str, ...]) -> _AtCut:
         members, run = self._members(), self._run
         if run is None or not {member.machine.name for member in members} <= set(names):
             return _AtCut(cut, None, None, tuple({} for _ in members))

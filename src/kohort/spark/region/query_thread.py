@@ -28,9 +28,8 @@ from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Cut
-from kohort.region.parts import Part
-from kohort.region.records import Position
+from kohort.region.messages import CheckpointAttempt
+from kohort.region.records import Part, Position
 from kohort.region.staged import Staged
 from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.source_sessions import LostRecords
@@ -54,10 +53,10 @@ class MemberQuery(Protocol):
         """Note that a member works in this epoch; the query starts when all of them do."""
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop the query's run, and start it from this state once all members have reset; `WentBack` tells them."""
+        """Stop the query's run, and start it from this state once all members have posted `ApplicationReset`."""
 
     def contribute(
-        self, member: int, cut: Cut, names: tuple[str, ...]
+        self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
         """Return the results up to the last completed batch: end offsets, staged files, and the query's state.
 
@@ -102,7 +101,9 @@ class QueryThread(MemberThread):
         self._asked_back: deque[happens.Revoked] = deque()  # revocations that wait for the running batch
         self._kept: deque[happens.Revoked] = deque()  # no batch reads these; they wait for the attempt to end
         self._leaves = False
-        self._saves: tuple[Cut, tuple[str, ...]] | None = None  # the attempt to save state for, and its members
+        self._saves: tuple[CheckpointAttempt, tuple[str, ...]] | None = (
+            None  # the attempt to save state for, and its members
+        )
         self._ask_again_s = 0.0
 
     def leave_region(self) -> None:
@@ -240,11 +241,11 @@ class QueryThread(MemberThread):
                 if clear:
                     self.assignments.remove_partitions()
             case happens.Quiesce(cut):
-                self._step(happens.Quiet(cut))  # the query keeps reading
+                self._step(happens.DrainCompleted(cut))  # the query keeps reading
             case happens.SaveState(cut, names):
                 self._saves = cut, names
                 self._continue_saving()
-            case happens.GoBack(epoch, _, state):
+            case happens.ResetApplication(epoch, _, state):
                 self.metrics.resets += 1
                 self._later.look_up.clear()
                 self._query.go_back(self.number, epoch, state)
@@ -274,7 +275,7 @@ class QueryThread(MemberThread):
         self._saves = None
         self._save_state(cut, names)
 
-    def _save_state(self, cut: Cut, names: tuple[str, ...]) -> None:
+    def _save_state(self, cut: CheckpointAttempt, names: tuple[str, ...]) -> None:
         try:
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
@@ -284,7 +285,7 @@ class QueryThread(MemberThread):
                 cut,
                 error,
             )
-            self._step(happens.NotQuiet(cut, str(error)))
+            self._step(happens.DrainError(cut, str(error)))
             return
         self._give(cut, self._ends(ends), staged, state)
 

@@ -1,4 +1,4 @@
-"""Days that show a fault which few seeds show."""
+"""Fault schedules that show faults which few seeds show."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from simulation.harness.network import Weather
+from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import MODERN, Plan, Step
 from simulation.harness.push_steps import LITERAL
 from simulation.members.process import Habits
 
 SERVING = Plan.coordinators
-"""Whoever has the shard: one more than there are."""
+"""The number that stands for whichever coordinator has the shard: one more than there are."""
 QUICK = GroupConfig(
     initial_rebalance_delay_ms=0,
     consumer_session_timeout_ms=6_000,
@@ -23,7 +23,7 @@ QUICK = GroupConfig(
 
 
 def members(count: int, commit_ms: int) -> list[Step]:
-    """Members that are heard often."""
+    """Return the steps that start members with frequent heartbeats."""
     habits = Habits("g0", ("t0",), heartbeat_ms=300, commit_ms=commit_ms)
     return [
         Step(number, 100 * number, "start", {"name": f"c{number}", "kind": MODERN, "habits": habits})
@@ -31,29 +31,31 @@ def members(count: int, commit_ms: int) -> list[Step]:
     ]
 
 
-def day(seed: int, *more: tuple[int, str, dict[str, Any]], commit_ms: int = 5_000, heal_ms: int = 25_000) -> Plan:
-    """Three members, and what else happens."""
+def fault_schedule(
+    seed: int, *more: tuple[int, str, dict[str, Any]], commit_ms: int = 5_000, heal_ms: int = 25_000
+) -> Plan:
+    """Return a plan with three members and these other steps."""
     steps = members(3, commit_ms)
     steps += [Step(100 + number, at_ms, what, details) for number, (at_ms, what, details) in enumerate(more)]
     return Plan(seed, QUICK, {"t0": 6}, ("g0",), tuple(steps), heal_ms)
 
 
 def two_that_disagree(seed: int) -> Plan:
-    """The one that serves does not hear that its place is over, and goes on writing while another takes over."""
-    return day(seed, (5_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 15_000}), commit_ms=100)
+    """The owner does not learn that its placement ended, and continues to write while another takes over."""
+    return fault_schedule(seed, (5_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 15_000}), commit_ms=100)
 
 
 def stopped_before_it_hears(seed: int) -> Plan:
-    """The one that serves is stopped while an append is on its way, whose answer it finds when it wakes."""
-    slow: dict[str, Any] = {"weather": Weather(300), "fails": 0.0, "late_ms": 600}
+    """The owner is stopped during an append, whose answer it finds when it resumes."""
+    slow: dict[str, Any] = {"network": NetworkFaults(300), "fails": 0.0, "late_ms": 600}
     stop = {"which": SERVING, "duration_ms": 12_000}
-    return day(seed, (4_000, "kafka_weather", slow), (8_000 + 10 * (seed % 100), "stop", stop), commit_ms=100)
+    return fault_schedule(seed, (4_000, "kafka_faults", slow), (8_000 + 10 * (seed % 100), "stop", stop), commit_ms=100)
 
 
 def left_behind(seed: int) -> Plan:
-    """One member goes on asking the one that was overtaken, which writes nothing; the others have moved."""
+    """One member keeps its connection to the replaced coordinator, which writes nothing; the others have moved."""
     cut = {"which": SERVING, "duration_ms": 30_000}
-    return day(
+    return fault_schedule(
         seed,
         (3_000, "cut_from_zookeeper", cut),
         (11_000, "cut", {"name": "c1"}),
@@ -64,7 +66,7 @@ def left_behind(seed: int) -> Plan:
 
 
 def pushed_by_the_one_left_behind(seed: int) -> Plan:
-    """One consumer goes on to be pinged by the one that was overtaken, for which topics grow, too."""
+    """One push consumer is still pinged by the replaced coordinator, for which topics also grow."""
     habits = Habits("g0", ("t0",), session_timeout_ms=6_000, callback_ms=2_000, keeps_lease=True, auto_commit=False)
     habits = replace(habits, commit_ms=60_000, commits_on_revocation=False)
     steps: list[Step] = [
@@ -82,7 +84,7 @@ def pushed_by_the_one_left_behind(seed: int) -> Plan:
 
 
 def stopped_by_the_one_left_behind(seed: int) -> Plan:
-    """The last Ping of the one that was overtaken arrives late; its answer finds that the consumer is to be stopped."""
+    """The last Ping of the replaced coordinator arrives late; its answer finds that the consumer must be stopped."""
     slow = Habits("g0", ("t0",), session_timeout_ms=18_000, callback_ms=90_000, keeps_lease=True, auto_commit=False)
     slow = replace(slow, commit_ms=90_000, commits_on_revocation=False)
     late_ms = 14_000 + 50 * (seed % 60)
