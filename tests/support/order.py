@@ -16,6 +16,7 @@ LONG = tuple(
         "region/test_delta_s3.py",
         "spark/test_two_sources.py",
         "spark/region/test_kills.py",
+        "spark/region/test_moving_drivers.py",
         "spark/test_sink.py",
         "peers/test_alike.py",
         "cluster/test_broker_zookeeper.py",

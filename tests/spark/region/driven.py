@@ -106,7 +106,7 @@ class Run:
         self._offsets = [BatchOffset(self._identities[session]) for session in sessions]
         for log in ("offsets", "commits"):
             (self.folder / log).mkdir(exist_ok=True)
-        (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        self.id = json.loads((self.folder / "metadata").read_text())["id"]
         self._number = max((int(path.name) for path in (self.folder / "commits").iterdir()), default=-1)
 
     def stop(self) -> None:
@@ -178,6 +178,7 @@ class Spark:
 
     def __init__(self) -> None:
         self.output, self.operators, self.sources = "[]", (), ("t",)
+        self.keeps_checkpoint = True
         self.schema, self.batches_kept = pa.schema([]), 100
         self.runs: list[Run] = []
         self.may_start = threading.Event()

@@ -43,8 +43,8 @@ class Application:
 
     def region(self, **settings: Any) -> SparkRegion:
         settings.setdefault("checkpoint_every", "500ms")
-        folder = self.stage.folder / "regions"
-        self.made.append(SparkRegion(self.spark, self.name, self.stage.servers, folder=folder, **settings))
+        settings.setdefault("folder", self.stage.folder / "regions")
+        self.made.append(SparkRegion(self.spark, self.name, self.stage.servers, **settings))
         return self.made[-1]
 
     def source(self, topic: str = "", group: str = "", **more: Any) -> dict[str, str]:

@@ -38,6 +38,9 @@ class Options:
     Attributes:
         queries: their names.
         folder: of all: `parquet`, `delta`, `flights.db`, `checkpoints`.
+        machine: in `folder`, the temporary files of the machine on which it runs, without a folder of checkpoints that
+            other machines see; empty: it has one.
+        keeps: whether its queries keep state.
         per_batch: records, at most.
         fails: how likely a task's staging fails, 0 to 1.
         batch_s: so long each task takes at least.
@@ -51,6 +54,8 @@ class Options:
     folder: str
     queries: list[str]
     protocol: str = "classic"
+    machine: str = ""
+    keeps: bool = False
     per_batch: int = 300
     fails: float = 0.0
     batch_s: float = 0.0
@@ -183,6 +188,13 @@ def sink_of(options: Options, query: str) -> Sink:
             return into
 
 
+def query_of(options: Options) -> Callable[[Any], Any]:
+    """The query's plan, which gives each record once, with state or without."""
+    if options.keeps:
+        return lambda rows: rows.selectExpr(*COLUMNS).dropDuplicates(["partition", "offset"])
+    return lambda rows: rows.selectExpr(*COLUMNS)
+
+
 def session() -> Any:
     """A small Spark."""
     from pyspark.sql import SparkSession
@@ -213,7 +225,7 @@ def main() -> None:
         session(),
         options.region,
         options.servers,
-        folder=Path(options.folder) / "checkpoints",
+        folder=None if options.machine else Path(options.folder) / "checkpoints",
         checkpoint_every=options.checkpoint_every,
     )
     source = {
@@ -227,7 +239,7 @@ def main() -> None:
         source |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
     for name in options.queries:
         into = sink_of(options, name)
-        region.query(name, lambda rows: rows.selectExpr(*COLUMNS), source=source, into=into, start="beginning")
+        region.query(name, query_of(options), source=source, into=into, start="beginning")
 
     region.start()
     print("ready", flush=True)

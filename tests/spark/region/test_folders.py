@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import json
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import pytest
 from tests.region.volume import Calls, Node, Volume
@@ -177,6 +179,10 @@ def test_without_a_batch_the_folder_is_empty(tmp_path: Path) -> None:
     for _ in range(2):
         clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/q/e2", None)
         assert [path.name for path in (tmp_path / "q").iterdir()] == ["e2"] and not names(tmp_path / "q/e2")
+    for _ in range(2):
+        clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/q/e3", None, query_id=UUID(int=7))
+        assert names(tmp_path / "q/e3") == {"metadata"}
+    assert json.loads((tmp_path / "q/e3/metadata").read_text()) == {"id": str(UUID(int=7))}
 
 
 def test_a_second_call_leaves_the_folder_as_it_is(query: Path) -> None:

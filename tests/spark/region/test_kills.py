@@ -53,8 +53,8 @@ def trial(request: pytest.FixtureRequest, servers: str, tmp_path: Path) -> Itera
 
 def test_whatever_befalls_the_applications_the_folder_is_the_input(trial: Trial) -> None:
     chance = random.Random(0)
-    first, second = trial.app("first", "a", "b"), trial.app("second", "c", fails=0.01)
-    third = trial.app("third", "d")
+    first, second = trial.app("first", "a", "b"), trial.app("second", "c", fails=0.01, machine="of the second")
+    third = trial.app("third", "d", machine="of the third")
     trial.send(PORTION)
     first.start()
     second.start()
@@ -158,10 +158,13 @@ def test_sinks_of_three_kinds_are_together_the_input(trial: Trial) -> None:
 
 
 @pytest.mark.skipif(LONG is None, reason="a long one: make spark-region")
+@pytest.mark.parametrize("keeps", [False, True], ids=["anew", "cloned"])
 @pytest.mark.parametrize("step", STEPS)
-def test_who_dies_at_any_step_has_done_nothing_or_all(trial: Trial, step: str) -> None:
-    """Killed by itself, alone in its region; and once more when it goes on from a checkpoint."""
-    alone = trial.app("alone", "a", per_batch=200)
+def test_who_dies_at_any_step_has_done_nothing_or_all(trial: Trial, step: str, *, keeps: bool) -> None:
+    """Killed by itself, alone in its region; and once more when it goes on from a checkpoint, or on another machine."""
+    if step == "half derived" and not keeps:
+        pytest.skip("no file of another checkpoint is needed")
+    alone = trial.app("alone", "a", per_batch=200, keeps=keeps, machine="" if keeps else "first machine")
     trial.send(FEW)
     for nth in (2, 1) if step not in ("half derived", "derived") else (1, 1):
         if step == "half derived":
@@ -174,5 +177,5 @@ def test_who_dies_at_any_step_has_done_nothing_or_all(trial: Trial, step: str) -
         assert alone.process.wait(STILL_S) == -signal.SIGKILL, "it did not come by there"
         alone.kill()
         trial.send(FEW)
-    alone.start()
+    alone.start(machine="" if keeps else "another machine")
     trial.ends_exactly()

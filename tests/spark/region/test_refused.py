@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 from tests.spark.conftest import Stage
 
 from kohort import Consumer
@@ -174,6 +175,72 @@ def test_when_it_is_looked_at(spark: SparkSession, region: SparkRegion, tmp_path
         region.start()
     assert not spark.streams.active
     assert not (tmp_path / "first").exists() and not (tmp_path / "out").exists()
+
+
+def joined(frame: DataFrame) -> DataFrame:
+    return lines(frame).join(lines(frame).withColumnRenamed("line", "other"), expr("line = other"))
+
+
+def with_files(frame: DataFrame) -> DataFrame:
+    return lines(frame).union(frame.sparkSession.readStream.text(str(Path(__file__).parent)))
+
+
+def with_rates(frame: DataFrame) -> DataFrame:
+    return lines(frame).union(frame.sparkSession.readStream.format("rate").load().selectExpr("CAST(value AS STRING)"))
+
+
+def with_a_topic_of_its_own(frame: DataFrame) -> DataFrame:
+    """Read by the same source, and not as the region's."""
+    options = {"kafka.bootstrap.servers": NOBODY, "subscribe": "u", "group.id": "u"}
+    return lines(frame).union(lines(frame.sparkSession.readStream.format("kohort").options(**options).load()))
+
+
+WITHOUT_A_FOLDER: dict[str, tuple[Callable[[DataFrame], Any], dict[str, Any], str]] = {
+    "dropDuplicates": (
+        without_repeats,
+        {},
+        r"state \(dropDuplicates\).*give SparkRegion\(folder=.*mode='update'",
+    ),
+    "an aggregation": (counted, {"output_mode": "update", "state": "partial"}, r"keeps state \(aggregation\)"),
+    "a join of streams": (joined, {}, r"keeps state \(join of streams\)"),
+    "a limit": (lambda frame: lines(frame).limit(5), {}, r"keeps state \(limit\)"),
+    "files": (with_files, {}, r"also reads FileSource.*give SparkRegion\(folder="),
+    "rates": (with_rates, {}, "also reads rate"),
+    "a topic outside the region": (with_a_topic_of_its_own, {}, "also reads kohort"),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_A_FOLDER)
+def test_what_only_its_checkpoint_has_without_a_folder_that_stays(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    build, reported, match = WITHOUT_A_FOLDER[what]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with SparkRegion(spark, "r", NOBODY) as region:
+        sink = replacing(tmp_path / "out", "line") if "output_mode" in reported else ParquetFolder(tmp_path / "out")
+        region.query("q", build, source=SOURCE, into=sink, **reported)
+        with pytest.raises(InvalidInputError, match=match):
+            region.start()
+    assert not spark.streams.active and not (tmp_path / "out").exists()
+
+
+WITHOUT_STATE: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a projection": lines,
+    "a union with itself": lambda frame: lines(frame).union(lines(frame)),
+    "a watermark alone": lambda frame: lines(frame.withWatermark("timestamp", "1 minute")),
+    "a join with a table": lambda frame: lines(frame).join(frame.sparkSession.range(5), expr("line = id")).drop("id"),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_STATE)
+def test_what_keeps_nothing_needs_no_folder(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(spark_region.SparkRegion, "_admit", lambda *given: (_ for _ in ()).throw(KeyError("admitted")))
+    with SparkRegion(spark, "r", NOBODY) as region:
+        region.query("q", WITHOUT_STATE[what], source=SOURCE, into=ParquetFolder(tmp_path / "out"))
+        with pytest.raises(KeyError, match="admitted"):
+            region.start()
 
 
 def test_keys_that_are_no_columns(region: SparkRegion, tmp_path: Path) -> None:

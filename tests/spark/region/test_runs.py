@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from kohort.spark.region.query_run import FAILURES_IN_A_ROW_MAX, WORKER_START_TI
 from kohort.spark.region.query_state import SavedQuery
 
 
-@pytest.fixture
-def query(tmp_path: Path) -> Iterator[Driven]:
+@pytest.fixture(params=[True, False], ids=["cloned", "anew"])
+def query(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driven]:
+    """A query whose runs have cloned checkpoints, and one that needs none."""
     driven = Driven(tmp_path)
+    driven.spark.keeps_checkpoint = request.param
     yield driven
     driven.close()
 
@@ -189,6 +192,71 @@ def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
     given = query.contribute(CheckpointAttempt(9, 1))
     assert spans_of(given) == {0: (110, 113), 1: (210, 213)}
     assert {key.epoch for key in given.keys} == {6}
+
+
+def test_a_query_that_keeps_nothing_needs_no_earlier_folder(tmp_path: Path) -> None:
+    """The query goes back, and starts on another machine, where its folder is not; Spark's id of it stays."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    states, ids = list[bytes](), list[str]()
+    for machine in (here, there):
+        machine.mkdir()
+        query = Driven(machine)
+        query.spark.keeps_checkpoint = False
+        query.begin(states[-1] if states else None, epoch=5 + 3 * len(states))
+        query.give({0: 100, 1: 200})
+        query.run.batch()
+        query.sequence(CheckpointAttempt(8, 1))
+        state = query.said(messages.Contributed)[-1].contribution.state
+        shutil.rmtree(query.folder)
+        query.reset(6 + 3 * len(states), state, 8)
+        query.goes_back()
+        query.give({0: 110, 1: 210})
+        query.run.batch(rows=3)
+        given = query.contribute(CheckpointAttempt(9, 1))
+        assert spans_of(given) == {0: (110, 113), 1: (210, 213)} and batch_of(given.state) == 0
+        assert {key.epoch for key in given.keys} == {query.run.epoch}
+        states.append(given.state)
+        ids += [run.id for run in query.spark.runs]
+        query.close()
+    assert len(ids) == 4 and len(set(ids)) == 1
+
+
+def test_a_source_that_is_added_beside_a_regions_own_begins_with_an_empty_checkpoint(tmp_path: Path) -> None:
+    """The earlier checkpoint has no position of it, and may have been on another machine."""
+    state = SavedQuery(4, 17, "[]", (), ("t",), kept=False).to_bytes()
+    query = Driven(tmp_path)
+    query.begin(state)
+    query.give({0: 100})
+    query.run.batch()
+    assert batch_of(query.contribute(CheckpointAttempt(8, 1)).state) == 0
+    query.close()
+
+
+def test_a_checkpoint_that_is_needed_is_missed(tmp_path: Path) -> None:
+    """An earlier release did not say; a state that is gone is not begun anew."""
+    for kept in (None, True):
+        (tmp_path / str(kept)).mkdir()
+        query = Driven(tmp_path / str(kept))
+        query.begin(SavedQuery(4, 17, "[]", (), ("t",), kept).to_bytes())
+        until(lambda query=query: query.turn() or query.said(messages.AskReset), "it fails", 10)  # type: ignore[misc]
+        assert "e4 is not there or empty" in query.said(messages.AskReset)[0].cause
+        assert not query.spark.runs
+        query.close()
+
+
+def test_state_of_an_operator_that_is_not_known_fails_its_batch(tmp_path: Path) -> None:
+    """The next run would begin without it."""
+    query = Driven(tmp_path)
+    query.spark.keeps_checkpoint = False
+    query.begin()
+    query.give({0: 100})
+    query.run.batch()
+    query.run.begin()
+    (query.run.folder / "state").mkdir()
+    with pytest.raises(InvalidInputError, match="by an operator that kohort does not know"):
+        query.run.finish()
+    assert spans_of(query.contribute(CheckpointAttempt(8, 1))) == {0: (100, 110)}
+    query.close()
 
 
 def test_an_idle_run_is_stopped_without_waiting_for_its_source(query: Driven, monkeypatch: pytest.MonkeyPatch) -> None:

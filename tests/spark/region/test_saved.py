@@ -41,6 +41,22 @@ def test_a_query_with_state_is_what_it_was(now: SavedQuery, said: str) -> None:
         refuse_other(SAVED, now, "totals")
 
 
+def test_a_state_of_an_earlier_release_does_not_say_whether_files_are_needed() -> None:
+    earlier = replace(SAVED, kept=True).to_bytes().replace(b',"kept":true', b"")
+    assert b"kept" not in earlier and SavedQuery.from_bytes(earlier) == SAVED
+
+
+def test_a_query_must_not_leave_out_a_source_outside_its_region() -> None:
+    """Where it was in that source would be forgotten, and read again once it returns."""
+    before = replace(SAVED, operators=(), kept=True)
+    with pytest.raises(InvalidInputError, match="a source outside its region"):
+        refuse_other(before, replace(before, kept=False), "totals")
+    refuse_other(before, before, "totals")
+    for kept in (None, False):
+        refuse_other(replace(before, kept=kept), replace(before, kept=False), "totals")
+        refuse_other(replace(before, kept=kept), before, "totals")
+
+
 def test_a_query_without_state_may_change() -> None:
     before = replace(SAVED, operators=())
     refuse_other(before, replace(before, output="{}", sources=("delays",)), "totals")

@@ -45,13 +45,17 @@ class Application:
     def start(self, **changed: Any) -> None:
         options = replace(self.options, **changed)
         self._said = self.log.stat().st_size if self.log.exists() else 0
+        machine = {}
+        if options.machine:
+            machine["TMPDIR"] = str(Path(options.folder) / options.machine)
+            Path(machine["TMPDIR"]).mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.spark.region.query_process", options.to_json()],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"} | machine,
             )
 
     def signal(self, number: int) -> None:

@@ -17,12 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
 import re
-import uuid
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
+from uuid import UUID, uuid4
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.confined_files import confined
@@ -59,6 +63,7 @@ from kohort.spark.region.checkpoint_files import (
     state_kinds,
     version_file,
 )
+from kohort.spark.source.single_reader_lock import folder as user_folder
 
 # -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
 #
@@ -255,6 +260,7 @@ def _unknown(old: str, path: str) -> InvalidInputError:
 
 
 __all__ = [
+    "TemporaryCheckpoints",
     "check_place",
     "clone_checkpoint",
     "epoch_folder",
@@ -279,7 +285,7 @@ def check_place(folder: str) -> str:
     """
     path = local_path(folder, "The checkpoint folder of a region")
     files = confined(SYSTEM, path)
-    probe = f"{path}/{_PROBE}{uuid.uuid4().hex}"
+    probe = f"{path}/{_PROBE}{uuid4().hex}"
     try:
         make_folder(files, path)
         files.mkdir(probe)
@@ -304,7 +310,9 @@ def epoch_folder(query_folder: str, epoch: int) -> str:
     return f"{query_folder}/e{epoch}"
 
 
-def clone_checkpoint(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) -> None:
+def clone_checkpoint(
+    old: str, new: str, batch: int | None, *, query_id: UUID | None = None, files: FileCalls = SYSTEM
+) -> None:
     """Clone a checkpoint up to a batch, so that Spark continues from there; the old one stays as it is.
 
     The call may be repeated after it failed or the process died at any point. If the folder exists, the call only
@@ -313,7 +321,8 @@ def clone_checkpoint(old: str, new: str, batch: int | None, *, files: FileCalls 
     Args:
         old: the checkpoint that has the batch; ignored if there is none.
         new: a path on the same file system, absolute like `old`; `new.tmp` is made beside it.
-        batch: the last batch to keep; None: none, so that the query starts with an empty folder.
+        batch: the last batch to keep; None: none, so that the query starts without logs.
+        query_id: Spark's id of the query that starts without logs; None: Spark makes one.
         files: the system's calls, or a test's.
 
     Raises:
@@ -329,6 +338,8 @@ def clone_checkpoint(old: str, new: str, batch: int | None, *, files: FileCalls 
     _remove_tree(files, on_its_way)
     if batch is None:
         make_folder(files, on_its_way)
+        if query_id is not None:
+            write_file(files, f"{on_its_way}/{QUERY}", json.dumps({"id": str(query_id)}).encode())
     else:
         _check_retained(files, old, batch)
         taken = contents_up_to(old, batch, files=files)
@@ -461,3 +472,88 @@ def _remove_tree(files: FileCalls, path: str) -> None:
             remove(files, inside)
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)
+
+
+# -- A temporary folder for checkpoints that nobody needs after their process: those of queries that keep nothing there
+#
+# A process that is killed leaves its folder behind, and a later one removes it. A lock on the folder shows that it is
+# in use: the operating system releases it with the process. `systemd-tmpfiles`, which removes old files, spares folders
+# that are locked.
+
+TEMPORARY: Final = "checkpoints-"
+_OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class TemporaryCheckpoints:
+    """A folder of this process, from now until `close`.
+
+    Attributes:
+        path: the folder's absolute path.
+    """
+
+    def __init__(self) -> None:
+        """Make the folder, and remove those of processes that have ended.
+
+        Raises:
+            InvalidInputError: this user can make no folder among the machine's temporary files.
+        """
+        try:
+            within = str(user_folder().resolve())
+            _remove_abandoned(within)
+            self.path, descriptor = _make_temporary(within)
+        except OSError as error:
+            raise InvalidInputError(
+                f"a region's queries need a folder for their running checkpoints, and this user can make none among "
+                f"the temporary files: {error}; name another folder in $TMPDIR, or give SparkRegion(folder=...)"
+            ) from error
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Remove the folder; what can't be removed is left to a later process."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _make_temporary(within: str) -> tuple[str, int]:
+    """Make a folder and lock it; return its path, and the descriptor that holds the lock."""
+    while True:
+        path = tempfile.mkdtemp(prefix=TEMPORARY, dir=within)
+        with contextlib.suppress(FileNotFoundError):  # another process has taken it for an abandoned one
+            descriptor = _locked(path, fcntl.LOCK_SH)
+            if descriptor is not None:
+                return path, descriptor
+
+
+def _remove_abandoned(within: str) -> None:
+    """Remove the folders that no process has locked."""
+    for name in os.listdir(within):
+        path = f"{within}/{name}"
+        if name.startswith(TEMPORARY):
+            with contextlib.suppress(OSError):  # another process removes it too, or it is no folder
+                descriptor = _locked(path, fcntl.LOCK_EX)
+                if descriptor is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(descriptor)
+
+
+def _locked(path: str, how: int) -> int | None:
+    """Return a descriptor of a folder that holds a lock on it; None if another process's lock forbids that.
+
+    Raises:
+        FileNotFoundError: the folder was removed.
+        OSError: folders can't be locked there.
+    """
+    descriptor = os.open(path, _OPEN_FOLDER)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

@@ -49,9 +49,19 @@ def has_watermark(frame: DataFrame) -> bool:
     return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
 
 
-def sources_of(frame: DataFrame) -> int:
-    """Return how many streaming sources the plan reads."""
-    return sum(node.getClass().getSimpleName() in RELATIONS for node in _nodes(_plan(frame)))
+def outside_sources(frame: DataFrame) -> tuple[str, ...]:
+    """Return the names of the streaming sources that the region gives no session."""
+    return tuple(
+        str(node.sourceName())
+        for node in _nodes(_plan(frame))
+        if node.getClass().getSimpleName() in RELATIONS and not _has_session(node)
+    )
+
+
+def _has_session(relation: Any) -> bool:
+    """Return whether a source is one of the query's in its region, by an option that only the region sets."""
+    with_options = relation.getClass().getSimpleName() == "StreamingRelationV2"
+    return with_options and bool(relation.extraOptions().containsKey(SEAT))
 
 
 def refuse_mode(frame: DataFrame, mode: str) -> None:
@@ -153,7 +163,7 @@ class BuiltQuery:
         watermark: whether rows can be late.
         sources: the options of each source as text, for messages and for comparison with a later program.
         batches_kept: how many batches Spark retains in the checkpoint.
-        reads_outside_region: whether the query also reads sources outside the region.
+        outside: the names of sources outside the region that the query also reads.
         undecoded: by source, the columns for `build` when bad values become dead letters; empty: all.
     """
 
@@ -167,15 +177,23 @@ class BuiltQuery:
     watermark: bool
     sources: tuple[str, ...]
     batches_kept: int
-    reads_outside_region: bool
+    outside: tuple[str, ...]
     undecoded: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def keeps_checkpoint(self) -> bool:
+        """Whether a run continues from the files of the last run's checkpoint: state, or positions of other sources.
+
+        The region itself keeps where its sources continue.
+        """
+        return bool(self.operators) or bool(self.outside)
+
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, sessions: Sequence[str]) -> StreamingQuery:
-        """Start a run of the query with a sink and a checkpoint, its sources in these sessions."""
+        """Start a run of the query with a sink, a local checkpoint folder, and these sessions of its sources."""
         seated = [{**source, SEAT: seat} for source, seat in zip(self.options, sessions, strict=True)]
         rows = with_bad_values(*built(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
-        return writer.option("checkpointLocation", checkpoint).start()
+        return writer.option("checkpointLocation", f"file://{checkpoint}").start()
 
     def is_over(self, error: BaseException) -> bool:
         """Return whether Spark has ended in this process, so that no run of the query can be started any more."""
@@ -284,6 +302,6 @@ def check_query(
         has_watermark(rows),
         tuple(map(str, what)),
         kept,
-        sources_of(rows) > len(options),
+        outside_sources(rows),
         undecoded,
     )

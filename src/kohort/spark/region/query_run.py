@@ -1,8 +1,8 @@
 """One query of a region as Spark runs it: started from its own checkpoint folder, stopped, and started again.
 
 A run begins when all members of the query work, and ends when one of them resets. What the run did since the last
-complete checkpoint of the region is then void. The next run starts from a folder that is cloned from that checkpoint's.
-So starting an application and resetting a region take the same path.
+complete checkpoint of the region is then void. The next run starts from a folder that is cloned from that checkpoint's,
+or from an empty one if the query keeps nothing there. So an application's start and a reset take the same path.
 
 The query's members contribute to a region checkpoint: what the query has staged since the last one, and the end offsets
 of its partitions. The first member, the lead, contributes the staged files and the query's own state.
@@ -11,6 +11,7 @@ of its partitions. The first member, the lead, contributes the staged files and 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
@@ -28,7 +29,7 @@ from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import LetterLog
 from kohort.region.staged import Staged
-from kohort.spark.region.checkpoint_files import find_source, last_batch, last_planned, offsets_of
+from kohort.spark.region.checkpoint_files import STATE, find_source, last_batch, last_planned, offsets_of
 from kohort.spark.region.folders import clone_checkpoint, epoch_folder, remove_old_epochs
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
@@ -85,6 +86,10 @@ retried this many times.
 """
 UNPLANNED_RUNS_MAX = 5
 """Most runs in a row that may end before they have planned a batch."""
+UNKNOWN_STATE = (
+    "the query {} keeps state, in {}, by an operator that kohort does not know: the state would be lost with the next "
+    "run. Leave that operator out, and report the query's plan"
+)
 STOPPED = "the query {} was stopped: stop its region instead"
 PARTIAL_RESET_TIMEOUT_S = 2.0
 """If one member of a query resets and another does not follow within this time, the whole query is reset."""
@@ -280,7 +285,8 @@ class RegionQuery:
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """Return the query's present state for a region checkpoint that ends with this batch of an epoch's run."""
-        return SavedQuery(epoch, last, self._built.output, self._built.operators, self._built.sources)
+        built = self._built
+        return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.keeps_checkpoint)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
         """Return the end offsets of a member's partitions, from the last batch that read each in this assignment.
@@ -375,8 +381,9 @@ class RegionQuery:
         saved = None if state is None else SavedQuery.from_bytes(state)
         if saved is not None:
             refuse_other(saved, self._as_of(-1, None), self.name)
-        new, began = epoch_folder(self._folder, epoch), None if saved is None else saved.batch
-        clone_checkpoint(epoch_folder(self._folder, -1 if saved is None else saved.epoch), new, began)
+        new, began = epoch_folder(self._folder, epoch), self._continues_after(saved)
+        old = epoch_folder(self._folder, -1 if saved is None else saved.epoch)
+        clone_checkpoint(old, new, began, query_id=uuid5(self._region_id, self.name))
         seats = {uuid4().hex: member.assignments.start(epoch) for member in self._members()}
         for id, seat in seats.items():
             SOURCE_SESSIONS.add(id, seat)
@@ -386,6 +393,8 @@ class RegionQuery:
 
         def stage_batch_rows(rows: DataFrame, batch: int) -> None:
             found = stage(rows)
+            if not self._built.keeps_checkpoint and os.path.exists(f"{new}/{STATE}"):
+                raise InvalidInputError(UNKNOWN_STATE.format(self.name, f"{new}/{STATE}"))
             staged.add(batch, found)
             if found.dead_letters:
                 self._letter_log.add(found.dead_letters)
@@ -402,11 +411,21 @@ class RegionQuery:
         for member in self._members():
             member.assignments.resume_batches("not started")
         log.info(
-            "[query %s] started in its region's epoch %s, after batch %s of the checkpoint",
+            "[query %s] started in its region's epoch %s, %s",
             self.name,
             epoch,
-            "0" if began is None else began,
+            "with a checkpoint that has no batches" if began is None else f"after batch {began} of the checkpoint",
         )
+
+    def _continues_after(self, saved: SavedQuery | None) -> int | None:
+        """Return the batch after which the next run continues; None: its checkpoint has no batches.
+
+        A query that keeps nothing in its checkpoint needs no file of an earlier run, which may be on another machine.
+        The control plane says where its partitions begin.
+        """
+        if saved is None or saved.kept is False or not self._built.keeps_checkpoint:
+            return None
+        return saved.batch
 
     def _stop(self) -> None:
         """Stop the run of the query; what it stages later is discarded."""

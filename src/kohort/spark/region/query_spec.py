@@ -20,7 +20,7 @@ from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
 SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
 AS_A_WHOLE = "all queries of a region reset together"
-A_FOLDER = "each run of a query has a checkpoint folder of its own, under SparkRegion(folder=...)"
+A_FOLDER = "each run of a query has a checkpoint folder of its own, under SparkRegion(folder=...) if it keeps state"
 ITS_LOGS = "a region goes back to batches by the checkpoint's logs, which must not come later than the batches"
 NO_TRIGGER = (
     "batches follow each other, and a sequence is begun as SparkRegion(checkpoint_every=...) says; for a job that ends "
@@ -283,6 +283,26 @@ def check_sink(declared: DeclaredQuery, built: BuiltQuery) -> None:
         raise InvalidInputError(
             f"{sink!r} replaces rows by {', '.join(keys)}, and the query {declared.name!r} gives no "
             f"{', '.join(missing)}: it gives {', '.join(built.schema.names)}"
+        )
+
+
+def check_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
+    """Check that a query can start on another machine, without a checkpoint folder that its next driver sees.
+
+    Raises:
+        InvalidInputError: the query keeps state, or reads sources outside the region.
+    """
+    if built.operators:
+        raise InvalidInputError(
+            f"the query {declared.name!r} keeps state ({', '.join(built.operators)}), and the region has no folder "
+            "that outlives its driver: give SparkRegion(folder=...), local or mounted, that the query's next driver "
+            "sees too; or leave the state to the sink, which replaces rows by keys with mode='update'"
+        )
+    if built.outside:
+        raise InvalidInputError(
+            f"the query {declared.name!r} also reads {', '.join(built.outside)}, whose position only its checkpoint "
+            "has, and the region has no folder that outlives its driver: give SparkRegion(folder=...), local or "
+            "mounted, that the query's next driver sees too; or bring those records into a topic"
         )
 
 

@@ -24,6 +24,7 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
         output: the schema of its rows, as Spark's JSON.
         operators: the names of its stateful operators, in the plan's order.
         sources: what each source reads, as text.
+        kept: whether the next run needs the files of that checkpoint; None: an earlier release, which always took them.
     """
 
     epoch: int
@@ -31,6 +32,7 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
     output: str
     operators: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    kept: bool | None = None
 
     def to_bytes(self) -> bytes:
         """Encode the state for a region checkpoint."""
@@ -57,10 +59,18 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
 def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
     """Refuse a changed query that keeps state; a query without state may change.
 
+    It must not leave out a source outside the region: only its checkpoint had the source's position.
+
     Raises:
         InvalidInputError: the query has changed; the message has the difference.
     """
     if not before.operators and not now.operators:
+        if before.kept and not now.kept:
+            raise InvalidInputError(
+                f"the query {query!r} has read a source outside its region, and reads none now: where it was in that "
+                "source would be forgotten. Give the changed query a name and a group of its own, or go on with the "
+                "earlier program"
+            )
         return
     for aspect, old, new in (
         ("its stateful operators", before.operators, now.operators),

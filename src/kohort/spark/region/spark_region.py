@@ -31,7 +31,7 @@ from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.region.folders import check_place
+from kohort.spark.region.folders import TemporaryCheckpoints, check_place
 from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
 from kohort.spark.region.query_run import LEAD, RegionQuery
 from kohort.spark.region.query_spec import (
@@ -39,6 +39,7 @@ from kohort.spark.region.query_spec import (
     DeclaredQuery,
     QuerySettings,
     Source,
+    check_folder,
     check_sink,
     check_state,
     declare,
@@ -240,12 +241,12 @@ class SparkRegionSettings(ConnectionSettings, total=False):
 class SparkRegion:
     """Spark queries that take checkpoints and reset together, so that each record counts exactly once in their sinks.
 
-        region = SparkRegion(spark, "flights", servers, folder="/data/regions", checkpoint_every="5s")
+        region = SparkRegion(spark, "flights", servers, checkpoint_every="5s")
         region.query("delays", lambda flights: flights.selectExpr("CAST(value AS STRING) AS line"),
                      source={"subscribe": "flights", "group.id": "etl"}, into=ParquetFolder("/data/delays"))
         region.run()
 
-    Every application of a region creates one with the same name and folder, and with queries of other names.
+    Every application of a region creates one with the same name, and with queries of other names.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class SparkRegion:
         name: str,
         bootstrap_servers: Servers = None,
         *,
-        folder: str | Path,
+        folder: str | Path | None = None,
         **settings: Unpack[SparkRegionSettings],
     ) -> None:
         """Set up the region; it connects with `start` or `run`.
@@ -263,7 +264,9 @@ class SparkRegion:
             spark: a Spark session in this process; not Spark Connect.
             name: the region's name, the same in all its applications.
             bootstrap_servers: HOST:PORT, several separated by commas or as a list.
-            folder: the folder of the queries' checkpoints, local or mounted, with hard links.
+            folder: the folder of the queries' checkpoints, local or mounted, with hard links. Queries that keep state
+                need one that the next driver sees too. None: a temporary folder on this machine, for queries without
+                state; the next driver may run on another machine.
             **settings: see `SparkRegionSettings`.
 
         Raises:
@@ -277,7 +280,8 @@ class SparkRegion:
         self._spark = spark
         self._region = Region(name, bootstrap_servers, **settings)
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
-        self._folder = f"{check_place(str(folder))}/{name}"
+        self._folder = None if folder is None else f"{check_place(str(folder))}/{name}"
+        self._temporary: TemporaryCheckpoints | None = None
         self._declared: dict[str, DeclaredQuery] = {}
         self._running: dict[str, StartedQuery] = {}
         self._lock = threading.RLock()  # a signal handler may close the region while this thread holds the lock
@@ -363,6 +367,8 @@ class SparkRegion:
             self._spark, declared.build, raw, declared.mode, declared.source_texts(), declared.undecoded
         )
         check_sink(declared, built)
+        if self._folder is None:
+            check_folder(declared, built)
         return built, check_state(declared, built)
 
     def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> StartedQuery:
@@ -376,12 +382,11 @@ class SparkRegion:
             sink, letters = into or sink, aside or letters
         state = self._region.state_of(declared.name)
         if state is not None:
-            now = SavedQuery(-1, None, built.output, built.operators, built.sources)
+            now = SavedQuery(-1, None, built.output, built.operators, built.sources, built.keeps_checkpoint)
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
-        keeps = bool(built.operators) or built.reads_outside_region
-        started, folder = StartedQuery(built.reads_outside_region), f"{self._folder}/{declared.name}"
-        how = behaviour(declared, shares=shares, keeps=keeps)
+        started, folder = StartedQuery(bool(built.outside)), f"{self._checkpoints()}/{declared.name}"
+        how = behaviour(declared, shares=shares, keeps=built.keeps_checkpoint)
         started.query = RegionQuery(
             declared.name,
             built,
@@ -398,6 +403,14 @@ class SparkRegion:
                 started.members.append(self._member(declared, number, places, machine, started.query))
             failing.pop_all()
         return started
+
+    def _checkpoints(self) -> str:
+        """Return the folder of the queries' checkpoints; make a temporary one if the region has none."""
+        if self._folder is not None:
+            return self._folder
+        if self._temporary is None:
+            self._temporary = TemporaryCheckpoints()
+        return self._temporary.path
 
     def _machine(self, declared: DeclaredQuery, number: int, places: Sequence[Sink], how: Behaviour) -> MemberMachine:
         at = [*map(place_of, places), "", ""]
@@ -557,6 +570,8 @@ class SparkRegion:
             started.leave() if gently else started.abandon()
         until_s = time.monotonic() + timeout_s
         with ExitStack() as closing:
+            if self._temporary is not None:
+                closing.callback(self._temporary.close)
             closing.callback(self._region.close)
             for started in running:
                 closing.callback(started.join, until_s)
