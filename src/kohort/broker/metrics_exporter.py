@@ -22,8 +22,8 @@ from kohort.groups.effects import Meter
 
 Timed: TypeAlias = Literal["rebalance", "downtime", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
-    "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was whole again"),
-    "downtime": ("kohort_downtime_seconds", "Mean time that who stood still did so in a rebalance"),
+    "rebalance": ("kohort_rebalance_seconds", "From the first change until a group was stable again"),
+    "downtime": ("kohort_downtime_seconds", "Mean downtime of the members that had any in a rebalance"),
     "event-queue": ("kohort_event_queue_seconds", "How long the oldest event of a batch waited"),
     "step": ("kohort_step_seconds", "A batch of events in the group coordinator"),
     "journal-append": ("kohort_journal_append_seconds", "A batch's records into the journal"),
@@ -106,7 +106,9 @@ def _groups(found: Snapshot) -> Iterator[Metric]:
             states.add_metric([protocol, state], count)
     yield states
     whole = CounterMetricFamily("kohort_group_rebalance_seconds", "Time in rebalances, by group", labels=["group"])
-    still = CounterMetricFamily("kohort_group_downtime_seconds", "Time stood still, by group", labels=["group"])
+    still = CounterMetricFamily(
+        "kohort_group_downtime_seconds", "Downtime of members in rebalances, by group", labels=["group"]
+    )
     completed = CounterMetricFamily("kohort_group_rebalances", "Completed rebalances, by group", labels=["group"])
     for group, values in found["rebalances"].items():
         whole.add_metric([group], values["duration_ms"] / 1000)

@@ -43,8 +43,8 @@ class RebalanceRecord:
         ended_ms: the time in milliseconds since 1970; -1: it is under way.
         generation: the generation or epoch that it led to; -1: unknown, and for push groups.
         members: the number of members after it.
-        downtime_ms: the longest time that a member or a partition stood still.
-        longest: the members that stood still for the longest times.
+        downtime_ms: the longest downtime of a member or a partition.
+        longest: the members with the longest downtimes.
     """
 
     causes: list[TimedCause] = field(default_factory=list)

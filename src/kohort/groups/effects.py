@@ -523,7 +523,7 @@ class GroupEmptied(NamedTuple):
 
 
 class Downtime(NamedTuple):
-    """How long a member stood still in a rebalance, or a partition that it was assigned."""
+    """The downtime of a member in a rebalance, or of a partition that it was assigned."""
 
     member_id: str
     downtime_ms: int

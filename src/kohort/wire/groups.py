@@ -170,7 +170,7 @@ class GroupRebalance(Struct):
         member_id: str = string()
 
     class MemberDowntime(Struct):
-        """How long a member stood still."""
+        """The downtime of a member."""
 
         member_id: str = string()
         downtime_ms: int = int64()

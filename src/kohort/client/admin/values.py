@@ -237,8 +237,8 @@ class GroupRebalanced:
         ended_ms: When it ended, in milliseconds since 1970 by the coordinator's clock; None: it is under way.
         generation: The generation or epoch that it led to; None: unknown, and for push groups.
         members: The number of members after it.
-        downtime_ms: The longest time that a member or a partition stood still.
-        longest: The members that stood still for the longest times, with the times in milliseconds.
+        downtime_ms: The longest downtime of a member or a partition.
+        longest: The members with the longest downtimes, in milliseconds.
     """
 
     causes: tuple[RebalanceCause, ...]
