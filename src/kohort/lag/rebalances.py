@@ -11,7 +11,7 @@ CAUSES_SHOWN = 3
 
 
 def rebalance_text(rebalance: GroupRebalanced) -> str:
-    """Return a rebalance as a sentence: the causes first, then the members after it and who stood still."""
+    """Return a rebalance as a sentence: the causes first, then the members after it and the downtime."""
     causes = [cause.text for cause in rebalance.causes[:CAUSES_SHOWN]]
     more = len(rebalance.causes) - len(causes) + rebalance.causes_left_out
     if more:
