@@ -30,6 +30,7 @@ from kohort import (
     TopicPartition,
 )
 from kohort.client import settings
+from kohort.region import Region
 from kohort.settings.arguments import checks_arguments
 
 NOWHERE = "127.0.0.1:1"
@@ -307,6 +308,9 @@ SETTINGS = [
     (lambda: Broker(config={"num.partitions": object()}), r"config\['num.partitions'\] must be str, .*, not <object"),
     (lambda: Broker(config={"num.partitons": 6}), r"unknown setting num\.partitons; did you mean num\.partitions\?"),
     (lambda: Broker(listen=9092), r"listen must be str, not 9092; write '9092'"),
+    (lambda: Region("r", NOWHERE, checkpoint_every="5"),
+     r"checkpoint_every='5' would be 5 ms; write '5s' for seconds, or '5ms'"),
+    (lambda: Region("r", NOWHERE, checkpoint_every="often"), r"checkpoint_every must be a time like 15m, 30s"),
     (lambda: Broker(log_level="LOUD"), r"log_level must be one of CRITICAL, .*, not 'LOUD'"),
     (lambda: Broker(num_partitions=6), r"Broker takes no num_partitions; it takes data_dir, config, listen"),
 ]  # fmt: skip

@@ -169,7 +169,7 @@ def options_of(words: list[str]) -> set[str]:
 
 
 OF_NO_CLUSTER = {
-    "broker", "zookeeper", "completion", "log check", "region files", "region compact", "groups history",
+    "broker", "zookeeper", "completion", "explain", "log check", "region files", "region compact", "groups history",
     "spark checkpoint show",
 }  # fmt: skip
 """Commands that serve, or read files alone. `coordinator` is one too, but its `status` asks."""

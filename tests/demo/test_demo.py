@@ -51,7 +51,7 @@ def test_demo_names_what_is_missing_before_it_begins(
     else:
         monkeypatch.setitem(sys.modules, missing, None)
     assert run(["demo", "--region", "--rows", "1000", "--output", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == f"kohort: {reported} [RESOURCE_NOT_FOUND]\n"
+    assert capsys.readouterr().err.splitlines()[0] == f"kohort: {reported} [RESOURCE_NOT_FOUND]"
     assert not (tmp_path / "out").exists()
 
 

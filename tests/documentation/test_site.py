@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +100,13 @@ def test_built_site_is_read_without_another_host_and_shows_its_drawings() -> Non
     assert len(pages) > 50 and len(drawn) == sum(site.DRAWN in path.read_text() for path in site.PAGES.rglob("*.md"))
     outside: list[str] = []
     said: list[str] = []
-    with sync_api.sync_playwright() as playwright:
+    with served(site.SITE) as address, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(CHROMIUM_OPTIONS))
         window: Any = browser.new_page()
-        window.on("request", lambda request: outside.append(request.url) if request.url.startswith("http") else None)
+        window.on("request", lambda request: outside.append(request.url))
         window.on("pageerror", lambda error: said.append(str(error)))
         for page in pages:
-            window.goto(page.as_uri())
+            window.goto(f"{address}/{page.relative_to(site.SITE).as_posix()}")
             if page in drawn:  # the theme replaces each text by its drawing, if Mermaid can read it
                 for drawing in window.query_selector_all("pre.mermaid"):
                     window.evaluate("text => mermaid.parse(text)", drawing.text_content())
@@ -109,5 +114,21 @@ def test_built_site_is_read_without_another_host_and_shows_its_drawings() -> Non
                 heights = window.eval_on_selector_all("div.mermaid", "all => all.map(one => one.clientHeight)")
                 assert heights and min(heights) > 50, page.name
         browser.close()
-    assert outside == []
+    assert [url for url in outside if not url.startswith((address, "data:", "blob:"))] == []
     assert said == []
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of a folder's files."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(20)

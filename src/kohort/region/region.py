@@ -55,6 +55,22 @@ QUEUE_POLLS = 100
 AT_ONCE_POLLS = 20
 """Number of polls whose records the application gets together, if that many are queued."""
 ANSWER_S = 10.0
+LIKE_SECONDS_MAX = 100
+"""A plain number of milliseconds up to this looks like seconds, as in checkpoint_every="5"."""
+
+
+def _interval_ms(text: str) -> int:
+    """Return the checkpoint interval.
+
+    Raises:
+        InvalidInputError: the text is no duration, or a small number without a unit.
+    """
+    every_ms, number = duration_ms("checkpoint_every", text), text.strip()
+    if number.isdecimal() and every_ms <= LIKE_SECONDS_MAX:
+        raise InvalidInputError(
+            f"checkpoint_every={text!r} would be {number} ms; write '{number}s' for seconds, or '{number}ms'"
+        )
+    return every_ms
 
 
 class RegionSettings(ConnectionSettings, total=False):
@@ -130,7 +146,7 @@ class Region(ClosedOnExit):
         if metrics_listen is not None:
             at = parse_listen(metrics_listen)
             access.check(*at, f"metrics listener of region {name}", READS_METRICS, METRICS_ARGUMENTS)
-        every_ms = None if checkpoint_every is None else duration_ms("checkpoint_every", checkpoint_every)
+        every_ms = None if checkpoint_every is None else _interval_ms(checkpoint_every)
         self.name = name
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
