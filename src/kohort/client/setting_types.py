@@ -40,7 +40,7 @@ class ConnectionSettings(TypedDict, total=False):
     """Bounds name look-up, connect and handshakes. Default: 10000 ms (at least 1 ms)."""
 
     connections_max_idle_ms: int
-    """Closes connections before a broker or a firewall does. Default: 540000 ms (at least 1000 ms)."""
+    """Closes connections before a broker or a firewall does; -1: never. Default: 540000 ms (at least -1 ms)."""
 
     metadata_max_age_ms: int
     """The longest time until new topics, partitions and leaders are noticed. Default: 300000 ms (at least 1 ms)."""
@@ -246,7 +246,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     'all' (all, -1, 0, 1)."""
 
     enable_idempotence: bool
-    """Retries write nothing twice and nothing out of order; needs acks=all. Default: True."""
+    """Retries write nothing twice and nothing out of order; needs acks=all; off by default with other acks, and with
+    more than 5 requests in flight. Default: True."""
 
     transactional_id: str | None
     """Names this producer across restarts; makes transactions possible and fences an older instance. Default: None."""
@@ -262,7 +263,8 @@ class ProducerSettings(ConnectionSettings, total=False):
 
     batch_size: int
     """A batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing,
-    and two fit in a request. Default: 491520 bytes (from 128 to 2147483647 bytes)."""
+    and two fit in a request; below 128 it is 128, so with 0 most records are batches of their own. Default: 491520
+    bytes (from 0 to 2147483647 bytes)."""
 
     linger_ms: int
     """A batch is sent at the latest when it is this old. Default: 5 ms (at least 0 ms)."""
@@ -284,7 +286,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     2 (from 1 to 16)."""
 
     delivery_timeout_ms: int
-    """A record is delivered within this time of send(), or fails. Default: 120000 ms (at least 1 ms)."""
+    """A record is delivered within this time of send(), or fails; longer by default if `linger.ms` and
+    `request.timeout.ms` together are. Default: 120000 ms (at least 1 ms)."""
 
     retries: int
     """How often a batch is sent again, within the delivery timeout. Default: 2147483647 (at least 0)."""
