@@ -49,7 +49,7 @@ def main() -> None:
         if control is None:
             _say({"error": error.message, "code": int(error.code)})
         else:  # the parent waits for no answer
-            log.error("%s", error.message)
+            log.error("the broker's process ends: %s", error.message)
         sys.exit(1)
     finally:
         if options["temporary"] and os.getppid() != options["parent"]:

@@ -421,9 +421,9 @@ class SegmentFile:
             OSError: the disk failed. The bytes are written again before the next attempt counts.
         """
         if self.readable:
-            file, again, self._unsure = self.open(), self._unsure, True
-            sync_batches(file, self.synced_size, self.size, again=again)
-            self.synced_size, self._unsure = self.size, False
+            file, end, again, self._unsure = self.open(), self.size, self._unsure, True
+            sync_batches(file, self.synced_size, end, again=again)
+            self.synced_size, self._unsure = end, False
         return self.transactions.sync()
 
     def sync_indexes(self) -> None:
