@@ -89,6 +89,7 @@ LONG = tuple(
         "dashboard/test_history.py",
         "spark/test_coordinators.py",
         "dashboard/test_accessibility.py",
+        "lag/test_dead_node.py",
         "dashboard/test_server.py",
         "dashboard/test_logins.py",
         "region/test_link.py",
