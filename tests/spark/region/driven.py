@@ -86,7 +86,7 @@ class Plane:
     def __init__(self) -> None:
         self.said: list[messages.Report] = []
 
-    def say(self, report: messages.Report) -> None:
+    def send_report(self, report: messages.Report) -> None:
         self.said.append(report)
 
 
