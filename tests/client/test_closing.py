@@ -14,11 +14,12 @@ from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import RebalanceListener
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TxnState
+from kohort.errors import CommitFailedError, ErrorCode
 from kohort.wire.groups import LeaveGroupResponse
 from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
 from kohort.wire.transactions import AddPartitionsToTxnResponse, InitProducerIdResponse
 from tests.client.test_membership import Coordinator
-from tests.client.virtual import PARK, VirtualCluster
+from tests.client.virtual import DROP, PARK, VirtualCluster
 from tests.client.written_log import carry_out
 
 A0 = TopicPartition("a", 0)
@@ -146,3 +147,23 @@ def test_every_face_closes_without_a_broker(timeout_ms: float | None) -> None:
             await face("127.0.0.1:1").close(timeout_ms=timeout_ms)
 
     asyncio.run(in_asyncio())
+
+
+def test_commit_that_waits_is_not_sent_after_the_partitions_were_lost() -> None:
+    """The member has them again when the commits before have an answer, but another may have committed further."""
+    member = Member(())
+    member.world.handlers["OffsetCommit"] = lambda *_: DROP
+    member.core.commit_async({A0: 5}, None)
+    errors: list[Any] = []
+    member.core.commit_async({A0: 6}, lambda _, error: errors.append(error))
+    member.world.run(member.world.runtime.now_ms + 100)
+    membership = member.core.membership
+    assert membership is not None
+    lost_at = membership.rebalances
+    membership._fence(ErrorCode.UNKNOWN_MEMBER_ID)
+    while membership.rebalances == lost_at or not membership.holding:
+        carry_out(member.world, member.core.poll(None, member.world.runtime.now_ms + 500))
+    member.world.handlers["OffsetCommit"] = lambda *_: PARK
+    member.world.run(member.world.runtime.now_ms + 60_000)
+    assert len(errors) == 1 and isinstance(errors[0], CommitFailedError)
+    assert "given up" in str(errors[0])

@@ -246,7 +246,7 @@ def test_full_heartbeat_takes_back_a_pattern_whose_end_may_not_have_arrived() ->
     assert trial.member.holding
 
 
-def commit_at(trial: Coordinator, *epochs: int) -> tuple[Any, list[int]]:
+def commit_at(trial: Coordinator, *epochs: int, timeout_ms: int = 5_000) -> tuple[Any, list[int]]:
     """A commit that the coordinator takes with these epochs only, and the epochs that it is sent with."""
     sent: list[int] = []
 
@@ -260,7 +260,7 @@ def commit_at(trial: Coordinator, *epochs: int) -> tuple[Any, list[int]]:
 
     trial.world.handlers["OffsetCommit"] = take_commit
     member = trial.subscribe("a")
-    commit = member.commit({parts(0)[0]: OffsetAndMetadata(7)}, 5_000)
+    commit = member.commit({parts(0)[0]: OffsetAndMetadata(7)}, timeout_ms)
     return trial.world.cluster.runtime.spawn(commit, "commit"), sent
 
 
@@ -288,6 +288,24 @@ def test_commit_of_a_member_that_gets_no_newer_epoch_fails(end: str) -> None:
         trial.member.release()
         trial.epoch = 2
     trial.world.run(trial.world.runtime.now_ms + 6_000)
+    assert task.done and isinstance(task.error, CommitFailedError)
+    assert sent == [1]
+
+
+def test_commit_is_not_sent_again_after_its_partition_was_lost_and_came_back() -> None:
+    """Another member may have committed further meanwhile: the group's offset would be set back."""
+    trial = Coordinator()
+    task, sent = commit_at(trial, 2, timeout_ms=60_000)
+    take_commit, trial.world.handlers["OffsetCommit"] = trial.world.handlers["OffsetCommit"], lambda *_: DROP
+    trial.world.run(trial.world.runtime.now_ms + 100)
+    trial.error = ErrorCode.FENCED_MEMBER_EPOCH
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    trial.error, trial.news = ErrorCode.NONE, parts(0, 1, 2, 3)
+    trial.member.release()
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    assert trial.member.holding and trial.epoch == 2
+    trial.world.handlers["OffsetCommit"] = take_commit
+    trial.world.run(trial.world.runtime.now_ms + 10_000)
     assert task.done and isinstance(task.error, CommitFailedError)
     assert sent == [1]
 

@@ -33,8 +33,10 @@ class Limit:
 @pytest.mark.parametrize("outcome", ["a result", "an error"])
 def test_work_is_done_once_a_thread_can_be_started(outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Limit(monkeypatch, 3)
+    runs: list[None] = []
 
     def work() -> int:
+        runs.append(None)
         return 42 if outcome == "a result" else int("no number")
 
     async def play() -> None:
@@ -47,6 +49,25 @@ def test_work_is_done_once_a_thread_can_be_started(outcome: str, monkeypatch: py
                 await waiting
         assert limit.refused == 3
         pool.shutdown()
+        assert len(runs) == 1
+
+    asyncio.run(play())
+
+
+def test_work_that_a_busy_thread_takes_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool has queued it, although it could start no second thread for it."""
+    gate = threading.Event()
+    runs: list[None] = []
+
+    async def play() -> None:
+        loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(2)
+        busy = run_in_pool(loop, pool, gate.wait)
+        Limit(monkeypatch, math.inf)
+        waiting = run_in_pool(loop, pool, lambda: runs.append(None))
+        gate.set()
+        await asyncio.gather(busy, waiting)
+        pool.shutdown()
+        assert len(runs) == 1
 
     asyncio.run(play())
 

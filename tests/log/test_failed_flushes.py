@@ -124,3 +124,21 @@ def test_bytes_that_a_failed_flush_took_are_not_flushed_again(tmp_path: Path, mo
         with pytest.raises(OSError, match=text):
             log.append(batch(b"lost"), NOW)
     assert log.flushed_offset == 1
+
+
+def test_flush_after_a_failed_one_does_not_read_what_was_flushed_before() -> None:
+    """Else old damage in a segment would keep its partition from ever being flushed again."""
+    volume = Volume(World(1), "/data")
+    files = FailingOnce(volume)
+    log = opened(files)
+    for number in range(3):
+        log.append(batch(b"%d" % number), NOW)
+    log_file = volume.folders[str(PATH)].names[log.active.path.name]
+    log_file.data[16] ^= 0xFF
+    log.active.verify_headers()
+    assert log.active.unverified is not None
+    files.suffix = ".log"
+    with pytest.raises(OSError, match="Input"):
+        log.append(batch(b"later"), NOW)
+    log.append(batch(b"last"), NOW)
+    assert log.flushed_offset == log.end_offset

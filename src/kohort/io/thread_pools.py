@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Final, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -16,53 +16,59 @@ RETRY_S: Final = 1.0
 log = logging.getLogger("kohort")
 
 
-def run_in_pool(
-    loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor | None, work: Callable[[], T]
-) -> asyncio.Future[T]:
-    """Run a function in a thread of a pool (None: the loop's own), and return its future on the loop.
+def run_in_pool(loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run a function once in a thread of a pool, and return its future on the loop.
 
     Pools start a thread when it is first needed. When the system allows no more threads or memory, try again every
     second: work that is dropped would leave its partition or group waiting for ever.
 
     Raises:
-        RuntimeError: the pool or the loop is closed.
+        RuntimeError: the pool is closed.
     """
+    task: Future[T] = Future()
+    claim = threading.Lock()
+
+    def run_once() -> None:
+        """Do the work, unless it is done: a pool that could start no thread has queued it all the same."""
+        if not claim.acquire(blocking=False) or not task.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - the future carries it
+            task.set_exception(error)
+        else:
+            task.set_result(result)
+
     try:
-        return loop.run_in_executor(pool, work)
+        _submit(pool, run_once, task)
     except RuntimeError as error:
         if not _lacks_thread(error):
             raise
         log.error("no thread can be started (limit of processes or memory?), retrying every %g s: %s", RETRY_S, error)
-    later: asyncio.Future[T] = loop.create_future()
-    loop.call_later(RETRY_S, _try_again, loop, pool, work, later)
-    return later
+        loop.call_later(RETRY_S, _try_again, loop, pool, run_once, task)
+    return asyncio.wrap_future(task, loop=loop)
+
+
+def _submit(pool: ThreadPoolExecutor, run_once: Callable[[], None], task: Future[Any]) -> None:
+    def cancel_with(submitted: Future[None]) -> None:
+        if submitted.cancelled():
+            task.cancel()
+
+    pool.submit(run_once).add_done_callback(cancel_with)
 
 
 def _try_again(
-    loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor | None, work: Callable[[], T], later: asyncio.Future[T]
+    loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor, run_once: Callable[[], None], task: Future[Any]
 ) -> None:
-    if later.done():
+    if task.running() or task.done():  # a thread that was busy has taken it
         return
     try:
-        running = loop.run_in_executor(pool, work)
+        _submit(pool, run_once, task)
     except RuntimeError as error:
         if _lacks_thread(error):
-            loop.call_later(RETRY_S, _try_again, loop, pool, work, later)
+            loop.call_later(RETRY_S, _try_again, loop, pool, run_once, task)
         else:
-            later.cancel()
-        return
-    running.add_done_callback(partial(_deliver, later))
-
-
-def _deliver(later: asyncio.Future[T], running: asyncio.Future[T]) -> None:
-    if later.done():
-        return
-    if running.cancelled():
-        later.cancel()
-    elif (error := running.exception()) is not None:
-        later.set_exception(error)
-    else:
-        later.set_result(running.result())
+            task.cancel()
 
 
 def _lacks_thread(error: RuntimeError) -> bool:

@@ -315,7 +315,7 @@ class SegmentFile:
 
     def verify_headers(self) -> None:
         """Read all headers to find damage, and rebuild both indexes."""
-        size, end_offset = self.size, self.end_offset
+        size, end_offset, synced_size = self.size, self.end_offset, self.synced_size
         if self.sealed:
             self.sealed = False
             self.index.load(size)
@@ -337,7 +337,7 @@ class SegmentFile:
                 unseen.add(end_offset)
             missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
             unverified.damages += [] if missing is None else [missing]
-        self.size, self.end_offset = size, end_offset
+        self.size, self.end_offset, self.synced_size = size, end_offset, synced_size
         self.finish()
         self.sync_indexes()
         unverified.add(0, size)

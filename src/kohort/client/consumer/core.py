@@ -536,7 +536,9 @@ class ConsumerCore:
         """
         try:
             yield from self._revoke_partitions(gone, revocation.lost, member)
-            if not revocation.lost:
+            if revocation.lost:
+                self.commits.give_up()
+            else:
                 yield from self._await_commits(revocation.deadline_ms - self.cluster.runtime.now_ms)
         except BaseException:
             if any(part in self.partitions for part in gone):

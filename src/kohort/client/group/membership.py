@@ -317,7 +317,9 @@ class Membership(ABC):
     async def may_commit_again(
         self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> bool:
-        """Wait for this member's next epoch after a refused commit; return whether it then still has the partitions.
+        """Wait for this member's next epoch after a refused commit; return whether it kept the partitions ever since.
+
+        Of a partition that was away meanwhile, its owner may have committed further: the commit would set that back.
 
         Args:
             error: The refusal; False at once unless it is STALE_MEMBER_EPOCH.
@@ -333,7 +335,9 @@ class Membership(ABC):
             await runtime.first(self._moved, timeout_ms=until_ms - runtime.now_ms)
         same_member = self._member_id == who.member_id and self._fenced is None
         has_risen = same_member and self._generation > who.generation
-        return has_risen and set(partitions) <= set(self.assignment.partitions)
+        return has_risen and all(
+            part in self.held_since and self.held_since[part] <= who.generation for part in partitions
+        )
 
     async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
         """Leave the group at once, if joined, and stop. A static member's partitions wait for its return.
