@@ -278,7 +278,10 @@ def test_a_token_hook_that_fails_and_a_bad_token_are_reported(secured: SecuredKa
 @pytest.mark.kafka
 def test_a_mechanism_that_is_not_offered_is_reported_with_those_that_are(secured: SecuredKafka) -> None:
     servers, chosen = secured.client("BOTH", sasl_mechanism="SCRAM-SHA-256")
-    with Admin(servers, **chosen) as admin, pytest.raises(SaslError, match="set sasl.mechanism to one of PLAIN, SCRAM-SHA-512"):
+    with (
+        Admin(servers, **chosen) as admin,
+        pytest.raises(SaslError, match="set sasl.mechanism to one of PLAIN, SCRAM-SHA-512"),
+    ):
         admin.list_topics()
 
 
