@@ -310,6 +310,23 @@ def test_commit_is_not_sent_again_after_its_partition_was_lost_and_came_back() -
     assert sent == [1]
 
 
+def test_metadata_after_a_loss_is_that_of_the_lost_assignment_until_the_member_has_joined() -> None:
+    """The coordinator accepts transactional offsets without a member from anyone."""
+    trial = Coordinator()
+    member = trial.subscribe("a")
+    before = member.metadata()
+    trial.error = ErrorCode.FENCED_MEMBER_EPOCH
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    assert member.metadata() == before
+    trial.world.handlers[HEARTBEAT], answers = lambda *_: DROP, trial.world.handlers[HEARTBEAT]
+    member.release()
+    trial.world.run(trial.world.runtime.now_ms + 500)
+    assert not member.joined and member.metadata() == before
+    trial.world.handlers[HEARTBEAT], trial.error = answers, ErrorCode.NONE
+    trial.world.run(trial.world.runtime.now_ms + 3_000)
+    assert member.metadata().generation_id == 2
+
+
 def test_log_says_why_a_member_was_fenced(caplog: pytest.LogCaptureFixture) -> None:
     trial = Coordinator(session_timeout_ms=6_000)
     trial.subscribe("a")

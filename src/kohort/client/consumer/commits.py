@@ -219,9 +219,9 @@ class Commits:
         Sent later, they would have this member's next generation, in which others may own the partitions.
         """
         if self._tail is not None and await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms) is None:
-            self.give_up()
+            self.abandon_queued()
 
-    def give_up(self) -> None:
+    def abandon_queued(self) -> None:
         """Let the commits fail that have not been sent yet, because the partitions are given up."""
         for turn in self._queued:
             turn.given_up = True

@@ -537,7 +537,7 @@ class ConsumerCore:
         try:
             yield from self._revoke_partitions(gone, revocation.lost, member)
             if revocation.lost:
-                self.commits.give_up()
+                self.commits.abandon_queued()
             else:
                 yield from self._await_commits(revocation.deadline_ms - self.cluster.runtime.now_ms)
         except BaseException:

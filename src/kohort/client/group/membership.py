@@ -157,7 +157,7 @@ class Membership(ABC):
         self.config = config
         self.group = config.group_id
         self.state = MemberState.IDLE
-        self.assignment = Assignment()
+        self.assignment = self._lost = Assignment()
         self.held_since: dict[TopicPartition, int] = {}
         self.starts: dict[TopicPartition, int] = {}
         self.revocation: Revocation | None = None
@@ -236,10 +236,10 @@ class Membership(ABC):
     def metadata(self) -> GroupMetadata:
         """Return the member's group metadata.
 
-        While a lost assignment waits for the application to acknowledge it, the metadata is that of the assignment.
-        The coordinator then refuses offsets of its records. Without a member, it would accept them from anyone.
+        After a loss, the metadata is that of the lost assignment until the member has joined again. The coordinator
+        then refuses offsets of its records. Without a member, it would accept them from anyone.
         """
-        who, held = self.identity(), self.assignment
+        who, held = self.identity(), self.assignment if self.assignment.partitions else self._lost
         if self.joined:
             return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
         if held.partitions:
@@ -357,7 +357,7 @@ class Membership(ABC):
         self._hold((), None)
         self.cluster.drop_interest(self)
         await self._leave_quietly(reason, timeout_ms)
-        self._generation = self.NOT_JOINED
+        self._generation, self._lost = self.NOT_JOINED, Assignment()
         self._member_id = ""
 
     async def _leave_quietly(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
@@ -433,6 +433,7 @@ class Membership(ABC):
             self._answer_age_text(),
         )
         self._unsettle()
+        self._lost = self.assignment
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
