@@ -384,7 +384,7 @@ def test_bad_rows_go_aside_with_their_records_and_the_others_into_the_sink(
     }  # fmt: skip
     assert {letter["member"] for letter in letters} == {"m1"} and all(letter["timestamp"] for letter in letters)
     assert consumer.metrics.dead_letters == 8
-    assert sum("rows that its sink can't take go to" in record.message for record in caplog.records) == 1
+    assert sum("refused rows become dead letters" in record.message for record in caplog.records) == 1
 
 
 def test_a_row_that_says_no_record_is_kept_with_the_offsets_of_its_table(
