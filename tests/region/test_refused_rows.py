@@ -22,6 +22,7 @@ from kohort.region import (
     SqlTable,
 )
 from kohort.region.sinks import check_rows
+from kohort.region.sinks.rows import in_sink_schema
 from kohort.region.staged import StagedKey
 from tests.region.conftest import fill, make_topic
 
@@ -94,6 +95,32 @@ def test_a_text_that_is_not_utf8_is_refused_by_row(sink: Sink) -> None:
     assert bound.published() == 1
 
 
+@pytest.mark.parametrize("kind", ["list", "struct", "map"])
+def test_a_text_within_a_value_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, kind: str) -> None:
+    texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff", b"c"], pa.binary()).buffers())
+    ends = pa.array([0, 1, 2, 3], pa.int32())
+    column: Any = {
+        "list": lambda: pa.ListArray.from_arrays(ends, texts),
+        "struct": lambda: pa.StructArray.from_arrays([texts], names=["text"]),
+        "map": lambda: pa.MapArray.from_arrays(ends, pa.array(["k"] * 3), texts),
+    }[kind]()
+    rows = pa.table({"id": [1, 2, 3], "x": column})
+    bound = ParquetFolder(tmp_path / "out").bind("r", ID)
+    bound.check(rows.schema)
+    with pytest.raises(RowRefusedError, match=r"'x' can't be written.*: row 2 of 3") as told:
+        check_rows(bound, rows)
+    assert sorted(told.value.reasons) == [1]
+    check_rows(bound, rows.slice(0, 1))
+    check_rows(bound, rows.slice(2))
+
+
+def test_a_number_within_a_list_that_its_column_can_not_keep_costs_its_row_alone() -> None:
+    given = pa.table({"x": pa.array([[1], [2], [2**40], [4]], pa.list_(pa.int64()))})
+    with pytest.raises(RowRefusedError, match="row 3 of 4") as told:
+        in_sink_schema(given, pa.schema([("x", pa.list_(pa.int32()))]), ())
+    assert sorted(told.value.reasons) == [2]
+
+
 FAR_DAY, FAR_TIME = 2_932_897, 2**60
 
 
@@ -123,6 +150,24 @@ def test_a_time_of_a_far_year_is_refused_by_row_where_its_library_has_none(
     bound.stage(key, rest)
     bound.publish(1, [key])
     assert bound.published() == 1
+
+
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_what_is_stored_beneath_a_null_is_no_time_of_a_row(tmp_path: Path, kind: str) -> None:
+    far, day = pa.array([2**30, 0], pa.int32()).cast(pa.date32()), pa.date32()
+    made: Any = {
+        "list": lambda: pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), far, type=pa.list_(day)),
+        "map": lambda: pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["a", "b"]), far),
+    }[kind]()
+    masked = pa.StructArray.from_arrays([made], names=["days"], mask=pa.array([True, False]))
+    given = pa.table({"id": pa.array([1, 2], pa.int64()), "x": masked})
+    bound = IcebergTable("air.flights", warehouse=tmp_path / "lake").bind("r", ID)
+    bound.check(given.schema)
+    check_rows(bound, given)
+    bound.stage(StagedKey(ID, 1, "m", 0), given)
+    shown = pa.table({"id": given["id"], "x": pa.StructArray.from_arrays([made], names=["days"])})
+    with pytest.raises(RowRefusedError, match=r"the years 1 to 9999: row 1 of 2"):
+        check_rows(bound, shown)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])

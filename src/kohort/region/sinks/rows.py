@@ -302,14 +302,16 @@ def is_far_time(values: Any) -> Any:
         return _beyond(values.cast(pa.date32(), safe=False).cast(pa.int32()), 1, _DAY_S)
     if pa.types.is_timestamp(kind):
         return _beyond(values.cast(pa.int64()), _PER_S[kind.unit], 1)
-    if pa.types.is_map(kind):
-        entries = pa.StructArray.from_arrays([values.keys, values.items], names=["key", "value"])
-        values = pa.ListArray.from_arrays(values.offsets, entries)
-    if isinstance(values.type, pa.StructType):
+    if isinstance(kind, pa.StructType):
         parts = [is_far_time(part) for part in values.flatten() if _has_times(part.type)]
         return functools.reduce(pc.or_, parts)
-    bad = pc.filter(pc.list_parent_indices(values), is_far_time(pc.list_flatten(values)))
-    return pc.is_in(pa.array(range(len(values)), bad.type), bad)
+    rows = pc.indices_nonzero(values.is_valid())
+    lists = values.take(rows) if values.null_count else values  # values in the place of a null do not count
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([lists.keys, lists.items], names=["key", "value"])
+        lists = pa.ListArray.from_arrays(lists.offsets, entries)
+    bad = pc.filter(pc.list_parent_indices(lists), is_far_time(pc.list_flatten(lists)))
+    return pc.is_in(pa.array(range(len(values)), rows.type), rows.take(bad))
 
 
 def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
@@ -370,7 +372,10 @@ def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
     found, parts = list[int](), [(0, len(column))]
     while parts:
         first, end = parts.pop()
-        if first == end or is_good(column.slice(first, end - first)):
+        part = column.slice(first, end - first)
+        if pa.types.is_nested(column.type):  # a slice of lists or structs keeps what is in the others
+            part = part.take(pa.array(range(len(part)), pa.int64()))
+        if first == end or is_good(part):
             continue
         if end - first > 1:
             middle = (first + end) // 2
