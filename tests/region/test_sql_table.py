@@ -178,6 +178,21 @@ def test_times_of_a_zone_that_python_does_not_have_are_written(database: Databas
     assert found == [(moment if database.is_postgres else "1970-01-01 00:00:00.000000+00:00",), (None,)]
 
 
+def test_a_time_whose_year_is_beyond_9999_in_its_zone_alone_is_written(database: Database) -> None:
+    """Databases write the last second of 9999 for "never"."""
+    sink, schema = database.sink(), pa.schema([("x", pa.timestamp("us", "Asia/Tokyo"))])
+    sink.check(schema)
+    never = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+    moments = pa.array([0, 253_402_300_799_000_000], pa.int64()).cast(schema.field(0).type)
+    sink.stage(key(1), pa.Table.from_arrays([moments], schema=schema))
+    sink.publish(1, [key(1)])
+    found = database.run("SELECT x FROM flights ORDER BY x")
+    if database.is_postgres:
+        assert found == [(datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),), (never,)]
+    else:
+        assert found == [("1970-01-01 09:00:00.000000+09:00",), ("9999-12-31 23:59:59.000000+00:00",)]
+
+
 def test_nan_in_sqlite(tmp_path: Path) -> None:
     sink = Database(f"sqlite:///{tmp_path}/out.db").sink()
     schema = pa.schema([pa.field("x", pa.float64(), nullable=False)])

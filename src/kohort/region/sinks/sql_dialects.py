@@ -117,10 +117,30 @@ def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) ->
     """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-        columns = [[dialect.value(value) for value in _known_zone(column).to_pylist()] for column in batch.columns]
+        columns = [[dialect.value(value) for value in _python_values(column)] for column in batch.columns]
         for row in zip(*columns, strict=True):
             yield (*row, *(function(number) for function in more))
             number += 1
+
+
+def _python_values(column: Any) -> list[Any]:
+    """Return the values of a column as Python's.
+
+    Times at the edges of the years 1 and 9999 are in UTC if they are beyond them in the zone of the column.
+    """
+    column = _known_zone(column)
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except OverflowError:
+        utc = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        return [_time_at_edge(*found) for found in zip(column, utc, strict=True)]
+
+
+def _time_at_edge(value: Any, in_utc: Any) -> Any:
+    try:
+        return value.as_py()
+    except OverflowError:
+        return in_utc.as_py()
 
 
 def _known_zone(column: Any) -> Any:
