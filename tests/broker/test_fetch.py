@@ -138,6 +138,21 @@ def test_fetch_of_committed_records_waits_for_min_bytes(broker: Broker, client: 
         assert len(reader.receive().responses[0].partitions[0].records) >= 1000
 
 
+def test_marker_ends_the_wait_of_a_fetch_for_what_is_in_the_log_already(
+    broker: Broker, client: RawClient, topic: str
+) -> None:
+    """The marker has 78 bytes, far fewer than are waited for."""
+    init = client.ask(InitProducerIdRequest(transactional_id=topic, transaction_timeout_ms=60_000), 4)
+    who = {"producer_id": init.producer_id, "producer_epoch": init.producer_epoch}
+    data = batch_of(b"x" * 2_000, base_sequence=0, transactional=True, **who)
+    produced = client.ask(produce_request(topic, 0, data, transactional_id=topic), 12)
+    assert produced.responses[0].partition_responses[0].error_code == 0
+    with RawClient(broker.bootstrap_servers) as reader:
+        reader.send(fetch_request(topic, 0, 0, max_wait_ms=600_000, min_bytes=1000, isolation_level=1), 12)
+        assert client.ask(EndTxnRequest(transactional_id=topic, committed=True, **who), 5).error_code == 0
+        assert len(reader.receive().responses[0].partitions[0].records) >= 2_000
+
+
 def test_fetch_does_not_wait_at_the_end_of_a_segment(client: RawClient, name: str) -> None:
     create_topic(client, name, segment_bytes="2000")
     for _ in range(10):

@@ -35,7 +35,7 @@ class WaitingFetch:
             logs: the partitions.
             missing: the bytes that have to be appended.
             done: called once, at the end.
-            may_read: returns whether the client may read some of what was appended.
+            may_read: returns whether the client may read enough of what the partitions have by now.
         """
         self.logs = logs
         self.missing = missing
@@ -45,7 +45,7 @@ class WaitingFetch:
 
     @property
     def has_enough(self) -> bool:
-        """Whether enough bytes were appended, of which the client may read some."""
+        """Whether enough bytes were appended, and the client may read enough."""
         return self.missing <= 0 and self._may_read()
 
     def finish(self) -> None:

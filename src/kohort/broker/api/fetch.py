@@ -81,6 +81,8 @@ class Fetch:
         found, size, missing, logs = self._read()
         if missing <= 0 or message.max_wait_ms <= 0 or not logs:
             return self._answer(found, size)
+        if self._isolation is Isolation.READ_COMMITTED:
+            missing = 1  # a marker is small, and what it makes readable is in the log already
         wait = WaitingFetch(logs, missing, self._resume, self._growth_of(logs))
         self._wait = wait
         self._request.client.waits.add(wait)
@@ -89,15 +91,24 @@ class Fetch:
         return None
 
     def _growth_of(self, logs: list[PartitionLog]) -> Callable[[], bool]:
-        """Return a function that tells whether the client may read more of some log than now.
+        """Return a function that tells whether the client may read enough of the logs by now.
 
         What an open transaction appends is of no use to a reader of committed records. Each append would end its wait
-        with an empty response, which it answers with the next fetch.
+        with an empty response, which it answers with the next fetch. The transaction's marker is small, and makes
+        readable what is in the log already.
         """
         if self._isolation is Isolation.READ_UNCOMMITTED:
             return lambda: True
-        before = [part.last_stable_offset for part in logs]
-        return lambda: any(part.last_stable_offset > offset for part, offset in zip(logs, before, strict=True))
+        seen = [part.last_stable_offset for part in logs]
+
+        def has_enough() -> bool:
+            stable = [part.last_stable_offset for part in logs]
+            if stable == seen:
+                return False
+            seen[:] = stable
+            return self._read()[2] <= 0
+
+        return has_enough
 
     def _keep_little(self) -> None:
         """Drop what only the start needs, and count the rest toward the connection's limit.
