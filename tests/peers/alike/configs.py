@@ -102,7 +102,7 @@ def replaces(side: Side, version: int) -> None:
         altering(77, "x", {"a": "b"}),
     ):
         side.ask(request, version, keep=words_apart)
-    side.ask(describing(GROUP, group), 4, keep=known_here)
+    side.until(lambda: describing(GROUP, group), 4, has("50000"), keep=known_here)
     side.ask(altering(GROUP, group, {}), version, keep=words_apart)
 
 
@@ -143,7 +143,7 @@ def changes(side: Side, version: int) -> None:
         return "compact" in {item.value for item in answer.results[0].configs}
 
     side.until(lambda: describing(TOPIC, topic, keys), 4, settled)
-    side.ask(describing(GROUP, group), 4, keep=known_here)
+    side.until(lambda: describing(GROUP, group), 4, has("6000"), keep=known_here)
     side.ask(changing(GROUP, group, [("consumer.heartbeat.interval.ms", DELETE, None)]), version, keep=words_apart)
 
 

@@ -261,9 +261,14 @@ def quotas(side: Side, version: int) -> None:
         )
         side.ask(AlterClientQuotasRequest(entries=[entry], validate_only=validate_only), version, keep=without_words)
 
-    def described(*components: tuple[str, int, str | None], strict: bool = False) -> None:
+    def described(*components: tuple[str, int, str | None], strict: bool = False, entries: int | None = None) -> None:
+        """Ask; with `entries` until there are so many: Kafka's broker learns of a change a moment later."""
         asked = [component(entity_type=kind, match_type=match, match=name) for kind, match, name in components]
-        side.ask(DescribeClientQuotasRequest(components=asked, strict=strict), version, keep=in_order)
+
+        def make() -> DescribeClientQuotasRequest:
+            return DescribeClientQuotasRequest(components=asked, strict=strict)
+
+        side.until(make, version, lambda answer: entries in (None, len(answer.entries or ())), keep=in_order)
 
     def in_order(answer: Any) -> None:
         without_words(answer)
@@ -275,6 +280,7 @@ def quotas(side: Side, version: int) -> None:
     altered({"user": user}, [("producer_byte_rate", 1000.0, False), ("consumer_byte_rate", 2000.0, False)])
     altered({"user": user, "client-id": client}, [("request_percentage", 50.5, False)])
     altered({"client-id": client}, [("producer_byte_rate", 7.0, False)])
+    described(("client-id", 0, client), strict=True, entries=1)
     described(("user", 0, user))
     described(("user", 0, user), strict=True)
     described(("user", 0, user), ("client-id", 0, client))
@@ -299,7 +305,7 @@ def quotas(side: Side, version: int) -> None:
     altered({"ip": "127.0.0.9"}, [("producer_byte_rate", 100.0, False)])
     altered({"ip": "not an address"}, [("connection_creation_rate", 100.0, False)])
     altered({"ip": "127.0.0.9", "user": user}, [("connection_creation_rate", 100.0, False)])
-    described(("ip", 0, "127.0.0.9"))
+    described(("ip", 0, "127.0.0.9"), entries=1)
     described(("unheard", 0, "x"))
     described(("user", 9, None))
     described(("user", 0, None))
@@ -309,6 +315,7 @@ def quotas(side: Side, version: int) -> None:
     altered({"user": user, "client-id": client}, [("request_percentage", 0.0, True)])
     altered({"client-id": client}, [("producer_byte_rate", 0.0, True)])
     altered({"ip": "127.0.0.9"}, [("connection_creation_rate", 0.0, True)])
+    described(("ip", 0, "127.0.0.9"), entries=0)
     described(("user", 0, user))
 
 
