@@ -249,13 +249,10 @@ class TestOptions:
 
 
 def run_command(*arguments: str) -> subprocess.Popen[str]:
-    code = (
-        "import sys; from kohort.broker.run import run_broker; "
-        "sys.exit(run_broker(sys.argv[1], sys.argv[2], dict(a.split('=') for a in sys.argv[3:])))"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    listen, data, *properties = arguments
+    options = [word for text in properties for word in ("--set", text)]
+    command = [sys.executable, "-m", "kohort", "broker", "--listen", listen, "--data", data, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_sigterm_ends_the_command_with_0(tmp_path: Path) -> None:
@@ -269,16 +266,17 @@ def test_sigterm_ends_the_command_with_0(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
-def test_the_command_says_why_not_and_ends_with_1(broker: Broker, tmp_path: Path) -> None:
-    for arguments in (
-        (broker.bootstrap_servers, str(tmp_path / "other")),
-        ("127.0.0.1:0", str(broker.data_dir)),
-        ("127.0.0.1:0", str(tmp_path / "other"), "num.partition=3"),
+def test_the_command_says_why_not_and_ends_with_1_or_2(broker: Broker, tmp_path: Path) -> None:
+    """A setting that does not exist is a wrong use of the command: 2."""
+    for arguments, code in (
+        ((broker.bootstrap_servers, str(tmp_path / "other")), 1),
+        (("127.0.0.1:0", str(broker.data_dir)), 1),
+        (("127.0.0.1:0", str(tmp_path / "other"), "num.partition=3"), 2),
     ):
         with run_command(*arguments) as process:
             _, said = process.communicate(timeout=20)
-            assert process.returncode == 1
-            assert len([line for line in said.splitlines() if line.startswith("kohort broker:")]) == 1
+            assert process.returncode == code
+            assert len([line for line in said.splitlines() if line.startswith("kohort: ")]) == 1
             assert "Traceback" not in said
 
 

@@ -265,7 +265,7 @@ def test_commits_raise_what_ended_them(kohort_broker: Broker, topic: str, monkey
         until(lambda: consumer.poll(50) is not None and bool(consumer.assignment()), "it holds partitions")
         heard: list[KafkaError | None] = []
         with monkeypatch.context() as patched:
-            patched.setattr("kohort.client.consumer.commits.commit_offsets", planted_later)
+            patched.setattr("kohort.client.group.membership.commit_offsets", planted_later)
             part = next(iter(consumer.assignment()))
             consumer.commit_async({part: 1}, lambda _, error: heard.append(error))
             error = raised(lambda: consumer.commit({part: 2}))

@@ -14,7 +14,7 @@ from kohort.groups.consumer.members import MEMBER_TABLE
 from kohort.groups.machine import PROTOCOLS
 from tests.support.long_runs import IS_LONG
 
-UNCOMMON = (755, 898)
+UNCOMMON = (341, 559, 755, 898)
 """Seeds of runs with transitions that occur in one run of two hundred. A change in the log's file operations moves
 them.
 """

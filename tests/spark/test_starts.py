@@ -106,7 +106,7 @@ def test_batch_read_beyond_the_end_reads_what_is_there_where_lost_records_are_no
     said = {name: offsets(filled, *value) for name, value in given.items()}
     reader = batch_reader(filled.options(**({"group.id": None, "failOnDataLoss": "false"} | said)))
     assert values_of(reader, reader.partitions()) == values
-    assert "by failOnDataLoss=false, the query reads what is there" in caplog.text
+    assert "because of failOnDataLoss=false, the query reads what is there" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -389,7 +389,7 @@ def sync_batches(file: OpenFile, start: int, end: int, *, again: bool) -> None:
     """Fsync a file; after a failure, write the batches between two positions again.
 
     The kernel reports a failed write once, and takes the pages for clean from then on. The next fsync would succeed
-    without writing them. Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
+    without writing them. Source: Rebello et al., "Can Applications Recover from fsync Failures?" (2020).
 
     Args:
         file: the file.

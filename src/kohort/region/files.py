@@ -177,7 +177,7 @@ def sync_file(files: FileCalls, path: str) -> None:
     """Make the bytes of a file that another has written survive a power loss.
 
     After a failure they are written again. The kernel takes them for written from then on, and the next call would
-    succeed without having written them. Source: "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
+    succeed without having written them. Source: "Can Applications Recover from fsync Failures?" (2020).
 
     Raises:
         OSError: the disk failed this time.
