@@ -36,7 +36,7 @@ def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = 
     FINISH(self, batch, timeout_ms)
 
 
-FINISH, HOLD = RegionOffsets.finish, RegionOffsets.wait_assigned
+FINISH, HOLD = RegionOffsets.finish_batch, RegionOffsets.wait_assigned
 
 
 def no_assignment_versions(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
@@ -53,9 +53,9 @@ FAULTS: list[tuple[str, Callable[..., Any]]] = [
     ("_keep_positions", ignores_assignment_versions),
     ("_keep_positions", always_at_the_start),
     ("_keep_positions", forgets_what_a_look_misses),
-    ("begin", lambda self, held, batch: True),
-    ("finish", lambda self, batch, timeout_ms=None: None),
-    ("finish", commits),
+    ("begin_batch", lambda self, held, batch: True),
+    ("finish_batch", lambda self, batch, timeout_ms=None: None),
+    ("finish_batch", commits),
     ("wait_assigned", no_assignment_versions),
     ("wait_assigned", no_epoch),
 ]
