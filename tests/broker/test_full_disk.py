@@ -23,6 +23,7 @@ from kohort.ids import TopicPartition
 from kohort.wire.offsets import OffsetFetchRequest
 from tests.broker.group_member import Member, committed
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce
+from tests.support.tiny_disk import fill, tiny_disk
 
 SETTINGS = {"offsets.topic.num.partitions": 1, "group.initial.rebalance.delay.ms": 0}
 WAIT_S = 60.0
@@ -50,27 +51,10 @@ def full_disk(broker: Broker, folder: Path) -> Iterator[None]:
     ballast.unlink()
 
 
-def fill(ballast: Path) -> None:
-    """Take all that is left of a disk."""
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65_536, 4_096, 1):
-            try:
-                while file.write(b"\0" * size):
-                    pass
-            except OSError:
-                continue
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a file system can't be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
+@pytest.fixture(name="tiny_disk")
+def a_tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    with tiny_disk(tmp_path, "2m") as folder:
+        yield folder
 
 
 def play(folder: Path, fill: Fill) -> None:

@@ -25,7 +25,7 @@ TEXTS = [
     ("back", "link"), ("text", "stop-back"), ("text", "warn-back"),
     *((status, f"{status}-back") for status in ("ok", "warn", "stall", "stop", "err")),
 ]  # fmt: skip
-"""What is written, and what is behind it."""
+"""The colours of texts, each with the colour behind it."""
 SHAPES = [
     *((f"s{number}", "back") for number in range(6)),
     ("s0", "area"), ("muted", "back"), ("link", "back"), ("link", "raised"),

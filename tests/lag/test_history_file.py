@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.tiny_disk import tiny_disk
 from tests.support.waiting import until
 
 from kohort.client.admin.values import GroupDescription
@@ -73,14 +74,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no rights to mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with tiny_disk(folder, "2m"):
+        yield folder
 
 
 def test_restart_finds_the_last_reads_and_the_changes(path: Path) -> None:

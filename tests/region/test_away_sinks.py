@@ -30,6 +30,7 @@ from kohort.region.sinks.availability import is_away, is_final
 from kohort.region.staged import StagedKey
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.postgres import Server, programs, running
+from tests.support.tiny_disk import tiny_disk
 from tests.support.waiting import until
 
 FAILURES = 5
@@ -48,16 +49,10 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mounted)], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip("only root can mount a small file system")
-    yield mounted
-    subprocess.run(["umount", "-l", str(mounted)], check=True)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with tiny_disk(folder, "4m"):
+        yield folder
 
 
 def units_of(worker: Worker) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import errno
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,31 +16,16 @@ from kohort.region.sinks import Sink
 from kohort.region.sinks.availability import is_away
 from kohort.region.staged import StagedKey
 from tests.region.places import REGION, SCHEMA, Place, kinds, merged, same, table
+from tests.support.tiny_disk import fill, tiny_disk
 
 ON_DISK = [place for place in kinds() if "objects" not in place.kind]
 WAIT_S = 60.0
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of eight megabytes."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a file system can't be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
-
-
-def fill(ballast: Path) -> None:
-    with ballast.open("ab", buffering=0) as file:
-        for size in (65_536, 4_096, 1):
-            try:
-                while file.write(b"\0" * size):
-                    pass
-            except OSError:
-                continue
+@pytest.fixture(name="tiny_disk")
+def a_tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    with tiny_disk(tmp_path, "8m") as folder:
+        yield folder
 
 
 def key(unit: int) -> StagedKey:

@@ -29,7 +29,7 @@ message Order {
   }];
 }
 """
-"""As Kafka Connect's converter makes it of a date, a time of day and a decimal."""
+"""The schema that Kafka Connect's converter makes of a date, a time of day and a decimal."""
 VALUE = {
     "day": {"year": 2024, "month": 2, "day": 29},
     "at": {"hours": 7, "minutes": 8, "seconds": 9, "nanos": 0},

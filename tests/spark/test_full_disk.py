@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.spark.conftest import Sink, Stage
+from tests.support.tiny_disk import fill, tiny_disk
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_200)]
 
@@ -20,23 +20,8 @@ def tiny_checkpoint(stage: Stage) -> Iterator[Path]:
     """The checkpoint's folder, on a file system of one megabyte."""
     folder = stage.folder / "checkpoint-q"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a file system can't be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(ballast: Path) -> None:
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65_536, 4_096, 1):
-            try:
-                while file.write(b"\0" * size):
-                    pass
-            except OSError:
-                continue
+    with tiny_disk(folder, "1m"):
+        yield folder
 
 
 def test_each_record_comes_once_when_the_checkpoint_had_no_room(

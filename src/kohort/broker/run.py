@@ -40,7 +40,7 @@ _REMEDIES = {
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENFILE: "allow more open files on this machine (fs.file-max)",
 }
-"""What to do about an error of a data folder."""
+"""The remedies for errors of a data folder."""
 
 
 class BrokerCompanion(Protocol):

@@ -95,7 +95,7 @@ CODE_REMEDIES: Final[Mapping[ErrorCode, str]] = MappingProxyType(
         ErrorCode.RESOURCE_NOT_FOUND: "Check the name or path in the message.",
     }
 )
-"""What to do about one code, where the remedy of its class says less."""
+"""The remedies of single codes, where the remedy of the class says less."""
 
 
 def public_errors() -> list[type[KafkaError]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json  # not msgspec: text of other programs, with NaN and integers of any size
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,20 +114,24 @@ def without_defaults(schema: Any) -> Any:
 
     fastavro refuses a schema with a default that is no value of its field, and Confluent's registry takes it.
     """
+    return change_fields(schema, lambda field: {key: part for key, part in field.items() if key != "default"})
+
+
+def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a schema with what a function makes of each record's fields; the schema itself stays as it is."""
     if isinstance(schema, list):
-        return [without_defaults(branch) for branch in schema]
+        return [change_fields(branch, change) for branch in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: without_defaults(schema[key]) for key in ("type", "items", "values") if key in schema}
+    made = {key: change_fields(schema[key], change) for key in ("type", "items", "values") if key in schema}
     if isinstance(schema.get("fields"), list):
-        made["fields"] = [_field_without_default(field) for field in schema["fields"]]
+        made["fields"] = [
+            change(field) | {"type": change_fields(field["type"], change)}
+            if isinstance(field, dict) and "type" in field
+            else field
+            for field in schema["fields"]
+        ]
     return schema | made
-
-
-def _field_without_default(field: Any) -> Any:
-    if not isinstance(field, dict) or "type" not in field:
-        return field
-    return {key: part for key, part in field.items() if key != "default"} | {"type": without_defaults(field["type"])}
 
 
 def is_marked(value: Any) -> bool:

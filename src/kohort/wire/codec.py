@@ -42,7 +42,9 @@ twice the partitions of a broker. Two bytes can stand for an element that takes 
 take the broker's one thread 10 microseconds.
 """
 ELEMENTS_MAX: Final = 30_000
-"""The same for all other requests: three elements for each topic of a broker. One costs up to 50 microseconds."""
+"""The maximum number of elements for all other requests: three for each topic of a broker. Unpacking one takes up to 50
+microseconds.
+"""
 BY_PARTITION: Final = frozenset({0, 1, 2, 8, 9, 14, 21, 23, 24, 28, 47, 68})
 """The APIs whose requests name partitions one by one, and SyncGroup, which names members."""
 TAGS_MAX: Final = 10_000

@@ -14,16 +14,14 @@ from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import (
     Assignment,
-    GroupIdentity,
     GroupMetadata,
     OffsetAndMetadata,
     Rebalance,
     Revocation,
-    commit_offsets,
     committed_offsets,
 )
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
+from kohort.errors import KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
 
@@ -202,38 +200,7 @@ class GroupMember(Lookups, ClosedOnExit):
             for part, value in offsets.items()
         }
         limit_ms = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        until_s = time.monotonic() + limit_ms / 1000
-        while True:
-            identity = self._identity_for(values, generation)
-            left_ms = max(1.0, (until_s - time.monotonic()) * 1000)
-            try:
-                commit = commit_offsets(self._client.cluster, self.group_id, values, identity, left_ms, topic_ids)
-                self._client.call(commit)
-            except CommitFailedError as error:  # only its epoch may have risen
-                left_ms = (until_s - time.monotonic()) * 1000
-                if not self._client.call(self._membership.may_commit_again(error, identity, values, left_ms)):
-                    raise
-            else:
-                return
-
-    def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
-        """Return the identity for a commit of a generation, as `commit` describes it.
-
-        Raises:
-            CommitFailedError: The generation is over, and a partition was given up since.
-        """
-        with self._client.lock:
-            identity = self._membership.identity()
-            joined = self._membership.joined
-            since = self._membership.held_since
-            kept = generation is not None and all(
-                since.get(part, identity.generation) <= generation for part in partitions
-            )
-        if not joined or not (kept or generation in (None, identity.generation)):
-            which = "" if generation is None else generation
-            text = f"group {self.group_id!r}: generation {which} is over, nothing was committed"
-            raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
-        return identity
+        self._client.call(self._membership.commit(values, limit_ms, topic_ids, generation))
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None

@@ -287,6 +287,7 @@ class Membership(ABC):
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_ms: float,
         ids: Mapping[str, UUID] | None = None,
+        generation: int | None = None,
     ) -> None:
         """Commit as this member, once more if only its epoch has risen meanwhile.
 
@@ -297,6 +298,8 @@ class Membership(ABC):
             offsets: The offsets to commit.
             timeout_ms: Limit for all of it.
             ids: As for `commit_offsets`.
+            generation: Send nothing unless this is still the current generation, or the partitions were held ever
+                since; None: the current one.
 
         Raises:
             CommitFailedError: The member has lost its generation, or one of the partitions.
@@ -305,16 +308,30 @@ class Membership(ABC):
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         while True:
-            who, left_ms = self.identity(), max(1.0, until_ms - runtime.now_ms)
+            who, left_ms = self._identity_for(offsets, generation), max(1.0, until_ms - runtime.now_ms)
             try:
                 await commit_offsets(self.cluster, self.group, offsets, who, left_ms, ids)
             except CommitFailedError as error:
-                if not await self.may_commit_again(error, who, offsets, until_ms - runtime.now_ms):
+                if not await self._may_commit_again(error, who, offsets, until_ms - runtime.now_ms):
                     raise
             else:
                 return
 
-    async def may_commit_again(
+    def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
+        """Return the identity for a commit of a generation, as `commit` describes it.
+
+        Raises:
+            CommitFailedError: The generation is over, and a partition was given up since.
+        """
+        who, since = self.identity(), self.held_since
+        kept = generation is not None and all(since.get(part, who.generation) <= generation for part in partitions)
+        if not self.joined or not (kept or generation in (None, who.generation)):
+            which = "" if generation is None else generation
+            text = f"group {self.group!r}: generation {which} is over, nothing was committed"
+            raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
+        return who
+
+    async def _may_commit_again(
         self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> bool:
         """Wait for this member's next epoch after a refused commit; return whether it kept the partitions ever since.

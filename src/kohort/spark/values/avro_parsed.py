@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from kohort.errors import InvalidInputError
-from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES
+from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, change_fields
 from kohort.spark.values.avro_schema import Schema, without_logical
 
 
@@ -71,21 +71,9 @@ _ASIDE = "kohort-default"
 
 def _with_defaults_aside(schema: Any) -> Any:
     """Return a schema whose fields have their defaults under a key that fastavro does not know."""
-    if isinstance(schema, list):
-        return [_with_defaults_aside(branch) for branch in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _with_defaults_aside(part) for key, part in schema.items() if key in ("type", "items", "values")}
-    if isinstance(schema.get("fields"), list):
-        made["fields"] = [_field_with_default_aside(field) for field in schema["fields"]]
-    return schema | made
-
-
-def _field_with_default_aside(field: Any) -> Any:
-    if not isinstance(field, dict) or "type" not in field:
-        return field
-    made = {_ASIDE if key == "default" else key: part for key, part in field.items()}
-    return made | {"type": _with_defaults_aside(field["type"])}
+    return change_fields(
+        schema, lambda field: {_ASIDE if key == "default" else key: part for key, part in field.items()}
+    )
 
 
 def _make_defaults(parsed: Any) -> None:
