@@ -397,6 +397,14 @@ def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error],
     assert ids(tmp_path) == [1]
 
 
+def test_a_lake_that_the_extension_does_not_find_a_moment_after_its_attachment_is_tried_again() -> None:
+    text = "Binder Error: Failed to query most recent snapshot for DuckLake: Catalog {} does not exist!"
+    with pytest.raises(RetriableError), ducklake_catalog.lake_errors("lake"):
+        raise duckdb.BinderException(text.format('"__ducklake_metadata_lake307"'))
+    with pytest.raises(InvalidInputError), ducklake_catalog.lake_errors("lake"):
+        raise duckdb.BinderException(text.format('"lake307"'))
+
+
 def test_a_missing_extension_is_named_and_no_column_is_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ducklake_catalog, "_OPENED", {})
     monkeypatch.setattr(ducklake_catalog, "_extension", lambda name: str(tmp_path / f"{name}.duckdb_extension"))

@@ -17,13 +17,13 @@ They would learn its topics, or end it.
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from kohort.broker.security.principals import ANYONE, Principal
+from kohort.io.backoff import CHANCE
 
 Key: TypeAlias = "tuple[str | uuid.UUID, int]"
 
@@ -124,7 +124,7 @@ class FetchSessions:
                 return None
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
-            session_id = random.randint(1, EPOCH_MAX)
+            session_id = CHANCE.randint(1, EPOCH_MAX)
         session = FetchSession(session_id, by_id, partitions, owner)
         self._sessions[session_id] = session
         self._partitions += len(partitions)

@@ -7,7 +7,6 @@ can't be reached for a moment is replaced. A replaced one that has only slept ca
 from __future__ import annotations
 
 import logging
-import random
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohort.errors import KafkaError
-from kohort.io.backoff import exponential_backoff
+from kohort.io.backoff import CHANCE, exponential_backoff
 from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
@@ -134,7 +133,7 @@ class LeaderElection:
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
         """Raise the connection's error, until the control plane has been unreachable for long enough to replace it."""
-        until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*ELECTION_DELAY_S))
+        until_s = self._missed.setdefault(address.term, time.monotonic() + CHANCE.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
             raise error
         if address.term not in self._announced_term:
@@ -246,5 +245,5 @@ class LeaderElection:
 
 def _backoff_s(losses: int) -> float:
     """Return the wait after this many lost elections in a row."""
-    base_s = random.uniform(*ELECTION_DELAY_S)
+    base_s = CHANCE.uniform(*ELECTION_DELAY_S)
     return exponential_backoff(losses, base_s, base_s * 2**LOSSES_MAX)

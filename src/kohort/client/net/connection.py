@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
 import selectors
 import socket
 import ssl
@@ -49,7 +48,7 @@ from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
-from kohort.io.backoff import exponential_backoff
+from kohort.io.backoff import CHANCE, exponential_backoff
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.message import Message, RequestMessage
@@ -257,7 +256,7 @@ class BrokerConnections:
         negotiator: the first exchange on each connection.
     """
 
-    def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = CHANCE.random) -> None:
         self.config = config
         self.runtime = runtime
         self.jitter = jitter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from kohort.columns.encode import Chunk
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.io.backoff import CHANCE
 from kohort.io.platforms import after_fork_in_child
 
 T = TypeVar("T")
@@ -235,7 +235,7 @@ class Accumulator(Appender[Delivery]):
         """Choose another partition than the last, at random."""
         current = self._sticky.get(topic)
         others = [choice for choice in choices if choice != current] or choices
-        chosen = self._sticky[topic] = random.choice(others)
+        chosen = self._sticky[topic] = CHANCE.choice(others)
         return chosen
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:

@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import itertools
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -38,6 +39,10 @@ _LOCK_WAIT_MS: Final = 10_000
 _EXTENSIONS: Final = ("sqlite_scanner", "ducklake")
 _TRIED: Final = "1.5."
 """The versions of DuckDB with which the promises were tried. Another one may commit otherwise."""
+_METADATA_GONE: Final = re.compile(r'Catalog "__ducklake_metadata_\w+" does not exist')
+"""The extension's text when it does not find the catalog of a lake that was attached a moment before: seen once, on a
+busy machine.
+"""
 _REFUSED: Final = (
     duckdb.BinderException,
     duckdb.CatalogException,
@@ -302,6 +307,8 @@ def lake_errors(place: str) -> Iterator[None]:
     except duckdb.PermissionException as error:
         raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
     except _REFUSED as error:
+        if _METADATA_GONE.search(str(error)):  # by text: the extension's race has no class of its own
+            raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
         raise InvalidInputError(f"{place} refuses a request: {line_of(error)}") from error
     except (duckdb.FatalException, duckdb.InternalException) as error:
         _forget_database()

@@ -15,7 +15,6 @@ partition; partitions do not become visible at one moment.
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from kohort.errors import (
     RetriableError,
 )
 from kohort.ids import TopicPartition
+from kohort.io.backoff import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
@@ -315,7 +315,7 @@ class KafkaTopic(BoundSink):
         """Leave the topic to the publisher that has fenced this one; return whether it has published the sequence."""
         longest_s = min(FENCED_WAIT_S * 2**self._times_fenced, self._timeout_ms / 1000)
         self._times_fenced = min(self._times_fenced + 1, 16)
-        until_s = time.monotonic() + longest_s * random.uniform(0.5, 1.0)
+        until_s = time.monotonic() + longest_s * CHANCE.uniform(0.5, 1.0)
         while not (done := self._last().sequence >= sequence) and time.monotonic() < until_s:
             time.sleep(0.2)
         return done
