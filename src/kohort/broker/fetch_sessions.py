@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from kohort.broker.security.principals import ANYONE, Principal
-from kohort.io.backoff import CHANCE
+from kohort.io.chance import CHANCE
 
 Key: TypeAlias = "tuple[str | uuid.UUID, int]"
 

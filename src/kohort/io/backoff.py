@@ -1,17 +1,8 @@
-"""The wait before a retry, which grows with every failure in a row, and the chance that spreads retries.
-
-`exponential_backoff` is pure: callers bring the clock and the chance.
-"""
+"""The wait before a retry, which grows with every failure in a row. Pure: callers bring the clock and the chance."""
 
 from __future__ import annotations
 
-from random import SystemRandom
 from typing import Final
-
-CHANCE: Final = SystemRandom()
-"""The random numbers of retries, ids and partitions. Python's own generator belongs to the application: one that seeds
-it would give all its processes the same waits, and Hypothesis reports a thread that uses it during a test.
-"""
 
 _DOUBLINGS_MAX: Final = 64
 """Bounds the exponent, so that a failure that lasts for weeks overflows nothing."""

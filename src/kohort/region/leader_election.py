@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kohort.errors import KafkaError
-from kohort.io.backoff import CHANCE, exponential_backoff
+from kohort.io.backoff import exponential_backoff
+from kohort.io.chance import CHANCE
 from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen

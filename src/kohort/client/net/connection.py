@@ -48,7 +48,8 @@ from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
-from kohort.io.backoff import CHANCE, exponential_backoff
+from kohort.io.backoff import exponential_backoff
+from kohort.io.chance import CHANCE
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 from kohort.wire.message import Message, RequestMessage

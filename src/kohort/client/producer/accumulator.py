@@ -20,7 +20,7 @@ from kohort.columns.encode import Chunk
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.io.backoff import CHANCE
+from kohort.io.chance import CHANCE
 from kohort.io.platforms import after_fork_in_child
 
 T = TypeVar("T")

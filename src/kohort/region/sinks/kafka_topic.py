@@ -38,7 +38,7 @@ from kohort.errors import (
     RetriableError,
 )
 from kohort.ids import TopicPartition
-from kohort.io.backoff import CHANCE
+from kohort.io.chance import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
