@@ -1,4 +1,4 @@
-"""Run a soak: `python -m tests.soak [--minutes 10] [--fault-s 60] [--seed 1] [--json]`."""
+"""Run a soak: `python -m tests.soak [--minutes 10] [--fault-s 60] [--seed 1] [--picture FILE] [--json]`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tests.soak.picture import drawing
 from tests.soak.run import Report, Soak
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides what befalls whom")
     parser.add_argument("--without-spark", action="store_true", help="leave the Spark query out")
     parser.add_argument("--folder", type=Path, help="keep logs and data here")
+    parser.add_argument("--picture", type=Path, help="draw the memory over time into this SVG file")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     began = time.monotonic()
@@ -38,6 +40,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         soak = Soak(folder, seed=asked.seed, rate=asked.rate, spark=not asked.without_spark, say=say)
         report = soak.run(minutes=asked.minutes, fault_s=asked.fault_s)
+    if asked.picture:
+        asked.picture.write_text(drawing(report))
     if asked.json:
         print(json.dumps(report.to_json(), indent=2))
     else:

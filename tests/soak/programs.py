@@ -5,15 +5,25 @@ Each is written as the docs write it: it ends by SIGTERM, and on an error that i
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.fs as pafs
+
+from kohort.region.sinks.parquet_folder import ParquetFolder
+
 INPUT = "soak"
 PARTITIONS = 8
-OUTPUTS = {"transactions": "soak-transactions", "consumer": "soak-consumer", "query": "soak-query"}
+OUTPUTS = {
+    "transactions": "soak-transactions",
+    "consumer": "soak-consumer",
+    "push": "soak-push",
+    "query": "soak-query",
+}
 """Output topics by program."""
 
 
@@ -21,6 +31,25 @@ def properties_of(path: Path) -> dict[str, str]:
     """The settings in a file of client properties."""
     lines = path.read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def table_of(folder: Path) -> ParquetFolder:
+    """The region's table: in the object store, if `folder` says how it is reached, else in a folder of its own."""
+    store = folder / "store.json"
+    if not store.exists():
+        return ParquetFolder(folder / "table")
+    return ParquetFolder("s3://lake/table", storage_options=json.loads(store.read_text()))
+
+
+def objects_of(folder: Path) -> pafs.S3FileSystem:
+    """The object store's objects, as Arrow reads them."""
+    reached = json.loads((folder / "store.json").read_text())
+    return pafs.S3FileSystem(
+        access_key=reached["access_key_id"],
+        secret_key=reached["secret_access_key"],
+        region=reached["region"],
+        endpoint_override=reached["endpoint"],
+    )
 
 
 class _Ending:
@@ -95,10 +124,38 @@ def consumer(settings: dict[str, str], _: Path) -> None:
     reader.close()
 
 
+def push(settings: dict[str, str], _: Path) -> None:
+    """Our clients, push protocol: publishes records on, at least once."""
+    from kohort import Consumer, Producer
+    from kohort.errors import CommitFailedError
+
+    ending = _Ending()
+    consumer = Consumer(
+        **settings,
+        group_id="soak-push",
+        group_protocol="push",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=6000,
+    )
+    with consumer, Producer(**settings) as producer:
+        consumer.subscribe([INPUT])
+        while not ending.asked:
+            records = consumer.poll(timeout_ms=500, max_records=500)
+            for record in records:
+                producer.send(OUTPUTS["push"], key=record.key, value=record.value)
+            producer.flush()
+            if not records:
+                continue
+            try:
+                consumer.commit()
+            except CommitFailedError as error:  # a rebalance: the records come again
+                print(f"not committed: {error}", file=sys.stderr, flush=True)
+
+
 def region(settings: dict[str, str], folder: Path) -> None:
     """A member of a region, which writes an exact table: its signal handler is the one of docs/region.md."""
     from kohort.region.region import Region
-    from kohort.region.sinks.parquet_folder import ParquetFolder
 
     servers = settings.pop("bootstrap.servers")
     place = Region("soak", servers, checkpoint_every="1s", **settings)
@@ -106,7 +163,7 @@ def region(settings: dict[str, str], folder: Path) -> None:
         folder.name,
         topics=[INPUT],
         group_id="soak-region",
-        into=ParquetFolder(folder.parent / "table"),
+        into=table_of(folder.parent),
         start="beginning",
         session_timeout_ms=6000,
     )
@@ -161,6 +218,7 @@ def query(settings: dict[str, str], folder: Path) -> None:
 PROGRAMS: dict[str, Callable[[dict[str, str], Path], None]] = {
     "transactions": transactions,
     "consumer": consumer,
+    "push": push,
     "region": region,
     "query": query,
 }

@@ -18,8 +18,7 @@ from frameworks.account import Account, Numbered, account_of
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
-from kohort.region.sinks.parquet_folder import ParquetFolder
-from tests.soak.programs import INPUT, OUTPUTS, PARTITIONS, properties_of
+from tests.soak.programs import INPUT, OUTPUTS, PARTITIONS, objects_of, properties_of, table_of
 from tests.soak.system import Part, build_system, pages
 
 KEYS = 16
@@ -43,6 +42,8 @@ class Report:
         ended: why parts ended by themselves.
         exits: exit codes of the end that were not 0.
         memory: MiB of each part: of the second quarter, of the last half (medians), and at most.
+        samples: of each part, pairs of the second and the MiB of its processes.
+        befallen: the second, the part and the kind of each fault.
         answered: answers of the exporter and of the dashboard, and those that failed.
         violations: what broke a promise.
     """
@@ -55,6 +56,8 @@ class Report:
     ended: dict[str, list[str]] = field(default_factory=dict)
     exits: dict[str, int] = field(default_factory=dict)
     memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    befallen: list[tuple[float, str, str]] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -85,12 +88,11 @@ class Soak:
         return self.report
 
     def _play(self, duration_s: float, fault_s: float) -> None:
-        broker, *others = self._parts
-        broker.start()
+        self._parts[0].start()
         settings = properties_of(self._properties)
         with Admin(**settings) as admin:
             admin.create_topics([NewTopic(name, PARTITIONS) for name in (INPUT, *OUTPUTS.values())]).all()
-        for part in others:
+        for part in self._parts[1:]:
             part.start()
         self._began = time.monotonic()
         with Producer(**settings, delivery_timeout_ms=300_000) as producer:
@@ -99,17 +101,20 @@ class Soak:
             self._recover()
             producer.flush()
         self._settle(settings)
-        for part in reversed(self._parts[1:]):
-            self._stop(part)
+        stores = [part for part in self._parts if part.name in ("broker", "objects")]
+        for part in reversed(self._parts):
+            if part not in stores:
+                self._stop(part)
         self.report.accounts = {
             name: account_of(self.report.produced, self._records(settings, name)) for name in self._names
         }
-        self._stop(broker)
+        for part in reversed(stores):
+            self._stop(part)
         self._judge(duration_s)
 
     @property
     def _names(self) -> list[str]:
-        return ["transactions", "consumer", "region", *(["query"] if self._spark else [])]
+        return ["transactions", "consumer", "push", "region", *(["query"] if self._spark else [])]
 
     def _disturb(self, producer: Producer, duration_s: float, fault_s: float) -> None:
         next_fault, next_sample, sent = fault_s, 0.0, 0
@@ -134,6 +139,7 @@ class Soak:
         part = self._random.choice(running)
         kind = self._random.choice(part.kinds)
         self.report.faults[f"{part.name}: {kind}"] += 1
+        self.report.befallen.append((time.monotonic() - self._began, part.name, kind))
         self._say(f"{kind} of {part.name}")
         after_s = self._random.uniform(0.5, 5.0)
         if kind == "SIGKILL":
@@ -212,11 +218,12 @@ class Soak:
 
     def _rows(self) -> list[Numbered]:
         """The rows of the region's table, in the order of their offsets."""
-        files = ParquetFolder(self._folder / "table").published_files()
+        files = [str(file.path) for file in table_of(self._folder).published_files()]
         if not files:
             return []
+        store = None if files[0].startswith("/") else objects_of(self._folder)
         rows = (
-            ds.dataset([file.path for file in files])
+            ds.dataset([file.removeprefix("s3://") for file in files], filesystem=store)
             .to_table()
             .sort_by([("partition", "ascending"), ("offset", "ascending")])
         )
@@ -236,6 +243,7 @@ class Soak:
         report.violations += [f"{name} ended with {code} after SIGTERM" for name, code in report.exits.items()]
         for part in self._parts:
             report.memory[part.name] = memory = _memory(part, duration_s)
+            report.samples[part.name] = [(round(sample.second), round(sample.mib, 1)) for sample in part.samples]
             early, late, _ = memory
             if duration_s >= 600 and late > early * GROWTH + GROWTH_MIB:
                 report.violations.append(f"{part.name} grew from {early:.0f} to {late:.0f} MiB")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,8 +144,11 @@ def _resident_mib(pid: int) -> float:
 
 
 def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
-    """The parts, the broker first, and the clients' properties, which the broker makes at its first start."""
-    (port, metrics, lag, page) = free_ports(4)
+    """The parts, the broker first, and the clients' properties, which the broker makes at its first start.
+
+    With versitygw on PATH the region writes to an object store of it, which `store.json` in `folder` describes.
+    """
+    (port, metrics, lag, page, objects) = free_ports(5)
     secure = folder / "secure"
     properties = secure / "client-kohort.properties"
     kohort = [sys.executable, "-m", "kohort"]
@@ -150,8 +156,9 @@ def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
     broker += ["--secure", str(secure), "--metrics-listen", f"127.0.0.1:{metrics}"]
     every = ("SIGKILL", "SIGTERM", "SIGSTOP")
     parts = [Part("broker", broker, folder, ("SIGKILL", "SIGTERM"), prints_ready=True)]
-    programs = ["transactions", "consumer", "region"]
-    for program in programs:
+    if gateway := shutil.which("versitygw"):
+        parts.append(_object_store(gateway, folder, objects))
+    for program in ("transactions", "consumer", "push", "region"):
         for number in (1, 2):
             name = f"{program}-{number}"
             command = [sys.executable, "-m", "tests.soak.programs", program, str(properties), str(folder / name)]
@@ -166,6 +173,22 @@ def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
     parts.append(Part("exporter", exporter, folder, (), prints_ready=True))
     parts.append(Part("dashboard", dashboard, folder, (), prints_ready=True))
     return parts, properties
+
+
+def _object_store(gateway: str, folder: Path, port: int) -> Part:
+    """An object store with the bucket `lake`: its folder, and how it is reached."""
+    (folder / "objects" / "lake").mkdir(parents=True)
+    access, secret = "kohort", uuid.uuid4().hex
+    reached = {
+        "access_key_id": access,
+        "secret_access_key": secret,
+        "region": "us-east-1",
+        "endpoint": f"http://127.0.0.1:{port}",
+        "allow_http": "true",
+    }
+    (folder / "store.json").write_text(json.dumps(reached))
+    command = [gateway, "--access", access, "--secret", secret, "--port", f"127.0.0.1:{port}"]
+    return Part("objects", [*command, "posix", str(folder / "objects")], folder, ("SIGKILL", "SIGTERM", "SIGSTOP"))
 
 
 def pages(parts: Sequence[Part]) -> dict[str, str]:
