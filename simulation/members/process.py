@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kohort.client.group.lease import Lease
+from kohort.client.group.membership import Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.group.lease import Lease
-from kohort.client.group.membership import MemberState
+from kohort.client.group.membership import Lease, MemberState
 from kohort.errors import ErrorCode
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts

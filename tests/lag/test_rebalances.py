@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Consumer
 from kohort.client.admin.values import GroupRebalanced, NewTopic, RebalanceCause
 from kohort.lag import LagReader, changes_between
-from kohort.lag.rebalances import rebalance_text, rebalances_since
+from kohort.lag.timeline import rebalance_text, rebalances_since
 
 Protocol = Literal["classic", "consumer"]
 

@@ -14,7 +14,7 @@ import pytest
 from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.schema_registry.avro_limits import measured_schema
-from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.avro_references import definition_name, full_name, whole_avro
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.prefix import UnusableSchemaError
 from kohort.spark.options import parse_options
@@ -187,3 +187,36 @@ def test_json_schema_refers_to_no_schema_of_another_kind(embedded: EmbeddedSchem
     registry = registered(embedded)
     with pytest.raises(InvalidInputError, match="of the kind AVRO"):
         registry.register("json-value", "{}", "JSON", references=[TO_CITY])
+
+
+@pytest.mark.parametrize("space", ["", "a", "a.b"], ids=["outside", "in a", "in a.b"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "X"},
+        {"name": "X", "namespace": "c"},
+        {"name": "X", "namespace": ""},
+        {"name": "X", "namespace": None},
+        {"name": "d.X"},
+        {"name": "d.X", "namespace": "c"},
+        {"name": "d.X", "namespace": ""},
+    ],
+    ids=json.dumps,
+)
+def test_name_of_a_definition_is_what_fastavro_makes_of_it(given: dict[str, Any], space: str) -> None:
+    """Avro's rule, read by the library that reads the values: an empty namespace is none, not that around it."""
+    from fastavro import parse_schema
+
+    definition = {"type": "record", "fields": [{"name": "self", "type": "Y"}], **given}
+    inner = [{"name": "y", "type": {"type": "fixed", "size": 1, "name": "Y", "namespace": ""}}]
+    inner += [
+        {"name": space.replace(".", "_"), "type": {"type": "fixed", "size": 1, "name": f"{space}.Y"}}
+        for space in ("a", "a.b", "c", "d")
+    ]
+    fields = [*inner, {"name": "x", "type": definition}]
+    parsed: Any = parse_schema({"type": "record", "name": "Top", "namespace": space, "fields": fields})
+    made = parsed["fields"][-1]["type"]
+    full, own = definition_name(definition, space)
+    assert full == made["name"]
+    assert full_name("Y", own) == made["fields"][0]["type"]
+    assert full_name("d.Y", own) == "d.Y"

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from kohort import __version__
 from kohort.errors import ErrorCode, KafkaError
@@ -39,8 +39,8 @@ COMMANDS = {
     "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
     "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
-    "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
-    "completion": ("kohort.cli.completion:completion", "Print a script that completes commands in a shell."),
+    "zookeeper": ("kohort.cli.broker:zookeeper", "A real ZooKeeper for trying things."),
+    "completion": ("kohort.cli.app:completion", "Print a script that completes commands in a shell."),
     "explain": ("kohort.cli.explain:explain", "Say what an error means and what to do."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
@@ -395,3 +395,19 @@ def _terminal_width() -> int:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
     except (AttributeError, ValueError, OSError):
         return 80
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
+    """Print a script that completes commands and options in a shell. Print it again after an upgrade.
+
+    bash: kohort completion bash > ~/.local/share/bash-completion/completions/kohort
+
+    zsh: kohort completion zsh > _kohort, in a folder of $fpath
+
+    fish: kohort completion fish > ~/.config/fish/completions/kohort.fish
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    print(tree().generate_completion(prog_name="kohort", shell=shell))
+    return DONE

@@ -112,7 +112,7 @@ def rebalance_rows(group: GroupDescription) -> list[dict[str, Any]] | None:
 
 
 def _rebalance_row(rebalance: GroupRebalanced) -> dict[str, Any]:
-    from kohort.lag.rebalances import rebalance_text
+    from kohort.lag.timeline import rebalance_text
 
     took_ms = None if rebalance.ended_ms is None else rebalance.ended_ms - rebalance.began_ms
     return {

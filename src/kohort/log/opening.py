@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
 from kohort.log.continuity import Pins, survey
-from kohort.log.damage import LogDamage
+from kohort.log.damage import LogDamage, UnverifiedBytes
 from kohort.log.gaps import blamed_by_index, without
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
-from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -14,13 +14,12 @@ from typing import TypeVar
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import CHUNK, Epochs, LocatedBatch, Pins, Rules, holds, survey, sync_batches
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
-from kohort.log.damage import DamagedError, LogDamage
+from kohort.log.damage import DamagedError, LogDamage, UnverifiedBytes
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
 from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
-from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, CorruptBatchError, parse_header
 from kohort.wire.compression import TooLargeError, decompress
 from kohort.wire.record_walk import find_record

@@ -9,7 +9,7 @@ Source: Confluent's documentation of schema references.
 from __future__ import annotations
 
 import json  # not msgspec, without which clients start
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kohort.schema_registry.avro_limits import DEPTH_MAX, PRIMITIVE_SIZES
@@ -17,6 +17,31 @@ from kohort.schema_registry.prefix import UnusableSchemaError
 
 _NAMED = ("record", "error", "enum", "fixed")
 _PARTS = ("items", "values")
+
+
+def definition_name(schema: Mapping[str, Any], space: str) -> tuple[str, str]:
+    """Return the full name of a named type's definition, and the namespace of the names in it.
+
+    A name with a dot is full. Otherwise the definition's `namespace` counts, also an empty one. Without it the
+    namespace is that of the definition around it.
+
+    Args:
+        schema: the definition of a record, an enum or a fixed.
+        space: the namespace in which it stands, "" for none.
+
+    Source: Avro's specification, "Names".
+    """
+    name = str(schema["name"])
+    if "." in name:
+        return name, name.rpartition(".")[0]
+    own = schema.get("namespace", space)
+    own = own if isinstance(own, str) else ""
+    return full_name(name, own), own
+
+
+def full_name(name: str, space: str) -> str:
+    """Return the full name of a type that a name within a namespace stands for; primitive types have no namespace."""
+    return name if "." in name or not space else f"{space}.{name}"
 
 
 def whole_avro(text: str, imports: Iterable[tuple[str, str]], name: str) -> str:
@@ -67,7 +92,7 @@ class _Inlining:
             return
         kind = schema.get("type")
         if kind in _NAMED and isinstance(schema.get("name"), str):
-            full, space = _names(schema, space)
+            full, space = definition_name(schema, space)
             self._known.setdefault(full, schema)
         for part in (kind if isinstance(kind, list | dict) else None, *map(schema.get, _PARTS)):
             self.learn(part, space, depth + 1)
@@ -85,7 +110,7 @@ class _Inlining:
             return schema
         kind = schema["type"]
         if kind in _NAMED and isinstance(schema.get("name"), str):
-            full, _ = _names(schema, space)
+            full, _ = definition_name(schema, space)
             if full in self._defined and full in self._known:
                 return full
             return self._definition(schema, space, depth)
@@ -99,14 +124,14 @@ class _Inlining:
     def _by_name(self, name: str, space: str, depth: int) -> Any:
         if name in PRIMITIVE_SIZES:
             return name
-        full = name if "." in name or not space else f"{space}.{name}"
+        full = full_name(name, space)
         if full in self._known and full not in self._defined:
             own = full.rpartition(".")[0]
             return self._definition(self._known[full] | {"name": full}, own, depth)
         return full if full in self._defined else name
 
     def _definition(self, schema: dict[str, Any], space: str, depth: int) -> dict[str, Any]:
-        full, own = _names(schema, space)
+        full, own = definition_name(schema, space)
         self._defined.add(full)
         made = {key: part for key, part in schema.items() if key != "namespace"} | {"name": full}
         if isinstance(schema.get("fields"), list):
@@ -121,16 +146,6 @@ class _Inlining:
     def _check_depth(self, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise UnusableSchemaError(f"{self._name} is nested deeper than {DEPTH_MAX} levels with what it refers to")
-
-
-def _names(schema: dict[str, Any], space: str) -> tuple[str, str]:
-    """Return the full name of a definition, and the namespace of the names in it."""
-    name: str = schema["name"]
-    if "." in name:
-        return name, name.rpartition(".")[0]
-    own = schema.get("namespace", space)
-    own = own if isinstance(own, str) else ""
-    return (f"{own}.{name}" if own else name), own
 
 
 def _fields(schema: dict[str, Any]) -> list[dict[str, Any]]:

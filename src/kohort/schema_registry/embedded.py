@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Self
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.io.connection_gate import PausingServer
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
-from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.avro_references import definition_name, full_name, whole_avro
 from kohort.schema_registry.avro_values import avro_writer
 from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
 from kohort.schema_registry.registry import (
@@ -92,20 +92,15 @@ class _Names:
     def __init__(self) -> None:
         self._types: dict[str, Any] = {}
 
-    def full_name(self, name: str, space: str) -> str:
-        return name if "." in name or not space else f"{space}.{name}"
-
     def define_type(self, schema: dict[str, Any], space: str) -> tuple[str, str]:
         """Record a definition; return its full name, and the namespace of the names in it."""
-        name = str(schema["name"])
-        space = name.rpartition(".")[0] if "." in name else str(schema.get("namespace") or space)
-        full = self.full_name(name, space)
+        full, space = definition_name(schema, space)
         self._types[full] = (schema, space)
         return full, space
 
     def find_type(self, name: str, space: str) -> tuple[Any, str]:
         """Return the definition of a named type, and the namespace of the names in it; a primitive type is its own."""
-        return (name, space) if name in PRIMITIVE_SIZES else self._types[self.full_name(name, space)]
+        return (name, space) if name in PRIMITIVE_SIZES else self._types[full_name(name, space)]
 
     def define_all(self, schema: Any, space: str) -> None:
         """Record the definitions in a part that is not compared."""
@@ -167,9 +162,7 @@ class _Resolution:
             elif isinstance(schema, dict) and isinstance(schema["type"], list | dict):
                 schema = schema["type"]
             elif isinstance(schema, dict) and schema["type"] in ("record", "error", "enum", "fixed"):
-                name = str(schema["name"])
-                inner = name.rpartition(".")[0] if "." in name else str(schema.get("namespace") or space)
-                return schema, inner
+                return schema, definition_name(schema, space)[1]
             elif isinstance(schema, dict) and schema["type"] not in ("array", "map"):
                 schema = schema["type"]
             else:

@@ -22,7 +22,7 @@ from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundErro
 from kohort.ids import TopicPartition
 from kohort.lag import LagReader
 from kohort.lag.reading import REBALANCES_ASKED
-from kohort.lag.rebalances import rebalance_text
+from kohort.lag.timeline import rebalance_text
 from kohort.settings.config import declare_setting, did_you_mean, from_properties
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import refuse_ignored, sort_options

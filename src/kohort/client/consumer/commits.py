@@ -13,8 +13,7 @@ from uuid import UUID
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.runtime import Promise, Runtime, Task
+from kohort.client.net.runtime import Promise, Runtime, Task, logged_kafka_error
 from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import (

@@ -23,9 +23,8 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID, PartitionInfo
-from kohort.client.net.runtime import Promise
+from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import RecordSet, extent
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for

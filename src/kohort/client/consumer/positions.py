@@ -11,9 +11,8 @@ from uuid import UUID
 
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata, PartitionInfo
-from kohort.client.net.runtime import Promise, Task
+from kohort.client.net.runtime import Promise, Task, logged_kafka_error
 from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, gather, list_offsets
 from kohort.client.settings import ConsumerConfig, duration_ms
 from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError, error_for

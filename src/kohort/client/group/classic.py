@@ -27,9 +27,8 @@ from kohort import consumer_protocol
 from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import Metadata
-from kohort.client.net.runtime import Awaited, Promise, Task
+from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR, Assignment
 from kohort.client.settings import ConsumerConfig
 from kohort.consumer_protocol import (

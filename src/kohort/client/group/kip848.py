@@ -35,8 +35,7 @@ from typing import NamedTuple
 
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
-from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.runtime import Task
+from kohort.client.net.runtime import Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for

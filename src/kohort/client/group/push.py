@@ -29,12 +29,10 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 
-from kohort.client.group.lease import Lease
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Lease, Membership, MemberState
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
-from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.runtime import Task
+from kohort.client.net.runtime import Task, logged_kafka_error
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import NO_POSITION, TopicPartition

@@ -36,9 +36,8 @@ from uuid import UUID
 
 from kohort.client.net.bootstrap_check import unreachable
 from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
-from kohort.client.net.failure_log import FailureLog
 from kohort.client.net.metadata import BrokerInfo, Metadata, TopicInfo
-from kohort.client.net.runtime import Promise, Runtime, Task, Work
+from kohort.client.net.runtime import FailureLog, Promise, Runtime, Task, Work
 from kohort.client.net.security import TlsError, sasl_mechanism
 from kohort.client.net.targets import (
     ANY,

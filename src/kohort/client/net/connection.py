@@ -42,9 +42,8 @@ from kohort.client.net.bootstrap_check import (
     explained_without_answer,
 )
 from kohort.client.net.buffers import FrameReader
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.negotiation import Negotiator
-from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.runtime import Promise, Runtime, logged_kafka_error
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError

@@ -6,6 +6,9 @@ another `Task`. A driver (a thread, asyncio, the simulation) delivers events and
 `next_deadline_ms()` tells it when to call again.
 
 Tasks run in the order in which they became ready. The same events at the same times always cause the same requests.
+
+Heartbeats, refreshes and connections fail in the background, where no caller receives the error: `FailureLog` shows it.
+It logs a lasting failure sparingly, by `FailureThrottle`.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from __future__ import annotations
 import heapq
 import inspect
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from kohort.errors import TimedOutError
+from kohort.errors import KafkaError, TimedOutError
+from kohort.io.log_throttle import FailureThrottle
 
 T = TypeVar("T")
 Work: TypeAlias = Coroutine[Any, Any, T]
@@ -326,3 +331,33 @@ class Runtime:
         for task in failed:
             if not task.handled and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
                 self.on_task_failed(task, error)
+
+
+log = logging.getLogger("kohort.client")
+
+
+class FailureLog:
+    """Log of tasks whose error no one awaits."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._throttle = FailureThrottle(lambda: runtime.now_ms)
+
+    def __call__(self, task: Steppable, error: Exception) -> None:
+        """Log a failed task."""
+        if not isinstance(error, KafkaError):
+            log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
+        elif self._throttle.due((task.name, error.code)):
+            log.warning("background task %s failed: %s", task.name, error)
+
+
+def logged_kafka_error(what: str, error: Exception) -> KafkaError:
+    """Log an unexpected exception with its traceback, and return a KafkaError about it for the caller.
+
+    A KafkaError is returned unchanged, and not logged.
+    """
+    if isinstance(error, KafkaError):
+        return error
+    log.error("unexpected error during the call %r, which gets it as a KafkaError", what, exc_info=error)
+    wrapped = KafkaError(f"{what}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -28,8 +28,7 @@ from kohort.client.net.connection import (
     describe,
     tls_error,
 )
-from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work
+from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work, logged_kafka_error
 from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError

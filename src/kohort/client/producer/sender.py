@@ -19,9 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Promise
+from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch, PartitionQueue, ProducerIdAndEpoch
 from kohort.client.producer.settings import ProducerConfig

@@ -34,9 +34,8 @@ from functools import partial
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
-from kohort.client.net.failure_log import logged_kafka_error
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Task
+from kohort.client.net.runtime import Task, logged_kafka_error
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch

@@ -17,8 +17,7 @@ from dataclasses import replace
 
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
-from kohort.client.net.failure_log import logged_kafka_error
-from kohort.client.net.runtime import Promise, Task
+from kohort.client.net.runtime import Promise, Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments, refusal

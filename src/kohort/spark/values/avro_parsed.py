@@ -9,6 +9,7 @@ from typing import Any
 
 from kohort.errors import InvalidInputError
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, change_fields
+from kohort.schema_registry.avro_references import definition_name, full_name
 from kohort.spark.values.avro_schema import Schema, without_logical
 
 
@@ -232,10 +233,9 @@ class _Adaptation:
                     return None, space
                 writer = others[0]
             elif isinstance(writer, str) and writer not in PRIMITIVE_SIZES:
-                full = writer if "." in writer or not space else f"{space}.{writer}"
-                return self._named[full]
+                return self._named[full_name(writer, space)]
             elif isinstance(writer, dict) and writer["type"] in _NAMED:
-                return writer, _full_name(writer, space)[1]
+                return writer, definition_name(writer, space)[1]
             elif isinstance(writer, dict) and writer["type"] not in ("array", "map"):
                 writer = writer["type"]
             else:
@@ -250,13 +250,6 @@ def _kind_of(schema: Any) -> Any:
     return schema["type"] if isinstance(schema, dict) else schema
 
 
-def _full_name(schema: dict[str, Any], space: str) -> tuple[str, str]:
-    """Return the full name of a definition, and the namespace of the names in it."""
-    name: str = schema["name"]
-    own: str = name.rpartition(".")[0] if "." in name else schema.get("namespace", space) or ""
-    return (name if "." in name or not own else f"{own}.{name}"), own
-
-
 def _definitions(schema: Any, space: str) -> Iterator[tuple[str, tuple[Any, str]]]:
     """Yield the types that a schema defines by their full names, each with the namespace of the names in it."""
     if isinstance(schema, list):
@@ -264,7 +257,7 @@ def _definitions(schema: Any, space: str) -> Iterator[tuple[str, tuple[Any, str]
             yield from _definitions(branch, space)
     elif isinstance(schema, dict):
         if schema["type"] in _NAMED:
-            full, space = _full_name(schema, space)
+            full, space = definition_name(schema, space)
             yield full, (schema, space)
         for part in (schema["type"], schema.get("items"), schema.get("values")):
             yield from _definitions(part, space)

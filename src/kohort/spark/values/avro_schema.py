@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
 from kohort.schema_registry.avro_limits import decimal_digits, is_marked
+from kohort.schema_registry.avro_references import definition_name, full_name
 from kohort.spark.values.types import quoted
 
 Schema: TypeAlias = "str | list[Any] | dict[str, Any]"
@@ -252,7 +253,7 @@ class _SchemaWalk:
             if self._written:
                 return Skipped(empty=True)
             raise self._wrong(path, "is only ever null")
-        full = str(name) if "." in str(name) or not space else f"{space}.{name}"
+        full = full_name(str(name), space)
         if full in self._named:
             found = self._named[full]
             if found is None:
@@ -285,10 +286,10 @@ class _SchemaWalk:
         name = schema.get("name")
         if not isinstance(name, str) or not all(_NAME.fullmatch(part) for part in name.split(".")):
             raise self._wrong(path, f"needs a name: {json.dumps(name)[:80]}")
-        own = name.rpartition(".")[0] if "." in name else schema.get("namespace", space) or ""
-        if not isinstance(own, str) or (space and not own):  # fastavro may take such a name for another
+        full, own = definition_name(schema, space)
+        no_text = "." not in name and not isinstance(schema.get("namespace") or "", str)
+        if no_text or (space and not own):  # fastavro may take such a name for another
             raise self._wrong(path, f"has the type {name} without a namespace within another")
-        full = name if "." in name or not own else f"{own}.{name}"
         if full in self._named:
             raise self._wrong(path, f"defines {full} a second time")
         self._named[full] = None
