@@ -3,8 +3,8 @@
 Spark's JVM starts `python -m pyspark.sql.streaming.python_streaming_source_runner` for each start of a query, and a
 `python -m pyspark.daemon` for each step of planning. Each imports PySpark, PyArrow and kohort for 0.6 to 1.2 s of
 processor time, six times in an application that runs one query. Here they only send their standard files and their
-environment to this process (`preloaded/sitecustomize.py`). Such a process ends as its fork ends, and the fork ends
-with it.
+environment to this process (`preloaded/sitecustomize.py`). Such a process ends as its fork ends, passes SIGTERM on to
+it, and has it killed when it is killed.
 """
 
 from __future__ import annotations
@@ -112,9 +112,15 @@ class Runners:
                     self._reap()
                 elif key.fileobj is self._listener:
                     self._fork(self._listener.accept()[0])
-                elif key.data in self._by_pid:  # its connection has ended, and so has the process it stands for
-                    self._selector.unregister(key.fileobj)
-                    os.kill(key.data, signal.SIGTERM)
+                elif key.data in self._by_pid:
+                    self._pass_on(self._by_pid[key.data], key.data)
+
+    def _pass_on(self, connection: socket.socket, pid: int) -> None:
+        """Send a fork the signal that the process it stands for has got, or end it where that process was killed."""
+        number = connection.recv(64)
+        if not number:
+            self._selector.unregister(connection)
+        os.kill(pid, int(number or signal.SIGKILL))
 
     def _fork(self, connection: socket.socket) -> None:
         order, descriptors, _, _ = socket.recv_fds(connection, ORDER_BYTES, 3)

@@ -16,9 +16,13 @@ RUNNERS = "KOHORT_TEST_RUNNERS"
 
 
 def run_as_fork(path: str, function: str, arguments: list[str]) -> None:
-    """Let a fork with this process's files do its work, and end as it ends; return where nobody forks."""
+    """Let a fork with this process's files do its work, and end as it ends; return where nobody forks.
+
+    SIGTERM goes to the fork, which ends by SIGKILL when this process is killed.
+    """
     import json
     import resource
+    import signal
     import socket
 
     umask = os.umask(0)
@@ -38,6 +42,9 @@ def run_as_fork(path: str, function: str, arguments: list[str]) -> None:
             socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
         except OSError:
             return
+        signal.signal(signal.SIGTERM, lambda number, _: connection.send(b"%d" % number))
+        if function == "run_daemon":
+            os.setpgid(0, 0)  # as the daemon does: who kills the application's group does not reach it
         os._exit(int(connection.recv(64) or b"1"))
 
 
