@@ -87,6 +87,18 @@ def _processes_are_forks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def spark_forks() -> Iterator[dict[str, str]]:
+    """The environment of a Spark whose Python processes are forks; in the long run they start as users' do."""
+    if IS_LONG or sys.platform != "linux":
+        yield {}
+        return
+    from tests.spark import runners
+
+    with runners.running() as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """A real Apache Kafka for the whole run and all its workers; the test is skipped where it can't be had."""
     settings = {"group.consumer.min.session.timeout.ms": "6000", "log.retention.ms": "-1"}

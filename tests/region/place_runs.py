@@ -41,15 +41,19 @@ FIRST = [row for key in KEYS for row in STAGED.get(key, [])]
 SECOND = STAGED[NEXT[1]] + STAGED[NEXT[0]]
 """In the order of the units: b's second, then a's third."""
 Act = Callable[[Sink], None]
-SHORT_EVERY = {"delta": 2, "delta-parted": 2, "delta-objects": 3}
-"""Processes with places of these kinds die at every second or third call in `make test`, else at every one."""
+SHORT_EVERY = {"delta": 4, "delta-parted": 4, "delta-objects": 4, "iceberg": 6, "ducklake": 10}
+"""Processes with places of these kinds die, or are held, at every so-manyth call in `make test`, and at each commit."""
+DECISIVE = ("commit", "merge", "add columns")
+"""Calls that show a sequence, in small letters: every run tries them."""
+SIGKILLS = 12 if IS_LONG else 6
+"""Calls all over a publication at which a process of its own is killed."""
 
 
 class Trials:
     """Copies of one place, each in a folder of its own."""
 
     def __init__(self, place: Place, root: Path, short_every: int = 1) -> None:
-        """Make none yet; in `make test`, processes die at every `short_every`-th call."""
+        """Make none yet; in `make test`, processes die or are held at every `short_every`-th call."""
         self.place, self._root, self._numbers = place, root, itertools.count()
         self._short_every = short_every
 
@@ -63,27 +67,35 @@ class Trials:
         finally:
             shutil.rmtree(folder)
 
-    @property
-    def _every(self) -> int:
+    def _every(self, slowest: dict[str, int]) -> int:
         """Only every so-manyth call is tried where a publication takes a hundred times as long as a link."""
-        every = {
-            "delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7, "iceberg-update": 7,
-            "ducklake": 5,
-        }  # fmt: skip
-        return every.get(self.place.kind, 1)
+        short = 1 if IS_LONG else max(self._short_every, SHORT_EVERY.get(self.place.kind, 1))
+        return max(slowest.get(self.place.kind, 1), short)
 
-    def steps(self, act: Act) -> int:
-        """How many calls it takes."""
+    def calls(self, act: Act) -> list[str]:
+        """The calls of an act to the system, in order."""
         with self.copy() as trial:
             calls = Calls()
             act(trial.sink(calls))
-            return calls.number
+            return calls.trace
+
+    def steps(self, act: Act) -> int:
+        """How many calls it takes."""
+        return len(self.calls(act))
 
     def deaths(self, act: Act) -> Iterator[Place]:
-        """The place after a process died at each call of what it did, before it and after it."""
-        short = 1 if IS_LONG else max(self._short_every, SHORT_EVERY.get(self.place.kind, 1))
-        for number in range(1, self.steps(act) + 1, max(self._every, short)):
-            for happened in (False, True):
+        """The place after a process died at each call of what it did, before it and after it.
+
+        The place after one call is that before the next. In `make test` a process dies after the last and the decisive
+        calls alone.
+        """
+        slowest = {
+            "delta-update": 3, "delta-objects-update": 5, "iceberg": 3, "iceberg-parted": 7, "iceberg-update": 7,
+            "ducklake": 5,
+        }  # fmt: skip
+        trace = self.calls(act)
+        for number, decides in _tried(trace, self._every(slowest)):
+            for happened in (False, True) if IS_LONG or decides or number == len(trace) else (False,):
                 with self.copy() as trial:
                     calls = Calls()
                     calls.die_at(number, happened=happened)
@@ -94,8 +106,8 @@ class Trials:
 
     def holds(self, act: Act, meanwhile: Callable[[Place, int], None]) -> Iterator[Place]:
         """The place after a process was held at each call, while others did what they do there."""
-        every = self._every if self.place.kind.startswith(("iceberg", "ducklake")) else 1
-        for number in range(1, self.steps(act) + 1, every):
+        slowest = {"iceberg": 3, "iceberg-parted": 7, "iceberg-update": 7, "ducklake": 5}
+        for number, _ in _tried(self.calls(act), self._every(slowest)):
             with self.copy() as trial:
                 calls = Calls()
 
@@ -109,6 +121,14 @@ class Trials:
                         act(trial.sink(calls))
                         break
                 yield trial
+
+
+def _tried(trace: list[str], every: int) -> Iterator[tuple[int, bool]]:
+    """Numbers of calls: every so-manyth, the decisive ones and the last; whether it is a decisive one."""
+    for number, call in enumerate(trace, 1):
+        decides = call.lower().startswith(DECISIVE)
+        if decides or (number - 1) % every == 0 or number == len(trace):
+            yield number, decides
 
 
 def begun(place: Place, root: Path) -> Trials:
@@ -403,13 +423,13 @@ def replacing_by_sigkill(place: Place, root: Path) -> None:
     total = trials.steps(_replace)
     with Killer(place.kind) as killer:
         killed = 0
-        for number in range(1, total + 1, max(1, total // 12)):
+        for number in range(1, total + 1, max(1, total // SIGKILLS)):
             with trials.copy() as trial:
                 killed += killer.publish(trial, 2, number)
                 found = trial.rows()
                 assert same(found, merged(trial, FIRST)) or same(found, merged(trial, FIRST, SECOND)), found
                 all_is_well(trial)
-    assert killed >= min(total, 10)
+    assert killed >= min(total, SIGKILLS - 2)
 
 
 def compacted_meanwhile(place: Place, root: Path) -> None:
@@ -441,12 +461,12 @@ def publishers_by_sigkill(place: Place, root: Path) -> None:
     total = trials.steps(publish)
     with Killer(place.kind) as killer:
         killed = 0
-        for number in range(1, total + 1, max(1, total // 12)):
+        for number in range(1, total + 1, max(1, total // SIGKILLS)):
             with trials.copy() as trial:
                 killed += killer.publish(trial, 1, number)
                 assert same(trial.rows(), []) or same(trial.rows(), merged(trial, FIRST)), trial.rows()
                 all_is_well(trial)
-    assert killed >= min(total, 10)
+    assert killed >= min(total, SIGKILLS - 2)
 
 
 class Killer:

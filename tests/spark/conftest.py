@@ -6,7 +6,6 @@ minute, depending on the load. `Stage.until` gives up when nothing has moved for
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark import runners
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort import Broker
@@ -37,11 +35,19 @@ SPAN_COLUMNS = "value,partition,offset,generation,rangeStart,rangeEnd"
 @pytest.fixture(scope="session", autouse=True)
 def _as_a_user_has_it() -> Iterator[None]:
     """Spark on loopback, its workers' Python left to `register`."""
-    patch = pytest.MonkeyPatch()
-    patch.delenv("PYSPARK_PYTHON", raising=False)
-    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    yield
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYSPARK_PYTHON", raising=False)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _python_processes_are_forks(spark_forks: dict[str, str]) -> Iterator[None]:
+    """Spare Spark's Python processes their imports, in the tests' session and in applications of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_forks.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -62,15 +68,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     )
-    with runners.running() as address:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).with_name("preloaded")), prepend=os.pathsep)
-            for name, value in address.items():
-                patch.setenv(name, value)
-            session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
+    session = builder.getOrCreate()
+    register(session)
+    yield session
+    session.stop()
 
 
 @dataclass

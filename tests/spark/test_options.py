@@ -375,14 +375,8 @@ def test_every_setting_of_javas_clients_is_decided() -> None:
 
 
 def java_names(config: str) -> set[str]:
-    """The names of settings that a class of Kafka's own client has."""
+    """The names of settings in the page that a class of Kafka's own client prints."""
     jars = maven.jars("kafka", maven.KAFKA)
-    script = f"System.out.println(org.apache.kafka.clients.{config}.configNames())\n/exit\n"
-    reported = subprocess.run(
-        ["jshell", "-s", "--class-path", ":".join(map(str, jars.glob("*.jar")))],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(re.findall(r"[a-z][a-z0-9.]+", reported.stdout))
+    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*", f"org.apache.kafka.clients.{config}"]
+    reported = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(re.findall(r'<a id="([a-z][a-z0-9.]+)">', reported.stdout))

@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, LAST_RESORT]
 ALL_JOBS = listed()
 SHORT = (
     "bronze_with_headers",
-    "several_topics_with_options_of_others",
     "clicks_joined_with_impressions",
-    "tables_of_a_database_by_pattern",
     "an_hour_by_timestamps",
     "alerts_by_foreach_batch",
 )

@@ -39,8 +39,8 @@ class Jvm:
             text=True,
             env={
                 **os.environ,
-                **address,
                 "PYTHONPATH": str(Path(__file__).with_name("preloaded")),
+                **address,
                 "PYTHON_WORKER_FACTORY_PORT": str(self.listener.getsockname()[1]),
                 "PYTHON_WORKER_FACTORY_SECRET": SECRET,
             },

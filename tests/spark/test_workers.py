@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.spark.preloaded.sitecustomize import RUNNERS
 from tests.support.waiting import LAST_RESORT
 
 from kohort.spark.tasks.workers import Choice, choose
@@ -72,7 +73,7 @@ def test_a_program_that_sets_nothing_reads(set_to: str | None, tmp_path: Path) -
     wrong.parent.mkdir()
     wrong.write_text("#!/bin/sh\necho 'not this python' >&2\nexit 1\n")
     wrong.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", RUNNERS))}
     environment |= {"PATH": f"{wrong.parent}{os.pathsep}{environment['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
     if set_to is not None:
         environment["PYSPARK_PYTHON"] = set_to

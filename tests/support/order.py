@@ -96,7 +96,6 @@ LONG = tuple(
         "peers/churn/test_churn.py",
         "client/test_transactions.py",
         "peers/test_apache_kafka_tools.py",
-        "peers/test_otlp_collector.py",
         "spark/test_topics_by_id.py",
         "spark/test_group.py",
         "region/test_strangers.py",

@@ -15,6 +15,7 @@ from tests.support.long_runs import LIST, patterns
 ROOT = LIST.parents[1]
 SHORT_FORM_ELSEWHERE = [
     "tests/client/test_three_brokers.py",  # cluster/test_topics_of_three.py has three brokers, too
+    "tests/peers/test_otlp_collector.py",  # lag/test_otlp.py reads what is sent with OpenTelemetry's own messages
     "tests/peers/test_tools_alike.py",  # peers/test_apache_kafka_tools.py runs the tools at our broker
     "tests/spark/region/test_slow_start.py",
 ]

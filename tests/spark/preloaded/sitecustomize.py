@@ -1,39 +1,35 @@
-"""Run by each Python process of the tests' Spark sessions: they import early, or not at all, what their forks need.
+"""Run by each Python process of the tests' Spark applications: forks do the work of those that would only import.
 
-Spark forks a process for each step of planning, and each fork imports PySpark, PyArrow and kohort anew. Forks of a
-daemon that has imported them begin at once. The process of a streaming source is no fork: `tests/spark/runners.py`
-forks one in its place. Programs that tests run as a user does start without this.
+Spark starts a process for each streaming source, and a daemon for each step of planning. Every one imports PySpark,
+PyArrow and kohort anew, for a second of processor time. Here such a process sends its standard files and its
+environment to `tests/spark/runners.py`, which has imported them, and whose fork does the work. `make test-long`, and
+programs that tests run as a user does, start without this.
 """
 
-import contextlib
-import importlib
-import json
 import os
-import socket
 import sys
 
-IMPORTED = (
-    "pyarrow",
-    "pyspark.sql.datasource",
-    "kohort.spark.data_source",
-    "kohort.spark.source.query",
-    "kohort.spark.source.readers",
-    "kohort.spark.tasks.write",
-)
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+DAEMON = "pyspark.daemon"
 RUNNERS = "KOHORT_TEST_RUNNERS"
-"""Environment variable with the address of the process that forks sources."""
+"""Environment variable with the address of the process that forks."""
 
 
-def run_as_fork(path: str) -> None:
-    """Let a fork with this process's files do its work, and end as it ends; return where nobody forks."""
+def run_as_fork(path: str, function: str, arguments: list[str]) -> None:
+    """Let a fork with this process's files do its work, and end as it ends; return where nobody forks.
+
+    SIGTERM goes to the fork, which ends by SIGKILL when this process is killed.
+    """
+    import json
     import resource
+    import signal
+    import socket
 
     umask = os.umask(0)
     os.umask(umask)
     order = {
-        "function": "tests.spark.runners:run_source",
-        "arguments": [],
+        "function": f"tests.spark.runners:{function}",
+        "arguments": arguments,
         "session": False,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
@@ -46,13 +42,14 @@ def run_as_fork(path: str) -> None:
             socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
         except OSError:
             return
+        signal.signal(signal.SIGTERM, lambda number, _: connection.send(b"%d" % number))
+        if function == "run_daemon":
+            os.setpgid(0, 0)  # as the daemon does: who kills the application's group does not reach it
         os._exit(int(connection.recv(64) or b"1"))
 
 
-if sys.orig_argv[-1:] == [RUNNER] and RUNNERS in os.environ:
-    run_as_fork(os.environ[RUNNERS])
-elif "pyspark.daemon" in sys.orig_argv:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no threads of NumPy's before a fork
-    for name in (sys.orig_argv[-1], *IMPORTED):
-        with contextlib.suppress(ImportError):  # Spark looks for data sources by a Python of its own choice
-            importlib.import_module(name)
+if RUNNERS in os.environ:
+    if sys.orig_argv[-1:] == [RUNNER]:
+        run_as_fork(os.environ[RUNNERS], "run_source", [])
+    elif DAEMON in sys.orig_argv:
+        run_as_fork(os.environ[RUNNERS], "run_daemon", sys.orig_argv[sys.orig_argv.index(DAEMON) + 1 :])
