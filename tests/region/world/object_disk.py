@@ -26,7 +26,6 @@ from tests.region.world.disk import Disk, Record, WorldSink, lines_of, records_i
 from tests.region.world.names import REGION, REGION_ID
 
 Takes = Callable[[Record], bool]
-_READABLE: Final = ("_sequences/", "_data/", "_compacted/")
 
 
 class ObjectDisk(Disk):
@@ -37,18 +36,20 @@ class ObjectDisk(Disk):
         partition_by: the columns that partition the rows.
     """
 
+    READABLE: tuple[str, ...] = ("_sequences/", "_data/", "_compacted/")
+    """Where a change may change what readers find."""
+
     def __init__(self, path: str, takes: Takes, faults: StoreFaults, partition_by: tuple[str, ...] = ()) -> None:
         super().__init__(path, takes)
         self.faults, self.partition_by = faults, partition_by
         self._seen: dict[object, object] = {}
         self._use(Bucket())
-        self.place = f"parquet:{self._store.name}"
 
     def _use(self, bucket: Bucket) -> None:
         self.bucket = bucket
         bucket.changed = self._changed
         sink = self._sink(None)
-        self._store, self._log = sink._store, sink._log
+        self._store, self._log, self.place = sink._store, sink._log, sink.place
 
     def _sink(self, faults: StoreFaults | None) -> ObjectFolder:
         return ObjectFolder(self, BucketClient(self.bucket, faults))
@@ -155,7 +156,7 @@ class ObjectDisk(Disk):
         return StoreGenerations(self._store, self._log).newest(), self._log
 
     def _changed(self, path: str) -> None:
-        if path.startswith(_READABLE):
+        if path.startswith(self.READABLE):
             self.check()
 
 
@@ -204,7 +205,7 @@ class Compactor:
     def __init__(self, clock: Clock, disk: ObjectDisk, seed: int, era: Callable[[], object]) -> None:
         self._clock, self._disk, self._era = clock, disk, era
         self._chance = random.Random(f"{seed}: compactor of {disk.path}")
-        self.runs = self.merged = 0
+        self.done = 0
 
     def start(self) -> None:
         """Compact again and again."""
@@ -226,7 +227,7 @@ class Compactor:
                 mock.patch.object(compaction, "time", virtual),
             ):
                 result = sink.compact(target_file_size=chance.choice((100, 1_000, 10**6)), grace="10s", until=until)
-            self.runs, self.merged = self.runs + 1, self.merged + result.merged
+            self.done += result.merged
         except (Died, *AWAY) as error:
             self._clock.log(f"a compactor of {disk.path} ends by {error!r}")
         except CorruptDataError:
@@ -244,7 +245,7 @@ class Reader:
 
     def __init__(self, clock: Clock, disk: ObjectDisk, seed: int, era: Callable[[], object]) -> None:
         self._clock, self._disk, self._chance, self._era = clock, disk, random.Random(f"{seed}: reader"), era
-        self.reads = 0
+        self.done = 0
 
     def start(self) -> None:
         """Read again and again."""
@@ -276,7 +277,7 @@ class Reader:
     def _compare(self, found: Counter[Record], least: int, most: int) -> None:
         wanted: Counter[Record] = Counter()
         expected = {number: rows for number, rows in self._disk._expected().items() if number <= most}
-        self.reads += 1
+        self.done += 1
         for number in sorted({0, least, *expected}):
             wanted.update(expected.get(number, ()))
             if number >= min(least, most) and wanted == found:

@@ -17,6 +17,7 @@ from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.bucket import StoreFaults
 from tests.region.world.clock import Clock, ViolatedError
+from tests.region.world.delta_disk import DeltaDisk
 from tests.region.world.disk import Disk, Record
 from tests.region.world.group import Group
 from tests.region.world.losses import Losses
@@ -62,6 +63,7 @@ def _new_folder(path: str, takes: Takes, faults: StoreFaults) -> Disk:
 
 KINDS: dict[str, Callable[[str, Takes, StoreFaults], Disk]] = {
     "folder": _new_folder,
+    "delta": DeltaDisk,
     "objects": ObjectDisk,
     "objects-parted": lambda path, takes, faults: ObjectDisk(path, takes, faults, ("partition",)),
 }
