@@ -1,4 +1,7 @@
-"""Plays a region through many seeds: `python -m tests.region --seeds 20000 [--start 0] [--jobs 2]`."""
+"""Plays a region through many seeds: `python -m tests.region --seeds 20000 [--start 0] [--jobs 2]`.
+
+`--sinks` names the sinks that its members write to.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from rich.console import Console
 
 from kohort.region.states import RegionState
-from tests.region.world.world import World
+from tests.region.world.world import KINDS, World
 
 
-def play(seed: int) -> tuple[int, int, set[tuple[RegionState, RegionState]], str]:
+def play(seed: int, sinks: str) -> tuple[int, int, set[tuple[RegionState, RegionState]], str]:
     """One seed: its last sequence, the ways that were gone, and what went wrong."""
     logging.disable()  # the story tells it
-    world = World(seed)
+    world = World(seed, sinks=sinks)
     try:
         world.play()
     except Exception as error:  # noqa: BLE001 - it is told
@@ -33,12 +37,15 @@ def main() -> int:
     given.add_argument("--seeds", type=int, default=200)
     given.add_argument("--start", type=int, default=0)
     given.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given.add_argument("--sinks", choices=sorted(KINDS), default="folder")
     reported = given.parse_args()
     out, began_s, failed, sequences = Console(), time.monotonic(), [], 0
     ways: set[tuple[RegionState, RegionState]] = set()
     with ProcessPoolExecutor(reported.jobs) as pool:
         seeds = range(reported.start, reported.start + reported.seeds)
-        for number, (seed, sequence, seen, error) in enumerate(pool.map(play, seeds, chunksize=20), 1):
+        for number, (seed, sequence, seen, error) in enumerate(
+            pool.map(partial(play, sinks=reported.sinks), seeds, chunksize=20), 1
+        ):
             sequences += sequence
             ways |= seen
             if error:
@@ -46,7 +53,8 @@ def main() -> int:
                 out.print(f"seed {seed}: {error}", markup=False, highlight=False)
             if number % 500 == 0:
                 out.print(f"{number}/{reported.seeds} runs, {len(failed)} failed, {time.monotonic() - began_s:.0f} s")
-    out.print(f"{reported.seeds} runs from {reported.start}: {sequences} sequences, {len(ways)} ways between states")
+    played = f"{reported.seeds} runs with {reported.sinks} from {reported.start}"
+    out.print(f"{played}: {sequences} sequences, {len(ways)} ways between states")
     out.print(f"{len(failed)} failed{': ' + ', '.join(map(str, failed)) if failed else ''}")
     return 1 if failed else 0
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from kohort.region.member import events as member_events
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Part, Position
+from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.dead_letters import divide, letters_of
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.region.states import RegionMemberState
@@ -107,7 +108,7 @@ class BatchMember(Member):
                 self.folder.check(SCHEMA)
                 self.checked = True
             staged = self.stage(pa.table(columns, schema=SCHEMA))
-        except (Died, OSError) as error:
+        except (Died, *AWAY) as error:
             self.ends_by(error)
             return
         finally:

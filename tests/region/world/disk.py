@@ -5,9 +5,11 @@ Only Parquet's own encoding is left out: a file is a line for each record.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +19,7 @@ from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.rows import refusal_of
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, Node, Volume
-from tests.region.world.clock import ViolatedError
+from tests.region.world.clock import Clock, ViolatedError
 from tests.region.world.names import REGION, REGION_ID
 
 Record = tuple[int, int]
@@ -42,6 +44,33 @@ class Disk:
         self.void: dict[int, Counter[Record]] = {}
         self.staged: set[StagedKey] = set()
         self._whole: dict[int, Node] = {}
+
+    def open_sink(self, may_wait: Callable[[], bool] = lambda: False) -> Any:
+        """Return the sink as a new process has it, of the world's region.
+
+        Args:
+            may_wait: whether a request of this process may take its time now.
+        """
+        del may_wait
+        return Folder(self).bind(REGION, REGION_ID)
+
+    def besides(self, clock: Clock, seed: int, era: Callable[[], object]) -> list[Any]:
+        """Return other processes that use the place, such as readers, each with a method `start`."""
+        del clock, seed, era
+        return []
+
+    def shows(self) -> int:
+        """Return the last sequence that anybody finds published."""
+        return int(self.open_sink().published())
+
+    def backup(self) -> Any:
+        """Return a copy of all that is on the disk."""
+        return copy.deepcopy(self.volume)
+
+    def restore(self, backup: Any) -> None:
+        """Be as when the copy was made."""
+        self.volume = copy.deepcopy(backup)
+        self.forget_what_was_seen()
 
     def complete(self, sequence: int, spans: dict[Part, tuple[int, int]], lost: set[Record]) -> None:
         """A sequence is complete: of each partition it has the records from one offset to before another, once.
@@ -100,11 +129,15 @@ class Disk:
             ViolatedError: one can't.
         """
         self.check()
-        there = {int(name.removeprefix("sequence=")) for name in self._names() if name.startswith("sequence=")}
+        there = self.shown()
         missing = [sequence for sequence, rows in self.wanted.items() if sequence <= last and rows]
         missing = [sequence for sequence in missing if sequence not in there]
         if missing:
             raise ViolatedError(f"sequences {missing} are not there, though {last} was published")
+
+    def shown(self) -> set[int]:
+        """Return the sequences that are there."""
+        return {int(name.removeprefix("sequence=")) for name in self._names() if name.startswith("sequence=")}
 
     def forget_what_was_seen(self) -> None:
         """The disk is another one."""
@@ -112,7 +145,7 @@ class Disk:
 
     def lose_after(self, last: int) -> None:
         """A person goes on without what is not shown: nobody waits for it any more."""
-        there = {int(name.removeprefix("sequence=")) for name in self._names() if name.startswith("sequence=")}
+        there = self.shown()
         self.wanted = {number: rows for number, rows in self.wanted.items() if number <= last and number in there}
         self.published = last
 
@@ -133,33 +166,29 @@ class Disk:
         found: Counter[Record] = Counter()
         for file, data in (node.names or {}).items():
             if not file.startswith("_"):
-                lines = data.data.decode().split("\n")[:-1]
-                found.update((int(word), int(other)) for word, other in (line.split() for line in lines))
+                found.update(records_in(bytes(data.data)))
         if found != wanted:
             raise ViolatedError(f"sequence {sequence}: missing {wanted - found}, too many {found - wanted}")
 
 
-class Folder(ParquetFolder):
-    """The folder as one process sees it."""
+class WorldSink:
+    """A sink of the world, as one process has it: the parts that are not of its kind.
 
-    def __init__(self, disk: Disk) -> None:
-        super().__init__(disk.path)
-        self.disk, self.calls = disk, Calls(disk.volume)
-        self.calls.after = self._changed
-        self._files = self.calls
+    Attributes:
+        disk: where it writes.
+        calls: its calls to that, at each of which it may die, fail or be held.
+    """
 
-    @classmethod
-    def of(cls, disk: Disk) -> Folder:
-        """Of the world's region."""
-        return cls(disk).bind(REGION, REGION_ID)
+    disk: Disk
+    calls: Calls
 
-    def check_rows(self, table: pa.Table) -> pa.Table:
+    def check_rows(self: Any, table: pa.Table) -> pa.Table:
         bad = [row for row, record in enumerate(records_of(table)) if not self.disk.takes(record)]
         if bad:
             raise refusal_of(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
         return super().check_rows(table)
 
-    def stage(self, key: StagedKey, table: pa.Table) -> None:
+    def stage(self: Any, key: StagedKey, table: pa.Table) -> None:
         super().stage(key, table)
         if key in self.disk.staged:
             raise ViolatedError(f"{key} was staged twice")
@@ -189,12 +218,36 @@ class Folder(ParquetFolder):
         self.calls.after = after
 
     def _changed(self, now: int, name: str, path: str) -> None:
+        """Look at what a call has changed."""
+
+
+class Folder(WorldSink, ParquetFolder):
+    """The folder as one process sees it."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk.path)
+        self.disk, self.calls = disk, Calls(disk.volume)
+        self.calls.after = self._changed
+        self._files = self.calls
+
+    def _changed(self, now: int, name: str, path: str) -> None:
         del now
         if name == "rename" and not path.startswith(f"{self.disk.path}/_"):
             self.disk.check()
 
     def _write_file(self, table: pa.Table, output: Output) -> None:
-        output.write("".join(f"{partition} {offset}\n" for partition, offset in records_of(table)).encode())
+        output.write(lines_of(table))
+
+
+def lines_of(table: pa.Table) -> bytes:
+    """The records of a table, one on each line."""
+    return "".join(f"{partition} {offset}\n" for partition, offset in records_of(table)).encode()
+
+
+def records_in(data: bytes) -> Counter[Record]:
+    """The records on the lines of a file."""
+    lines = data.decode().split("\n")[:-1]
+    return Counter((int(word), int(other)) for word, other in (line.split() for line in lines))
 
 
 def records_of(table: pa.Table) -> list[Record]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pyarrow as pa
@@ -23,12 +24,13 @@ from kohort.region.member.state import Behaviour
 from kohort.region.messages import CheckpointAttempt, Identity, Order
 from kohort.region.records import Part, Position, part_of
 from kohort.region.sinks import Keep
+from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import Staged
 from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
 from tests.region.world.clock import ViolatedError
-from tests.region.world.disk import SCHEMA, Disk, Folder
+from tests.region.world.disk import SCHEMA, Disk, WorldSink
 from tests.region.world.names import GROUP, REGION, REGION_ID, TOPIC
 from tests.region.world.plane import NOTICE_MS, Plane
 
@@ -87,7 +89,7 @@ class Member:
         self.polls = False
         self.positions: dict[Part, int] = {}
         self.disk, self.disks = disk, [disk, *([] if world.letters is None else [world.letters])]
-        self.folders = {disk.place: Folder.of(disk) for disk in self.disks}
+        self.folders: dict[str, Any] = {disk.place: disk.open_sink(self._may_wait(disk)) for disk in self.disks}
         self.folder = self.folders[disk.place]
         self.letter_folder = self.folders.get(at)
         self.stager = Stager(
@@ -147,7 +149,7 @@ class Member:
         if self.plane is None and plane is not None and plane.alive and plane.term == self.world.stored.term:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
-            shown = [Folder.of(disk).published() for disk in self.disks]
+            shown = [disk.shows() for disk in self.disks]
             self.step(member_events.Connected(self.process, *shown))
         self.clock.after(200, self.look_for_plane)
 
@@ -255,7 +257,7 @@ class Member:
             self.stager.add(table, records=table.append_column("topic", topic))
         except Died as error:
             self.ends_by(error)
-        except OSError as error:
+        except AWAY as error:
             self.say_waits(str(error))
             self.hand.insert(0, table)
             self.again_ms = self.clock.now_ms + AGAIN_MS
@@ -426,10 +428,11 @@ class Member:
             self.world.stored.publish(folder.disk, wanted.sequence)
             if self.to_publish.get(place) == wanted:
                 del self.to_publish[place]
-            folder.sweep(Keep(wanted.floor))
+            with contextlib.suppress(*AWAY):  # the next sweep removes what is left
+                folder.sweep(Keep(wanted.floor))
         except Died as error:
             self.ends_by(error)
-        except OSError as error:
+        except AWAY as error:
             cause = str(error)
         except CorruptDataError as error:
             if wanted.sequence not in folder.disk.void and wanted.sequence > folder.disk.published:
@@ -463,8 +466,12 @@ class Member:
                 folder.before(
                     number % 30,
                     lambda: self._held(folder),
-                    when=lambda: self._is_bad() and folder.disk.place in self.publishes and not self.stages,
+                    when=self._may_wait(folder.disk),
                 )
+
+    def _may_wait(self, disk: Disk) -> Callable[[], bool]:
+        """Return whether the thread that publishes into a place may wait, while all else goes on."""
+        return lambda: self._is_bad() and disk.place in self.publishes and not self.stages
 
     def _is_bad(self) -> bool:
         return not self.world.healed
@@ -472,7 +479,7 @@ class Member:
     def _fail(self) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
 
-    def _held(self, folder: Folder) -> None:
+    def _held(self, folder: WorldSink) -> None:
         """Everything else goes on meanwhile."""
         self.clock.log(f"{self.name} is held before {folder.calls.trace[-1]}")
         self.clock.run(self.clock.now_ms + self.clock.chance.randint(50, 5_000))
@@ -491,7 +498,7 @@ class Member:
         except Died as error:
             self.ends_by(error)
             return
-        except OSError as error:
+        except AWAY as error:
             self.say_waits(str(error))
             self.clock.after(AGAIN_MS, lambda: self.save(cut) if self.alive else None)
             return

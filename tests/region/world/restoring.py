@@ -10,16 +10,15 @@ import copy
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
 from kohort.region.fact_table import FactTable
 from kohort.region.records import Stopped, keys_by_place
 from kohort.region.region_topic import SavedFacts, saved_of
-from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
-from tests.region.world.disk import Disk, Folder, Record
+from tests.region.world.disk import Disk, Record
 from tests.region.world.names import REGION
 from tests.region.world.transactions import WorldPen, WorldReader
 
@@ -37,12 +36,8 @@ class Copy:
     stored: Stored
     table: FactTable
     group: list[Journaled]
-    volumes: dict[str, Volume]
+    backups: dict[str, Any]
     wanted: dict[str, dict[int, Counter[Record]]]
-
-
-def shows(disk: Disk) -> int:
-    return Folder.of(disk).published()
 
 
 class Restoring:
@@ -63,10 +58,10 @@ class Restoring:
             return
         void = any(disk.void for disk in world.disks.values())
         if not world.stored.differs and not void and not self._stopped():
-            volumes = {place: copy.deepcopy(disk.volume) for place, disk in world.disks.items()}
+            backups = {place: disk.backup() for place, disk in world.disks.items()}
             wanted = {place: dict(disk.wanted) for place, disk in world.disks.items()}
             stored, table = _copied(world.stored), copy.deepcopy(world.log.table)
-            self.copy = Copy(stored, table, list(world.group.records), volumes, wanted)
+            self.copy = Copy(stored, table, list(world.group.records), backups, wanted)
         world.clock.after(self.chance.randint(500, 8_000), self._bring_back)
         world.clock.after(self.chance.randint(1_000, 12_000), self._make_copy)
 
@@ -84,7 +79,7 @@ class Restoring:
             world.clock.log(f"-- {place} is brought back from an older copy")
             world.end_all()
             world.log.abort(world.log.open)  # the end of one that came late would owe what was staged
-            self._bring_sink_back(world.disks[place], kept.volumes[place])
+            self._bring_sink_back(world.disks[place], kept.backups[place])
         else:
             world.clock.log(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
             world.end_all()
@@ -92,11 +87,10 @@ class Restoring:
         world.clock.log(f"of another history: {sorted(world.stored.differs)}")
         world.clock.after(self.chance.randint(1, 1_000), world.begin_plane)
 
-    def _bring_sink_back(self, disk: Disk, volume: Volume) -> None:
-        before = shows(disk)
-        disk.volume = copy.deepcopy(volume)
-        disk.forget_what_was_seen()
-        if shows(disk) != before:
+    def _bring_sink_back(self, disk: Disk, backup: Any) -> None:
+        before = disk.shows()
+        disk.restore(backup)
+        if disk.shows() != before:
             self.world.stored.differs.add(disk.place)
 
     def _bring_topic_back(self, kept: Copy) -> None:
@@ -109,7 +103,7 @@ class Restoring:
         saved = self._saved()
         stored.unpublished = set(saved.known(REGION, 0).unpublished())
         for place, disk in world.disks.items():
-            last, known = shows(disk), saved.shown.get(place)
+            last, known = disk.shows(), saved.shown.get(place)
             if last not in _histories(saved, place, 0 if known is None else known.sequence, stored.number_in(place)):
                 stored.differs.add(place)
             disk.staged.clear()  # epochs come again
@@ -154,7 +148,7 @@ class Restoring:
             world.begin_everywhere()
 
     def _adopt(self, disk: Disk) -> None:
-        stored, last = self.world.stored, shows(disk)
+        stored, last = self.world.stored, disk.shows()
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
         numbers = {place: stored.number_in(place) for place in stored.unpublished if place != disk.place}

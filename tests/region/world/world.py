@@ -7,6 +7,7 @@ can see. A record is its partition and offset.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from kohort.errors import KafkaError
 from kohort.region.control_plane.state import RegionConfig
@@ -14,12 +15,15 @@ from kohort.region.member import events as member_events
 from kohort.region.records import Part
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
+from tests.region.world.bucket import StoreFaults
 from tests.region.world.clock import Clock, ViolatedError
+from tests.region.world.delta_disk import DeltaDisk
 from tests.region.world.disk import Disk, Record
 from tests.region.world.group import Group
 from tests.region.world.losses import Losses
 from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
+from tests.region.world.object_disk import ObjectDisk, Takes
 from tests.region.world.plane import Plane
 from tests.region.world.restoring import Restoring
 from tests.region.world.topic import Stored
@@ -52,18 +56,35 @@ COMINGS = ("start", "start", "close")
 """Of most troubles in a restless world: partitions move all the time."""
 
 
+def _new_folder(path: str, takes: Takes, faults: StoreFaults) -> Disk:
+    del faults
+    return Disk(path, takes)
+
+
+KINDS: dict[str, Callable[[str, Takes, StoreFaults], Disk]] = {
+    "folder": _new_folder,
+    "delta": DeltaDisk,
+    "objects": ObjectDisk,
+    "objects-parted": lambda path, takes, faults: ObjectDisk(path, takes, faults, ("partition",)),
+}
+"""The sinks that a world may have."""
+
+
 class World:
     """A region with its members, for one seed."""
 
-    def __init__(self, seed: int, config: RegionConfig | None = None) -> None:
+    def __init__(self, seed: int, config: RegionConfig | None = None, sinks: str = "folder") -> None:
         self.clock = Clock(seed)
+        self.faults = StoreFaults(self.clock, seed)
         self.config = config or RegionConfig(
             checkpoint_every_ms=1_000, register_ms=2_000, drain_ms=6_000, reset_ms=3_000, resets_most=10**6
         )
         has_letters = seed % LETTERS_OF in LETTERS_ARE
         takes = _is_good if has_letters else _is_any
-        self.sinks = [Disk(path, takes) for path in self.clock.chance.choice((["/out"], ["/out", "/two"]))]
-        self.letters = Disk("/letters", lambda record: not _is_good(record)) if has_letters else None
+        new_disk = KINDS[sinks]
+        paths = self.clock.chance.choice((["/out"], ["/out", "/two"]))
+        self.sinks = [new_disk(path, takes, self.faults) for path in paths]
+        self.letters = new_disk("/letters", lambda record: not _is_good(record), self.faults) if has_letters else None
         places = [*self.sinks, *([] if self.letters is None else [self.letters])]
         self.disks = {disk.place: disk for disk in places}
         self.losses = Losses(self, seed)
@@ -84,11 +105,18 @@ class World:
         if seed % RESTORED == RESTORED - 1:
             self.restoring.start()
         self.clock.after(1, self._produce)
+        self.besides = [actor for disk in self.disks.values() for actor in disk.besides(self.clock, seed, self._era)]
+        for actor in self.besides:
+            actor.start()
         if seed % LOSES_OF == LOSES_IS:
             self.losses.start()
         if seed % AWAY_OF == AWAY_IS:
             self._sinks_chance = random.Random(f"{seed}: sinks")
             self.clock.after(self._sinks_chance.randint(1, 5_000), self._lose_sink)
+
+    def _era(self) -> tuple[int, int]:
+        """Return what is another one when all that was shown may be void."""
+        return self.stored.eras, self.restoring.adopted
 
     def _lose_sink(self) -> None:
         """A sink is away, for longer than five checkpoint intervals for the most part."""
@@ -250,6 +278,7 @@ class World:
     def _heal(self) -> None:
         self.clock.log("-- all faults end")
         self.healed, self.well_ms = True, self.clock.now_ms + WELL_MS
+        self.faults.end()
         if self.plane is None or not self.plane.alive or self.plane.term != self.stored.term:
             self.begin_plane()
         for member in self.living():

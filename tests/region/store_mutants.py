@@ -1,0 +1,137 @@
+"""Faults planted in sinks in object stores: the checkers of a world with a store must see each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+
+from kohort.errors import RetriableError
+from kohort.region.sinks import Keep
+from kohort.region.sinks.compaction import Compactor, Generation
+from kohort.region.sinks.delta_objects import StoreDeltaLog
+from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.object_store import ObjectStore
+from kohort.region.sinks.parquet_objects import SequenceLog, StoreGenerations
+from tests.region.mutants import MUTANTS
+from tests.region.world.bucket import BucketClient
+
+
+def _instead(module: Any, name: str, other: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(module, name, other)
+
+
+def _put_anyway(store: ObjectStore, path: str, data: bytes) -> bytes:
+    store.put_object(path, data)
+    return data
+
+
+def _finds_conditions(store: ObjectStore, path: str) -> None:
+    store.put_object(path, b"")
+
+
+@contextlib.contextmanager
+def _publishes_without_condition() -> Iterator[None]:
+    """Also the check before the first record, which would refuse the store."""
+    with (
+        mock.patch.object(ObjectStore, "create_object", _put_anyway),
+        mock.patch.object(ObjectStore, "check_conditional", _finds_conditions),
+    ):
+        yield
+
+
+def _takes_an_error_for_a_refusal(store: ObjectStore, path: str, data: bytes) -> bytes:
+    try:
+        store._raw.put(path, data, mode="create", use_multipart=False)
+    except AlreadyExistsError:
+        return store.read_object(path)
+    except BaseError as error:
+        if path.startswith("_sequences/compaction-"):
+            return b""
+        raise RetriableError(str(error)) from None
+    return data
+
+
+def _removes_orphans_first(compactor: Compactor, *given: Any) -> Any:
+    store = compactor._store
+    base = store.newest()
+    store.remove_files([path for path in store.merged_files() if path not in base.files | base.replaced])
+    return _ATTEMPT(compactor, *given)
+
+
+_ATTEMPT = Compactor._attempt
+
+
+def _forgets_the_grace(generations: StoreGenerations, generation: Generation) -> bool:
+    created = _CREATE(generations, generation)
+    if created:
+        generations.remove_files(generation.replaced)
+    return created
+
+
+_CREATE = StoreGenerations.create_generation
+
+
+def _commits_before_it_looks(table: DeltaTable, is_there: Callable[..., bool], commit: Callable[..., bool]) -> None:
+    commit(table._log.load())
+    _UNTIL_THERE(table, is_there, commit)
+
+
+_UNTIL_THERE = DeltaTable._until_there
+
+
+def _puts_over_another(client: BucketClient, path: str, data: bytes, **options: Any) -> None:
+    _PUT(client, path, data, **options | {"mode": "overwrite"})
+
+
+_PUT = BucketClient.put
+
+
+@contextlib.contextmanager
+def _commits_without_condition() -> Iterator[None]:
+    with (
+        mock.patch.object(BucketClient, "put", _puts_over_another),
+        mock.patch.object(ObjectStore, "check_conditional", _finds_conditions),
+    ):
+        yield
+
+
+def _sweeps_all(table: DeltaTable, keep: Keep) -> None:
+    _SWEEP(table, replace(keep, floor=10**6))
+
+
+_SWEEP = DeltaTable.sweep
+
+
+def _counts_rows_of_no_version(log: StoreDeltaLog, table: Any) -> int:
+    del log, table
+    return 0
+
+
+DELTA_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a commit has no condition": _commits_without_condition,
+    "a publisher commits before it looks": _instead(DeltaTable, "_until_there", _commits_before_it_looks),
+    "a sweep takes what a manifest names": _instead(DeltaTable, "sweep", _sweeps_all),
+    "what is void stays": _instead(DeltaTable, "_removals", lambda table, version: []),
+    "rows are counted from another version": _instead(StoreDeltaLog, "row_count", _counts_rows_of_no_version),
+}
+STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "publish without a condition": _publishes_without_condition,
+    "a publisher does not look whether its sequence is done": _instead(
+        SequenceLog, "is_done", lambda log, sequence: False
+    ),
+    "a compactor takes an unknown outcome for a refusal": _instead(
+        ObjectStore, "create_object", _takes_an_error_for_a_refusal
+    ),
+    "a sweep takes what a manifest names": MUTANTS["what still counts is swept"],
+    "a compactor removes orphans before its generation": _instead(Compactor, "_attempt", _removes_orphans_first),
+    "replaced files are removed at once": _instead(StoreGenerations, "create_generation", _forgets_the_grace),
+    "an emptied folder is not fenced from compactors": _instead(
+        Compactor, "fence_emptied", lambda compactor, sequence: None
+    ),
+}

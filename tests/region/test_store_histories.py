@@ -1,0 +1,107 @@
+"""A region whose sinks are in an object store, in virtual time: requests fail, are late, or take their time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import MemoryStore
+
+from tests.region.store_mutants import DELTA_MUTANTS, STORE_MUTANTS
+from tests.region.world.bucket import Bucket, BucketClient
+from tests.region.world.world import World
+from tests.support.long_runs import IS_LONG
+
+SEEDS = 60 if IS_LONG else 3
+"""`python -m tests.region --sinks objects --seeds 20000` plays more."""
+KINDS = ("objects", "objects-parted", "delta")
+MUTANT_SEEDS = 40
+SEEN_AT = {
+    "objects: publish without a condition": 24,
+    "objects: a publisher does not look whether its sequence is done": 9,
+    "delta: a commit has no condition": 8,
+    "delta: a publisher commits before it looks": 13,
+    "delta: a sweep takes what a manifest names": 1,
+    "delta: what is void stays": 3,
+    "delta: rows are counted from another version": 3,
+}
+"""Looked at first."""
+SHORT = (
+    "objects: publish without a condition",
+    "objects: a publisher does not look whether its sequence is done",
+    "objects: a sweep takes what a manifest names",
+    "delta: a commit has no condition",
+    "delta: a publisher commits before it looks",
+    "delta: a sweep takes what a manifest names",
+)
+"""Those in `make test`."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_histories_with_a_store_are_clean(kind: str) -> None:
+    faults = beside = 0
+    for seed in range(SEEDS):
+        world = World(seed, sinks=kind)
+        try:
+            world.play()
+        except Exception as error:
+            error.add_note(f"seed {seed}\n" + "\n".join(world.clock.story[-60:]))
+            raise
+        faults += sum(world.faults.counts.values())
+        beside += sum(actor.done > 0 for actor in world.besides)
+    assert faults > 0 and beside > 2, "requests fail, and others use the sinks too"
+
+
+PLANTED = {f"{kind}: {name}": (kind, plant) for kind, mutants in (("objects", STORE_MUTANTS), ("delta", DELTA_MUTANTS))
+           for name, plant in mutants.items()}  # fmt: skip
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PLANTED if IS_LONG else SHORT)
+def test_faults_planted_in_store_sinks_are_seen(name: str) -> None:
+    kind, plant = PLANTED[name]
+    with plant():
+        for seed in (SEEN_AT.get(name, 0), *range(MUTANT_SEEDS)):
+            try:
+                World(seed, sinks=kind).play()
+            except Exception:  # noqa: BLE001 - a violation, or the sink's own error
+                return
+    pytest.fail(f"{name}: not seen in {MUTANT_SEEDS} histories")
+
+
+def test_bucket_answers_as_a_store_in_memory_does() -> None:
+    """Each answer and each refusal is that of obstore's store to the same requests."""
+    chance, real = random.Random(7), MemoryStore()
+    client = BucketClient(Bucket(), None)
+    paths = [f"{folder}{name}" for folder in ("", "a/", "a/b/", "ab/") for name in ("x", "y")]
+    for number in range(2_000):
+        path, other = chance.choice(paths), chance.choice(paths)
+        what = chance.choice(("put", "create", "get", "copy", "delete", "list", "top"))
+        mode, prefix = ("create" if what == "create" else "overwrite"), chance.choice(("a/", "a/b/", "ab/"))
+        offset = chance.choice((None, path))
+        answers: list[object] = []
+        stores: tuple[Any, ...] = (real, client)
+        for store in stores:
+            try:
+                match what:
+                    case "put" | "create":
+                        store.put(path, str(number).encode(), mode=mode, use_multipart=False)
+                        answers.append("")
+                    case "get":
+                        found = store.get(path)
+                        answers.append((bytes(found.bytes()), found.meta["size"], store.head(path)["size"]))
+                    case "copy":
+                        answers.append(store.copy(path, other))
+                    case "delete":
+                        answers.append(store.delete([path, other]))
+                    case "list":
+                        pages = store.list(prefix, offset=offset, chunk_size=2)
+                        answers.append(sorted(entry["path"] for page in pages for entry in page))
+                    case _:
+                        top = store.list_with_delimiter(prefix)
+                        answers.append((sorted(top["common_prefixes"]), [entry["path"] for entry in top["objects"]]))
+            except (AlreadyExistsError, FileNotFoundError) as error:
+                answers.append(type(error).__name__)
+        assert answers[0] == answers[1], f"{what} {path}"
