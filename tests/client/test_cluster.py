@@ -18,10 +18,18 @@ from kohort.client.net.cluster import (
     parse_address,
 )
 from kohort.client.net.connection import Address, ConnectionFailed
+from kohort.client.net.runtime import Task
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
-from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
+from kohort.wire.groups import (
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 
 
@@ -350,3 +358,45 @@ def test_requests_to_a_cluster_before_kafka_4_4_do_not_name_the_broker() -> None
     side.world.call(side.world.cluster.describe_topics(["a"]))
     side.ask_broker()
     assert {sent.version for sent in side.world.sent("ApiVersions")} == {4}
+
+
+def test_a_login_is_renewed_though_its_connection_is_never_idle() -> None:
+    """At its end the broker would close the connection, with requests in flight. Source: KIP-368."""
+    world = VirtualCluster(
+        settings={
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "u",
+            "sasl_password": "p",
+        }
+    )
+    world.handlers["SaslHandshake"] = lambda message, version: SaslHandshakeResponse(mechanisms=["PLAIN"])
+    world.handlers["SaslAuthenticate"] = lambda message, version: SaslAuthenticateResponse(session_lifetime_ms=10_000)
+
+    def listed() -> Task[Any]:
+        return world.runtime.spawn(world.cluster.send(ListGroupsRequest(), BrokerById(1), timeout_ms=60_000))
+
+    def answer_oldest() -> None:
+        world.answer(world.parked_named("ListGroups")[0], ListGroupsResponse())
+
+    world.call(world.cluster.refresh_metadata())
+    tasks = [listed()]
+    world.run(4_000)
+    tasks.append(listed())
+    world.run(7_900)
+    answer_oldest()
+    world.run(8_100)
+    tasks += [listed(), listed()]
+    world.run(9_000)
+    [before, last] = world.sent("ListGroups")
+    assert before.link == last.link in world.open_links
+    answer_oldest()
+    world.run(9_500)
+    assert last.link not in world.open_links
+    renewed = world.sent("ListGroups")[2:]
+    assert len(renewed) == 2
+    assert renewed[0].link == renewed[1].link in world.open_links
+    for _ in renewed:
+        answer_oldest()
+    for task in tasks:
+        task.result()
