@@ -400,3 +400,25 @@ def test_a_login_is_renewed_though_its_connection_is_never_idle() -> None:
         answer_oldest()
     for task in tasks:
         task.result()
+
+
+def test_a_broker_that_hangs_up_on_later_versions_of_api_versions_is_asked_by_an_earlier_one() -> None:
+    """Azure Event Hubs resets the connection, where Kafka would name the versions that it has."""
+    world = VirtualCluster(topics={"a": 1}, highest={ApiVersionsResponse.API_KEY: 3})
+    answered = world.handlers["ApiVersions"]
+    world.handlers["ApiVersions"] = lambda message, version: DROP if version > 3 else answered(message, version)
+    assert list(world.call(world.cluster.describe_topics(["a"]))) == ["a"]
+    world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    world.call(world.cluster.send(HeartbeatRequest(), Coordinator("g")))
+    assert {request.version for request in world.sent("ApiVersions")[-2:]} == {3}
+
+
+def test_a_broker_that_hung_up_while_it_restarted_is_asked_by_the_newest_version_again() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    answered, left = world.handlers["ApiVersions"], [DROP, DROP, DROP]
+    world.handlers["ApiVersions"] = lambda message, version: left.pop() if left else answered(message, version)
+    assert list(world.call(world.cluster.describe_topics(["a"]))) == ["a"]
+    assert [request.version for request in world.sent("ApiVersions")] == [4, 3, 4, 3]
+    world.cut()
+    world.call(world.cluster.refresh_metadata())
+    assert world.sent("ApiVersions")[-1].version > 3
