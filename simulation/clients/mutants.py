@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kohort.client.consumer import positions
+from kohort.client import offsets
 from kohort.client.consumer.commits import Commits
 from kohort.client.consumer.fetching import Fetcher
 from kohort.client.consumer.positions import PositionFinder
@@ -79,9 +79,9 @@ class NumbersAnewWhileSending(ClientMutant):
 
 
 class BeginsAtUnstableOffsets(ClientMutant):
-    """A read_committed consumer begins at offsets that an open transaction is about to move."""
+    """A consumer begins at offsets that an open transaction is about to move."""
 
-    where, name = positions, "committed_offsets"
+    where, name = offsets, "offset_fetch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

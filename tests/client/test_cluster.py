@@ -18,10 +18,18 @@ from kohort.client.net.cluster import (
     parse_address,
 )
 from kohort.client.net.connection import Address, ConnectionFailed
+from kohort.client.net.runtime import Task
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
-from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
+from kohort.wire.groups import (
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 
 
@@ -350,3 +358,67 @@ def test_requests_to_a_cluster_before_kafka_4_4_do_not_name_the_broker() -> None
     side.world.call(side.world.cluster.describe_topics(["a"]))
     side.ask_broker()
     assert {sent.version for sent in side.world.sent("ApiVersions")} == {4}
+
+
+def test_a_login_is_renewed_though_its_connection_is_never_idle() -> None:
+    """At its end the broker would close the connection, with requests in flight. Source: KIP-368."""
+    world = VirtualCluster(
+        settings={
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "u",
+            "sasl_password": "p",
+        }
+    )
+    world.handlers["SaslHandshake"] = lambda message, version: SaslHandshakeResponse(mechanisms=["PLAIN"])
+    world.handlers["SaslAuthenticate"] = lambda message, version: SaslAuthenticateResponse(session_lifetime_ms=10_000)
+
+    def listed() -> Task[Any]:
+        return world.runtime.spawn(world.cluster.send(ListGroupsRequest(), BrokerById(1), timeout_ms=60_000))
+
+    def answer_oldest() -> None:
+        world.answer(world.parked_named("ListGroups")[0], ListGroupsResponse())
+
+    world.call(world.cluster.refresh_metadata())
+    tasks = [listed()]
+    world.run(4_000)
+    tasks.append(listed())
+    world.run(7_900)
+    answer_oldest()
+    world.run(8_100)
+    tasks += [listed(), listed()]
+    world.run(9_000)
+    [before, last] = world.sent("ListGroups")
+    assert before.link == last.link in world.open_links
+    answer_oldest()
+    world.run(9_500)
+    assert last.link not in world.open_links
+    renewed = world.sent("ListGroups")[2:]
+    assert len(renewed) == 2
+    assert renewed[0].link == renewed[1].link in world.open_links
+    for _ in renewed:
+        answer_oldest()
+    for task in tasks:
+        task.result()
+
+
+def test_a_broker_that_hangs_up_on_later_versions_of_api_versions_is_asked_by_an_earlier_one() -> None:
+    """Azure Event Hubs resets the connection, where Kafka would name the versions that it has."""
+    world = VirtualCluster(topics={"a": 1}, highest={ApiVersionsResponse.API_KEY: 3})
+    answered = world.handlers["ApiVersions"]
+    world.handlers["ApiVersions"] = lambda message, version: DROP if version > 3 else answered(message, version)
+    assert list(world.call(world.cluster.describe_topics(["a"]))) == ["a"]
+    world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    world.call(world.cluster.send(HeartbeatRequest(), Coordinator("g")))
+    assert {request.version for request in world.sent("ApiVersions")[-2:]} == {3}
+
+
+def test_a_broker_that_hung_up_while_it_restarted_is_asked_by_the_newest_version_again() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    answered, left = world.handlers["ApiVersions"], [DROP, DROP, DROP]
+    world.handlers["ApiVersions"] = lambda message, version: left.pop() if left else answered(message, version)
+    assert list(world.call(world.cluster.describe_topics(["a"]))) == ["a"]
+    assert [request.version for request in world.sent("ApiVersions")] == [4, 3, 4, 3]
+    world.cut()
+    world.call(world.cluster.refresh_metadata())
+    assert world.sent("ApiVersions")[-1].version > 3

@@ -12,7 +12,7 @@ from kohort.client.consumer.positions import BEHIND_MS, CONFIRM_MS
 from kohort.client.consumer.subscription import FetchPosition
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.wire.data import FetchResponse
+from kohort.wire.data import FetchRequest, FetchResponse
 from kohort.wire.discovery import MetadataResponse
 from tests.client.virtual import PARK
 from tests.client.written_log import A0, A1, Log, carry_out, offsets
@@ -209,6 +209,41 @@ def test_a_leader_that_was_paused_does_not_reset_what_its_successor_has(epoch: i
     log.world.handlers["Metadata"] = moved
     log.ends[A0] = 100
     assert offsets(log.poll(), A0) == list(range(80, 100))
+
+
+def test_a_topic_whose_leader_epochs_begin_anew_is_read_again() -> None:
+    """A broker without topic ids does not tell that a topic was made again, nor does a restored backup."""
+    log = Log({A0: 50})
+    metadata, fetch = log.world.handlers["Metadata"], log.world.handlers["Fetch"]
+    current = 7
+
+    def led(message: object, version: int) -> MetadataResponse:
+        answer: MetadataResponse = metadata(message, version)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                partition.leader_epoch = current
+        return answer
+
+    def read(message: FetchRequest, version: int) -> object:
+        answer = fetch(message, version)
+        asked = [part for topic in message.topics for part in topic.partitions]
+        if any(part.current_leader_epoch > current for part in asked):
+            for topic in answer.responses:
+                for part in topic.partitions:
+                    part.error_code, part.records = ErrorCode.UNKNOWN_LEADER_EPOCH, b""
+        return answer
+
+    log.world.handlers |= {"Metadata": led, "Fetch": read}
+    log.world.call(log.world.cluster.refresh_metadata())
+    seen: list[int] = []
+    while len(seen) < 50:
+        seen += offsets(log.poll(), A0)
+    current = 2
+    log.ends[A0] = 60
+    log.world.cut()
+    log.world.call(log.world.cluster.refresh_metadata())
+    assert log.world.cluster.metadata.partition(A0).leader_epoch == 7, "one broker may be behind"
+    assert offsets(log.poll(timeout_ms=60_000), A0) == list(range(50, 60))
 
 
 @pytest.mark.parametrize(("epoch", "wait_ms"), [(-1, CONFIRM_MS), (0, 0), (7, BEHIND_MS)])

@@ -29,7 +29,7 @@ from kohort.wire.discovery import DeleteTopicsResponse
 from kohort.wire.framing import APIS
 from kohort.wire.groups import ListGroupsResponse
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse
-from kohort.wire.transactions import InitProducerIdResponse
+from kohort.wire.transactions import AddPartitionsToTxnResponse, InitProducerIdResponse
 from tests.client import test_membership, test_membership_consumer
 from tests.client.virtual import VirtualCluster
 
@@ -157,7 +157,7 @@ def test_committed_offsets_are_asked_for_in_the_layout_of_any_version(newest: in
         return OffsetFetchResponse(topics=[outer(name=message.topics[0].name, partitions=[entry])])
 
     world.handlers["OffsetFetch"] = committed
-    found = world.call(committed_offsets(world.cluster, "g", [A0], require_stable=True))
+    found = world.call(committed_offsets(world.cluster, "g", [A0]))
     assert found[A0].offset == 7
     [request] = world.sent("OffsetFetch")
     assert request.version == newest
@@ -251,3 +251,46 @@ def test_rights_of_a_transactional_id_stay_unchecked_where_a_broker_takes_no_suc
     world = older(AddPartitionsToTxn=-1)
     world.call(transactions.check_rights(world.cluster, "t", ["a"]))
     assert world.sent("AddPartitionsToTxn") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, True), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)],
+    ids=["a topic that the coordinator has not heard of", "a topic without a right"],
+)
+def test_a_transaction_fails_by_the_partition_that_was_refused_and_not_by_those_that_were_not_tried(
+    code: ErrorCode, again: bool
+) -> None:
+    """A coordinator that refuses one partition adds none of the request. Source: KIP-98."""
+    world = VirtualCluster(topics={"a": 1, "b": 1})
+    own = begun(world)
+    own.begin()
+    refusals = [{"a": ErrorCode.OPERATION_NOT_ATTEMPTED, "b": code}, {}]
+
+    def added(message: Any, version: int) -> AddPartitionsToTxnResponse:
+        codes = refusals.pop(0)
+        make = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+        part = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
+        return AddPartitionsToTxnResponse(
+            results_by_topic_v3_and_below=[
+                make(
+                    name=topic.name,
+                    results_by_partition=[
+                        part(partition_index=0, partition_error_code=codes.get(topic.name, ErrorCode.NONE))
+                    ],
+                )
+                for topic in message.v3_and_below_topics
+            ]
+        )
+
+    world.handlers["AddPartitionsToTxn"] = added
+    assert not own._may_send(A0)
+    assert not own._may_send(TopicPartition("b", 0))
+    world.run(1000)
+    assert own._may_send(A0) is again
+    if again:
+        assert own.state is TxnState.OPEN
+    else:
+        assert own.cause is not None
+        assert own.cause.code is code
+        assert "b-0" in own.cause.message

@@ -231,6 +231,36 @@ def test_offsets_of_a_consumer_that_was_too_slow_are_refused(
     assert committed_offset(servers, group, partition) is None
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_partition_is_not_read_before_the_open_transaction_that_moves_its_offset_has_ended(
+    servers: str, version: int, topic: str, begun: Started, protocol: str
+) -> None:
+    """Whichever records the next owner reads, it would process again what the last one is about to commit."""
+    partition, group = TopicPartition(topic, 0), f"{topic}-group"
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(topic, 1)]).all()
+    with Producer(servers) as writer:
+        for number in range(6):
+            writer.send(topic, b"%d" % number)
+    producer = begun(servers)
+    producer.send_offsets_to_transaction({partition: 4}, group)
+    settings: dict[str, Any] = {"group_protocol": protocol, "auto_offset_reset": "earliest"}
+    with Consumer(servers, group_id=group, enable_auto_commit=False, **settings) as consumer:
+        consumer.subscribe([topic])
+        read: list[int] = []
+
+        def polled() -> int:
+            read.extend(record.offset for record in consumer.poll(100))
+            return len(read)
+
+        until(lambda: polled() or consumer.assignment(), "the consumer has its partition", 30)
+        for _ in range(5):
+            polled()
+        producer.commit_transaction()
+        until(lambda: polled() >= 2, "the consumer reads", 30)
+    assert read == [4, 5]
+
+
 def test_transaction_of_no_offsets_is_empty(servers: str, version: int, topic: str, begun: Started) -> None:
     producer = begun(servers)
     producer.send_offsets_to_transaction({}, topic)

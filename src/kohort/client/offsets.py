@@ -429,10 +429,12 @@ async def committed_offsets(
     partitions: Iterable[TopicPartition],
     *,
     identity: GroupIdentity | None = None,
-    require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
     """Return the group's committed offsets; None for a partition that has none.
+
+    The call waits for open transactions that move them. The next owner of a partition would otherwise read again what
+    its last owner is about to commit, whichever records it reads itself. Source: KIP-447.
 
     Raises:
         KafkaError: The response has an error for a partition that retries do not cure, or lacks the partition. Neither
@@ -444,7 +446,7 @@ async def committed_offsets(
     async def committed_offsets_once() -> dict[TopicPartition, OffsetAndMetadata | None]:
         ids = known_ids(cluster, wanted)
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
+        request = offset_fetch(group, wanted, identity=identity, require_stable=True, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
         response = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}

@@ -215,8 +215,7 @@ class PositionFinder:
         self._asked = {part: self._partitions.of(part).position_version for part in missing}
         known = {}
         if self._config.group_id is not None:
-            stable = self._config.isolation_level == "read_committed"
-            known = await committed_offsets(self._cluster, self._config.group_id, missing, require_stable=stable)
+            known = await committed_offsets(self._cluster, self._config.group_id, missing)
         for part in missing:
             if not self._still_asked(part):
                 continue

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from kohort.client.net.bootstrap_check import socket_error_text
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, describe, tls_error
+from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, tls_error
 from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_outcome
@@ -220,7 +221,7 @@ class AsyncClient:
             refusal = None
             if tls is not None:
                 refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
-            self.cluster.connections.closed(command.link, refusal or describe(error))
+            self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile
                 return
@@ -270,7 +271,7 @@ class _Channel(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        reason = "the broker closed the connection" if error is None else alert(error) or describe(error)
+        reason = "the broker closed the connection" if error is None else alert(error) or socket_error_text(error)
         try:
             self._client.lost(self._link, reason)
         except Exception as fault:  # noqa: BLE001 - every call raises it

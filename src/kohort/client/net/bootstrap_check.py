@@ -8,6 +8,9 @@ throttled ones. A call that needs an answer ends with its own time limit, in an 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import ssl
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -76,6 +79,22 @@ class ReachabilityLog:
         """Log that a broker's address is connected again, if its failure was logged."""
         if self._throttle.over(address):
             log.info("connection to broker %s established again", address)
+
+
+def socket_error_text(error: BaseException) -> str:
+    """Return the text of a socket's error."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer to the connection attempt"
+    if isinstance(error, socket.gaierror):
+        return f"the name can't be resolved: {error.strerror}"
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
+        return reason[0].lower() + reason[1:]
+    if isinstance(error, ConnectionResetError):
+        return str(error) or "the broker closed the connection"
+    return str(error) or type(error).__name__
 
 
 def explain_connection_failure(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import selectors
 import socket
 import ssl
@@ -351,10 +350,8 @@ class BrokerConnections:
         if link is not None and link.address != address:
             self.fail(link, f"node {node} moved to {address}")
             link = None
-        if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
-            self._commands.append(CloseConnection(link.id))
-            self._forget_connection(link, "the login is about to expire", failed=False)
-            link = None
+        if link is not None and self.runtime.now_ms >= link.renew_ms:
+            link = await self._renewed(link, timeout_ms)
         if link is None:
             health = self.health(address)
             wait = health.retry_at_ms - self.runtime.now_ms
@@ -478,6 +475,22 @@ class BrokerConnections:
         return exponential_backoff(failures, base_ms, max_ms, growth) * (0.8 + 0.4 * self.jitter())
 
     # Internals.
+
+    async def _renewed(self, link: BrokerConnection, timeout_ms: float) -> BrokerConnection | None:
+        """Close a connection whose login is about to expire, after the answers to its requests; return the next one.
+
+        None: The next one is to be opened. A pipeline that is never empty would otherwise last until the broker closes
+        the connection, with requests in flight. On another connection, the next request could overtake them.
+        """
+        until_ms = self.runtime.now_ms + timeout_ms
+        while link.in_flight and self.runtime.now_ms < until_ms:
+            await self.runtime.first(link.in_flight[-1].promise, timeout_ms=until_ms - self.runtime.now_ms)
+        if link.in_flight:
+            return link
+        if link.state is not ConnectionState.CLOSED:
+            self._commands.append(CloseConnection(link.id))
+            self._forget_connection(link, "the login is about to expire", failed=False)
+        return self._by_channel.get((link.node, link.channel))
 
     def _open(self, node: int, address: Address, channel: str) -> BrokerConnection:
         now_ms = self.runtime.now_ms
@@ -781,19 +794,3 @@ def _speaks_plainly(address: Address, config: ConnectionConfig) -> bool:
     except OSError:
         return False
     return head[4:] == _PROBE.to_bytes(4, "big")
-
-
-def describe(error: BaseException) -> str:
-    """Return the text of a socket's error."""
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
-    if isinstance(error, TimeoutError):
-        return "no answer to the connection attempt"
-    if isinstance(error, socket.gaierror):
-        return f"the name can't be resolved: {error.strerror}"
-    if isinstance(error, OSError) and error.errno:
-        reason = os.strerror(error.errno)
-        return reason[0].lower() + reason[1:]
-    if isinstance(error, ConnectionResetError):
-        return str(error) or "the broker closed the connection"
-    return str(error) or type(error).__name__

@@ -12,6 +12,10 @@ from kohort.ids import TopicPartition
 from kohort.wire.discovery import MetadataResponse
 
 NO_TOPIC_ID = uuid.UUID(int=0)
+OLDER_EPOCH_MS = 5_000
+"""A leader epoch below the known one is that of a broker that is behind, and ignored. After this long without any
+other, the partition is taken to begin anew: brokers without topic ids do not tell that a topic was created again, and a
+restored backup has its ids. All requests with the known epoch would be refused for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Metadata:
     updates: int = 0
     updated_ms: float = float("-inf")
     complete: bool = False
+    _older_since_ms: dict[TopicPartition, float] = field(default_factory=dict)
 
     def leader(self, partition: TopicPartition) -> int:
         """Return the leader's node id, -1 when unknown."""
@@ -101,9 +106,7 @@ class Metadata:
             for broker in answer.brokers
         }
         updated = {
-            topic.name: _topic_info(topic.name, topic, self.topics.get(topic.name))
-            for topic in answer.topics
-            if topic.name is not None
+            topic.name: self._topic_info(topic.name, topic, now_ms) for topic in answer.topics if topic.name is not None
         }
         if asked is None:
             self.topics = updated
@@ -114,27 +117,42 @@ class Metadata:
         self.updates += 1
         self.updated_ms = now_ms
 
+    def _topic_info(self, name: str, topic: MetadataResponse.MetadataResponseTopic, now_ms: float) -> TopicInfo:
+        before = self.topics.get(name)
+        same = before is not None and before.topic_id == topic.topic_id
+        partitions = {}
+        for part in topic.partitions:
+            info = PartitionInfo(
+                part.leader_id,
+                part.leader_epoch,
+                tuple(part.replica_nodes),
+                tuple(part.isr_nodes),
+                tuple(part.offline_replicas),
+                ErrorCode.of(part.error_code),
+            )
+            old = before.partitions.get(part.partition_index) if same and before is not None else None
+            partitions[part.partition_index] = self._newest(
+                TopicPartition(name, part.partition_index), old, info, now_ms
+            )
+        error = ErrorCode.of(topic.error_code)
+        if (
+            error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_SERVER_ERROR)
+            and before is not None
+            and not partitions
+        ):
+            partitions = before.partitions
+        return TopicInfo(name, topic.topic_id, topic.is_internal, partitions, error)
 
-def _topic_info(name: str, topic: MetadataResponse.MetadataResponseTopic, before: TopicInfo | None) -> TopicInfo:
-    same = before is not None and before.topic_id == topic.topic_id
-    partitions = {}
-    for part in topic.partitions:
-        info = PartitionInfo(
-            part.leader_id,
-            part.leader_epoch,
-            tuple(part.replica_nodes),
-            tuple(part.isr_nodes),
-            tuple(part.offline_replicas),
-            ErrorCode.of(part.error_code),
-        )
-        old = before.partitions.get(part.partition_index) if same and before is not None else None
-        stale = old is not None and 0 <= info.leader_epoch < old.leader_epoch
-        partitions[part.partition_index] = old if stale and old is not None else info
-    error = ErrorCode.of(topic.error_code)
-    if (
-        error in (ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_SERVER_ERROR)
-        and before is not None
-        and not partitions
-    ):
-        partitions = before.partitions
-    return TopicInfo(name, topic.topic_id, topic.is_internal, partitions, error)
+    def _newest(
+        self, partition: TopicPartition, old: PartitionInfo | None, new: PartitionInfo, now_ms: float
+    ) -> PartitionInfo:
+        """Return what is known of a partition after an answer, which may be that of a broker that is behind.
+
+        Source: KIP-320.
+        """
+        if old is not None and 0 <= new.leader_epoch < old.leader_epoch:
+            since_ms = self._older_since_ms.setdefault(partition, now_ms)
+            if now_ms - since_ms < OLDER_EPOCH_MS:
+                return old
+        self._older_since_ms.pop(partition, None)
+        return new

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
+from kohort.client.net.bootstrap_check import socket_error_text
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import (
@@ -25,7 +26,6 @@ from kohort.client.net.connection import (
     SendFrame,
     alert,
     connect,
-    describe,
     tls_error,
 )
 from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work, logged_kafka_error
@@ -468,7 +468,7 @@ class _IoThread:
             try:
                 channel.send(command.parts)
             except OSError as error:
-                self._lost(channel, describe(error))
+                self._lost(channel, socket_error_text(error))
         elif isinstance(command, CloseConnection):
             self._drop(channel)
 
@@ -479,7 +479,7 @@ class _IoThread:
             sock = connect(command.address, config, None if command.plain else self._tls.current())
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             tls = None if command.plain or not config.uses_tls else tls_error(error, command.address, config)
-            arrived = (link, None, tls or describe(error))
+            arrived = (link, None, tls or socket_error_text(error))
         else:
             try:
                 arrived = (link, sock, fetched_mechanism(config))
@@ -517,7 +517,7 @@ class _IoThread:
                     with self._lock:
                         self._cluster.connections.received(channel.link, frame)
         except (OSError, KafkaError) as error:
-            reason = error if isinstance(error, TlsError) else alert(error) or describe(error)
+            reason = error if isinstance(error, TlsError) else alert(error) or socket_error_text(error)
             with self._lock:
                 self._lost(channel, reason)
 

@@ -401,9 +401,14 @@ class TransactionManager:
         )
         self._asked = True
         answer = await self._cluster.send(Between(request, highest=HIGHEST_ADD_PARTITIONS), self._to)
-        for topic in answer.results_by_topic_v3_and_below:
-            for part in topic.results_by_partition:
-                self._check_code(part.partition_error_code, f"{topic.name}-{part.partition_index}")
+        refusals = [
+            (ErrorCode.of(part.partition_error_code), f"{topic.name}-{part.partition_index}")
+            for topic in answer.results_by_topic_v3_and_below
+            for part in topic.results_by_partition
+            if part.partition_error_code
+        ]
+        if refusals:
+            self._check_code(*min(refusals, key=_importance))
         self._added.update(wanted)
         self._begun = True
 
@@ -504,3 +509,9 @@ class TransactionManager:
         if answer.producer_id >= 0:
             self._sender.become(answer.producer_id, answer.producer_epoch)
             self._fresh_epoch = False
+
+
+def _importance(refusal: tuple[ErrorCode, str]) -> int:
+    """Order the refusals of one request: first what no retry cures, last what says that another one is the reason."""
+    code = refusal[0]
+    return 2 if code is ErrorCode.OPERATION_NOT_ATTEMPTED else int(code.retriable)
