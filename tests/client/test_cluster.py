@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kohort.client.admin.transactions import list_transactions
 from kohort.client.net.bootstrap_check import SILENT_MS
 from kohort.client.net.cluster import (
     ANY,
@@ -30,6 +31,7 @@ from kohort.wire.groups import (
     ListGroupsResponse,
 )
 from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
+from kohort.wire.transactions import ListTransactionsResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 
 
@@ -422,3 +424,12 @@ def test_a_broker_that_hung_up_while_it_restarted_is_asked_by_the_newest_version
     world.cut()
     world.call(world.cluster.refresh_metadata())
     assert world.sent("ApiVersions")[-1].version > 3
+
+
+def test_transactional_id_is_listed_once_while_its_coordinator_changes() -> None:
+    """The last coordinator and the next one both name it for a moment."""
+    world = three()
+    state = ListTransactionsResponse.TransactionState(transactional_id="t", producer_id=7, transaction_state="Ongoing")
+    world.handlers["ListTransactions"] = lambda message, version: ListTransactionsResponse(transaction_states=[state])
+    assert [listing.transactional_id for listing in world.call(list_transactions(world.cluster))] == ["t"]
+    assert len(world.sent("ListTransactions")) == 3

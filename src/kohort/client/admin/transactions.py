@@ -83,7 +83,7 @@ async def list_transactions(
     pattern: str | None = None,
     timeout_ms: float | None = None,
 ) -> list[TransactionListing]:
-    """List the transactional ids of every coordinator, sorted.
+    """List the transactional ids of every coordinator, sorted; each once, also while its coordinator changes.
 
     Args:
         states: Only of these states (Ongoing, PrepareAbort …).
@@ -99,7 +99,7 @@ async def list_transactions(
     )
 
     async def list_transactions_once() -> list[TransactionListing]:
-        listings = []
+        listings: dict[str, TransactionListing] = {}
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
             answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
@@ -107,11 +107,11 @@ async def list_transactions(
             if answer.unknown_state_filters:
                 unknown = ", ".join(answer.unknown_state_filters)
                 raise error_for(ErrorCode.INVALID_REQUEST, f"no states of transactions: {unknown}")
-            listings += [
-                TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node)
-                for state in answer.transaction_states
-            ]
-        return sorted(listings, key=lambda listing: listing.transactional_id)
+            for state in answer.transaction_states:
+                listings[state.transactional_id] = TransactionListing(
+                    state.transactional_id, state.producer_id, state.transaction_state, node
+                )
+        return [listing for _, listing in sorted(listings.items())]
 
     return await cluster.retrying(list_transactions_once, "list transactions", timeout_ms)
 
