@@ -104,6 +104,14 @@ def test_a_module_that_only_its_neighbour_imports_is_found() -> None:
     ]
 
 
+def test_each_module_that_stays_apart_has_one_importer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = sorted(prose.CHAPTERS_APART)
+    monkeypatch.setattr(prose, "CHAPTERS_APART", {})
+    paths = [path for path in prose.tracked_files() if path.startswith("src/") and path.endswith(".py")]
+    package = {path: ast.parse((prose.ROOT / path).read_text()) for path in paths}
+    assert sorted(fault.path for fault in prose.faults_of_grain(package)) == apart
+
+
 def test_a_count_may_shrink_and_not_grow() -> None:
     counts = {"loop": {"src/kohort/log": 3, "docs": 1}}
     assert prose.grown(counts, {"loop": {"src/kohort/log": 3, "docs": 2}}) == []

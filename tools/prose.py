@@ -84,6 +84,18 @@ NAMES_OF_OTHERS = {
     "src/kohort/region/sinks/parquet_folder.py:tell": "pyarrow calls this method of Python's files",
 }
 """Names that others have chosen, each with whose they are."""
+CHAPTERS_APART = {
+    "src/kohort/cluster/coordination/group_round.py": "pure, by a contract of pyproject.toml; its importer is not",
+    "src/kohort/cluster/journal/term.py": "the course of one term; its importer is the journal that has many",
+    "src/kohort/cluster/other_clients.py": "answers to clients of others, by a table; its importer starts the process",
+    "src/kohort/demo/account.py": "what is counted at the end; its importer runs and kills the programs",
+    "src/kohort/demo/group_query.py": "a program of its own, which a reader copies",
+    "src/kohort/groups/offsets.py": "may know no protocol, by a contract of pyproject.toml; its importer knows all",
+    "src/kohort/region/control_plane/membership.py": "one of three machines that ask each other by events",
+    "src/kohort/region/control_plane/recovery.py": "one of three machines that ask each other by events",
+    "src/kohort/spark/values/json_columns.py": "one format of values, as Avro's and Protobuf's files beside it",
+}
+"""Modules that stay apart from their only importer, each with the reason."""
 _NAME_WORD = re.compile(r"[a-z0-9]+|[A-Z][a-z0-9]*")
 _COMMENT = re.compile(r"\s*#[!:]?\s?(.*)")
 _TABLE_ROW = re.compile(r"^\s*(?:\||-- ).*$", re.MULTILINE)
@@ -241,7 +253,7 @@ def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
 def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
     """Modules that one module alone imports, which stands beside them and has room for them.
 
-    A module that is imported in a function, when it is needed, stays apart.
+    A module that is imported in a function, when it is needed, stays apart. So does one of `CHAPTERS_APART`.
     """
     modules = {path.removeprefix("src/").removesuffix(".py").replace("/", "."): path for path in trees}
     importers: dict[str, set[str]] = defaultdict(set)
@@ -260,6 +272,8 @@ def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
                     if node in trees[path].body:
                         at_once[name].add(module)
     for module, by in importers.items():
+        if modules[module] in CHAPTERS_APART:
+            continue
         if len(by) == 1 and by == at_once[module] and not module.endswith(".__init__"):
             (importer,) = by
             beside = importer.rpartition(".")[0] == module.rpartition(".")[0] and not importer.endswith("__init__")

@@ -68,7 +68,7 @@ def answers(address: str, case: Case, names: Names) -> list[tuple[str, Any, str]
     """The answers of one side, with each selection of the case's rights."""
     names = Names.of(names.t.removesuffix("-t"))
     side = Side(address, "acls", CLIENT_HOST)
-    told = []
+    outcomes = []
     try:
         with RawClient(address, host=ADMIN_HOST) as admin:
             prepare(admin, names)
@@ -78,10 +78,10 @@ def answers(address: str, case: Case, names: Names) -> list[tuple[str, Any, str]
                 grant(admin, names, rights)
                 side.ask(case.make(names), case.version, keep=plain)
                 label, answer, reason = side.transcript()[-1]
-                told.append((f"{label} with {', '.join(rights) or 'no rights'}", only_of(answer, names), reason))
+                outcomes.append((f"{label} with {', '.join(rights) or 'no rights'}", only_of(answer, names), reason))
     finally:
         side.close()
-    return told
+    return outcomes
 
 
 def selections(case: Case) -> list[tuple[str, ...]]:
@@ -165,14 +165,14 @@ CREATIONS = {
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("name", CREATIONS)
 def test_both_take_and_reject_the_same_rules(name: str, version: int, sides: tuple[str, str]) -> None:
-    told = []
+    outcomes = []
     for address in sides:
         with RawClient(address, host=ADMIN_HOST) as admin:
             asked = CreateAclsRequest(creations=[made(**CREATIONS[name]), made(principal="User:beside")])
             results = [(entry.error_code, entry.error_message) for entry in admin.ask(asked, version).results]
             found = of_host(admin, "127.0.0.9", version)
-            told.append((results, found))
-    assert told[0] == told[1]
+            outcomes.append((results, found))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ FILTERS = [
 
 
 def test_both_find_the_same_rules(sides: tuple[str, str]) -> None:
-    told = []
+    outcomes = []
     for address in sides:
         with RawClient(address, host=ADMIN_HOST) as admin:
             rules = [
@@ -265,8 +265,8 @@ def test_both_find_the_same_rules(sides: tuple[str, str]) -> None:
             assert not error_codes(admin.ask(CreateAclsRequest(creations=rules)))
             found = [described(address, changed) for changed in FILTERS]
             found.append(len(of_host(admin, "127.0.0.8", 3)))
-            told.append(found)
-    for changed, theirs, ours in zip([*FILTERS, "deleted"], *told, strict=True):
+            outcomes.append(found)
+    for changed, theirs, ours in zip([*FILTERS, "deleted"], *outcomes, strict=True):
         assert ours == theirs, changed
 
 
@@ -307,7 +307,7 @@ def described(address: str, changed: dict[str, Any]) -> Any:
     ids=str,
 )
 def test_both_answer_the_same_for_filters_of_deletions(changed: Any, sides: tuple[str, str]) -> None:
-    told = []
+    outcomes = []
     for address in sides:
         wanted = DeleteAclsRequest.DeleteAclsFilter(
             resource_type_filter=1,
@@ -323,10 +323,10 @@ def test_both_answer_the_same_for_filters_of_deletions(changed: Any, sides: tupl
         with RawClient(address, host=ADMIN_HOST) as admin:
             assert not error_codes(admin.ask(CreateAclsRequest(creations=[made(host="127.0.0.7")])))
             try:
-                told.append(repr(admin.ask(DeleteAclsRequest(filters=[wanted, wanted]), 3)))
+                outcomes.append(repr(admin.ask(DeleteAclsRequest(filters=[wanted, wanted]), 3)))
             except ConnectionResetError:
-                told.append("closed")
-    assert told[0] == told[1]
+                outcomes.append("closed")
+    assert outcomes[0] == outcomes[1]
 
 
 # -- consumer groups: patterns, and topics that a client may not describe
@@ -364,13 +364,13 @@ def selected_and_described(address: str, names: Names) -> list[Any]:
             return {part.topic_name for part in parts}
 
         until(lambda: bool(selected()), "topics are selected")
-        told: list[Any] = [selected()]
+        outcomes: list[Any] = [selected()]
         for rights in (["DESCRIBE GROUP new"], ["DESCRIBE GROUP new", "DESCRIBE TOPIC t"], ["DESCRIBE TOPIC t"]):
             grant(admin, names, rights)
             (group,) = client.ask(describe, 0).groups
             text = group.error_message if "GROUP" in rights[0] else ""
-            told.append((group.error_code, text, len(group.members)))
-        return told
+            outcomes.append((group.error_code, text, len(group.members)))
+        return outcomes
 
 
 ACL_COMMAND = "org.apache.kafka.tools.AclCommand"
@@ -379,7 +379,7 @@ ACL_COMMAND = "org.apache.kafka.tools.AclCommand"
 @pytest.mark.timeout(900)
 def test_kafkas_command_shows_adds_and_removes_the_same_rules(sides: tuple[str, str], tmp_path: Path) -> None:
     """kafka-acls.sh, from the administrator's address."""
-    tools, told = KafkaTools(tmp_path), []
+    tools, outcomes = KafkaTools(tmp_path), []
     words = [
         ("--add", "--allow-principal", "User:zoe", "--producer", "--topic", "acl-orders", "--idempotent"),
         ("--add", "--allow-principal", "User:zoe", "--consumer", "--topic", "acl-orders", "--group", "acl-g"),
@@ -396,7 +396,7 @@ def test_kafkas_command_shows_adds_and_removes_the_same_rules(sides: tuple[str, 
         for args in words:
             done = tools.run(ACL_COMMAND, "--bootstrap-server", address, *args)
             said.append((args, done.returncode, sorted(line.strip() for line in done.stdout.splitlines())))
-        told.append(said)
-    for theirs, ours in zip(*told, strict=True):
+        outcomes.append(said)
+    for theirs, ours in zip(*outcomes, strict=True):
         assert ours == theirs
-    assert any("User:zoe" in line for _, _, lines in told[1] for line in lines)
+    assert any("User:zoe" in line for _, _, lines in outcomes[1] for line in lines)

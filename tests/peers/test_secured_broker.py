@@ -268,11 +268,11 @@ def refused_librdkafka(settings: dict[str, str]) -> str:
     errors: list[str] = []
     client = AdminClient({**settings, "error_cb": lambda error: errors.append(str(error))})
 
-    def told() -> bool:
+    def has_failed() -> bool:
         client.poll(0.2)
         return bool(errors)
 
-    until(told, "librdkafka reports an error", 60)
+    until(has_failed, "librdkafka reports an error", 60)
     with pytest.raises(confluent_kafka.KafkaException):
         client.list_topics(timeout=1.0)
     return " ".join(errors)
@@ -328,10 +328,10 @@ REFUSED: dict[str, Callable[[dict[str, str]], str]] = {
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("client", REFUSED)
 def test_wrong_password_is_refused_with_kafkas_words(secured: SecuredBroker, client: str, mechanism: str) -> None:
-    told = REFUSED[client](secured.settings("SASL", mechanism, **{"sasl.password": "guess"}))
+    refusal = REFUSED[client](secured.settings("SASL", mechanism, **{"sasl.password": "guess"}))
     if client in ("kohort", "librdkafka", "kafkajs"):
         expected = "Invalid username or password" if mechanism == "PLAIN" else "invalid credentials with SASL mechanism"
-        assert expected in told
+        assert expected in refusal
 
 
 CERTIFICATES = {
@@ -363,10 +363,10 @@ def test_wrong_protocol_ends_the_connection(secured: SecuredBroker, client: str,
     settings = {"bootstrap.servers": secured.address(listener), "security.protocol": protocol}
     if protocol == "SSL":
         settings["ssl.ca.location"] = str(secured.folder / "ca.pem")
-    told = REFUSED[client](settings)
-    assert told
+    refusal = REFUSED[client](settings)
+    assert refusal
     if client == "kohort" and listener == "TLS":
-        assert "answers in TLS: set security.protocol" in told
+        assert "answers in TLS: set security.protocol" in refusal
 
 
 # -- Logins that end
