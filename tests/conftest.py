@@ -98,6 +98,15 @@ def spark_forks() -> Iterator[dict[str, str]]:
         yield environment
 
 
+@pytest.fixture(scope="module")
+def forked_spark(spark_forks: dict[str, str]) -> Iterator[None]:
+    """Programs that a module's tests start have Python processes of Spark that are forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_forks.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """A real Apache Kafka for the whole run and all its workers; the test is skipped where it can't be had."""

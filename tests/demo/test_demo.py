@@ -182,6 +182,7 @@ def check(outcome: dict[str, Any]) -> None:
     assert Path(outcome["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("forked_spark")
 @pytest.mark.spark
 @pytest.mark.slow
 @LAST_RESORT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -80,6 +81,13 @@ def test_fork_ends_with_its_process(jvm: Jvm) -> None:
     assert Path(f"/proc/{jvm.pid}").exists()
     jvm.process.kill()
     until(lambda: not Path(f"/proc/{jvm.pid}").exists(), "the fork has ended")
+
+
+def test_fork_gets_the_signal_that_its_process_gets(jvm: Jvm) -> None:
+    jvm.process.terminate()
+    jvm.process.communicate(timeout=60)
+    assert jvm.process.returncode == 0xFF & -signal.SIGTERM, "it ends after its fork, as that one"
+    assert not Path(f"/proc/{jvm.pid}").exists()
 
 
 def test_process_works_itself_where_nobody_forks(tmp_path: Path) -> None:

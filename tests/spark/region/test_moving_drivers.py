@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once
 from tests.spark.region.trial import Trial
+from tests.support.long_runs import IS_LONG
 from tests.support.waiting import LAST_RESORT
 
 from kohort import Broker, NewTopic
@@ -46,10 +47,11 @@ def checkpoints(trial: Trial, machine: str) -> list[Path]:
 
 
 def test_a_driver_that_is_killed_continues_on_another_machine(trial: Trial) -> None:
-    """Twice; each time all that it had on its machine is gone."""
+    """All that it had on its machine is gone, in the long run twice."""
+    kills = 2 if IS_LONG else 1
     app = trial.app("app", "a", "b", machine="machine 0")
     trial.send(PORTION)
-    for number in range(2):
+    for number in range(kills):
         machine = f"machine {number}"
         app.start(machine=machine)
         trial.all_run()
