@@ -44,6 +44,22 @@ def key(unit: int) -> StagedKey:
     return StagedKey(REGION, 1, "größe/1", unit)
 
 
+def test_server_that_begins_each_listing_at_the_first_name(
+    place: ObjectsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fake-gcs-server does. Members would look for the last sequence for ever."""
+    whole = HeldObjects.list
+    monkeypatch.setattr(HeldObjects, "list", lambda self, prefix, offset, **options: whole(self, prefix, **options))
+    sink = place.sink()
+    sink.check(SCHEMA)
+    for number in range(1, 4):
+        sink.stage(key(number), table([(number, "x")]))
+        sink.publish(number, [key(number)])
+    assert sink._store.list_names("_sequences") == [f"{number:020}.json" for number in (1, 2, 3)]  # type: ignore[attr-defined]
+    assert list(sink._store.list_pages("_sequences", f"{2:020}.~")) == [[f"{3:020}.json"]]  # type: ignore[attr-defined]
+    assert sink.published() == 3 and len(sink.published_files(after=1)) == 2  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("run", object_runs.OBJECT_RUNS, ids=lambda run: run.__name__)
 def test_run(run: Run, tmp_path: Path) -> None:
     run(ObjectsPlace(), tmp_path)

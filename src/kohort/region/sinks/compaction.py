@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.files import Output
+from kohort.region.sinks.rows import with_added_columns
 from kohort.region.sinks.staged_files import Codec
 
 COMPACTED: Final = "_compacted"
@@ -186,9 +187,18 @@ class GenerationStore(Protocol):
 
 
 class FileMerge(NamedTuple):
-    """How files are merged: the schema of their rows, Parquet's options, and the size that is aimed at."""
+    """How files are merged.
+
+    Attributes:
+        schema: the schema of the merged rows.
+        added: columns that older files lack; their rows get null.
+        compression: the compression of Parquet's pages.
+        row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+        target: the size in bytes that is aimed at.
+    """
 
     schema: pa.Schema
+    added: tuple[str, ...]
     compression: Codec
     row_group_size: int | None
     target: int
@@ -233,7 +243,7 @@ def merge_files(
                 pending.clear()
 
         for path, content in sources.items():
-            for table in _row_groups(path, content(), merge.schema):
+            for table in _row_groups(path, content(), merge):
                 rows += table.num_rows
                 pending.append(table)
                 size += table.nbytes
@@ -246,7 +256,7 @@ def merge_files(
         raise CorruptDataError(f"{expected} rows were written of {rows}: nothing is replaced")
 
 
-def _row_groups(path: str, data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
+def _row_groups(path: str, data: bytes, merge: FileMerge) -> Iterator[pa.Table]:
     """Yield the row groups of a file, one in memory at a time: a small file may decompress to gigabytes.
 
     Raises:
@@ -255,10 +265,19 @@ def _row_groups(path: str, data: bytes, schema: pa.Schema) -> Iterator[pa.Table]
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         for number in range(file.num_row_groups):
-            table = file.read_row_group(number)
-            yield table if table.schema.equals(schema) else table.cast(schema)
+            yield _in_merged_schema(file.read_row_group(number), merge)
     except (pa.ArrowException, ValueError) as error:
         raise CorruptDataError(f"{path} can't be merged: {error}") from error
+
+
+def _in_merged_schema(table: pa.Table, merge: FileMerge) -> pa.Table:
+    """Return the rows with all columns; those that were added after they were written hold null."""
+    if table.schema.equals(merge.schema):
+        return table
+    table = with_added_columns(table, merge.schema, merge.added)
+    if sorted(table.column_names) == sorted(merge.schema.names):
+        table = table.select(merge.schema.names)
+    return table.cast(merge.schema)
 
 
 def _rows_written(writer: Any) -> int:

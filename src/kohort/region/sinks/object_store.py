@@ -335,11 +335,15 @@ class ObjectStore:
         return [answer for answer in answers if answer is not None]
 
     def list_pages(self, folder: str, after: str = "") -> Iterator[list[str]]:
-        """Return the names in a folder that come after a name, in pages of a thousand; in order if the store is."""
+        """Return the names in a folder that come after a name, in pages of a thousand; in order if the store is.
+
+        A server may not know where a listing is to begin, and answer with earlier names too: they are left out here.
+        """
         with self._translated(folder):
             offset = f"{folder}/{after}" if after else None
             for page in self._raw.list(f"{folder}/", offset=offset, chunk_size=1000):
-                yield [str(entry["path"]).removeprefix(f"{folder}/") for entry in page]
+                names = [str(entry["path"]).removeprefix(f"{folder}/") for entry in page]
+                yield [name for name in names if name > after]
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""

@@ -1,6 +1,7 @@
 """A folder of Parquet files that is written to exactly once: a sequence is a subfolder, complete or absent.
 
     out/_region/region.json            whose folder this is, its name, and the schema of all its rows
+    out/_region/columns-1.json         columns that `evolve="add"` has added: files staged before lack them
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
     out/_staging/KEY.parts             the same with partitions: it names the files, which are in KEY.files-ATTEMPT/
@@ -14,6 +15,7 @@ with partitions `sequence=*/**/*.parquet`.
 
 This is the order of durability. It leaves each sequence complete or absent after a power loss, and repeats no work:
 
+- added columns, before a file that has them is staged;
 - a staged file's bytes, before it has its name; its name, before `stage` returns, hence before a manifest names it;
 - the names of all files of a sequence, that which says whose it is among them, before the folder has its name;
 - the folder's name, before `published-N` is made: a sequence that is marked needs its staged files no longer;
@@ -33,12 +35,12 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
+from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.confined_files import folders_kept_open
 from kohort.region.files import (
     Output,
@@ -56,7 +58,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
 from kohort.region.sinks.bound import FolderSink
-from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
+from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.compaction import (
     GRACE,
     TARGET_FILE_BYTES,
@@ -68,7 +70,15 @@ from kohort.region.sinks.compaction import (
 from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import check_writable, misfits, with_sink_schema
-from kohort.region.sinks.rows import refuse_invalid, refuse_nulls
+from kohort.region.sinks.rows import (
+    Evolution,
+    check_evolution,
+    completed_schema,
+    new_columns,
+    refuse_invalid,
+    refuse_nulls,
+    with_added_columns,
+)
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import duration_ms
@@ -85,6 +95,7 @@ _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
 _GIVEN_UP: Final = re.compile(GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _READ_ATTEMPTS: Final = 5
+_ADD_ATTEMPTS: Final = 30
 _PROBES: Final = 5
 """Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
 
@@ -102,10 +113,14 @@ class FolderLayout(NamedTuple):
     Attributes:
         rows: the schema of all rows.
         partition_by: the columns that partition them.
+        added: the columns that were added later, which files may lack.
+        additions: how often some were added.
     """
 
     rows: pa.Schema
     partition_by: tuple[str, ...]
+    added: tuple[str, ...]
+    additions: int
 
 
 class SequenceFile(NamedTuple):
@@ -134,6 +149,7 @@ class ParquetFolder(FolderSink):
         partition_by: the columns that partition the files, as Hive names folders; empty: those of the folder, if it
             exists already.
         target_file_size: the size in bytes that `compact` aims at.
+        evolve: whether to add a new column that may be null to the rows, or to refuse tables that have one.
     """
 
     KIND = "parquet"
@@ -154,6 +170,7 @@ class ParquetFolder(FolderSink):
         row_group_size: int | None = None,
         partition_by: Sequence[str] = (),
         target_file_size: int = TARGET_FILE_BYTES,
+        evolve: Evolution = "refuse",
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         """Initialise a sink for a path or a URL.
@@ -165,15 +182,26 @@ class ParquetFolder(FolderSink):
             partition_by: the columns that partition the files, texts, integers, dates or booleans. Each partition gets
                 a file of its own in a folder such as `day=2026-11-26`, and the column is not in the file.
             target_file_size: the size in bytes that `compact` aims at.
+            evolve: whether to add a new column that may be null to the rows. Files that were written before lack it.
             storage_options: credentials and settings of an object store, named as obstore names them. What is not given
                 is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
         if storage_options:
             raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
-        staged_files.check_pages(compression, row_group_size)
+        self._keep_options(compression, row_group_size, partition_by, target_file_size, evolve)
         self.path = local_path(path, "A ParquetFolder")
-        self.compression = compression
-        self.row_group_size = row_group_size
+
+    def _keep_options(
+        self,
+        compression: Codec,
+        row_group_size: int | None,
+        partition_by: Sequence[str],
+        target_file_size: int,
+        evolve: Evolution,
+    ) -> None:
+        staged_files.check_pages(compression, row_group_size)
+        check_evolution(evolve)
+        self.compression, self.row_group_size, self.evolve = compression, row_group_size, evolve
         self.partition_by = hive_partitions.partition_columns(partition_by)
         self.target_file_size = check_target(target_file_size)
 
@@ -182,27 +210,55 @@ class ParquetFolder(FolderSink):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the folder if it is missing."""
         self._bound()
-        self._check_columns(schema)
+        typed = self._check_columns(schema)
         try:
-            self._make(schema)
+            self._make(typed)
             self._probe()
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the folder {self.path}: {error}") from error
-        self._fitting(schema)
+        self._evolve(typed)
 
-    def _check_columns(self, schema: pa.Schema) -> None:
-        """Check that Parquet supports the columns, and that those of the partitions are among them."""
+    def _check_columns(self, schema: pa.Schema) -> pa.Schema:
+        """Check that Parquet supports the columns, and those of the partitions are among them; return their types."""
         typed = self._typed(schema)
         check_writable(typed)
         hive_partitions.check_partitions(typed, self.partition_by)
+        return typed
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the folder's type for each column that holds only nulls."""
+        """Return the schema, with the folder's type for each column that holds only nulls.
+
+        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
+        """
         if any(has_null_type(field.type) for field in schema):
             if self._is_owned():
-                schema = filled_schema(schema, self._owned())
+                schema = filled_schema(schema, self._reload().rows)
+                if self.evolve == "add":
+                    schema = pa.schema([field for field in schema if not is_empty(field)])
             refuse_untyped(schema)
         return schema
+
+    def _evolve(self, given: pa.Schema) -> None:
+        """Add the new columns of tables to the layout, once: each addition has a number that one process can create."""
+        for _ in range(_ADD_ATTEMPTS):
+            layout = self._reload()
+            given = completed_schema(given, layout.rows, layout.added)
+            self._refuse_other_partitions(layout)
+            if self.evolve == "refuse" or not set(given.names).difference(layout.rows.names):
+                self._fitting(given, layout)
+                return
+            new = new_columns(self.path, layout.rows, given)
+            if self._keep_columns(layout.additions + 1, new):
+                self._reload()
+                return
+        raise RetriableError(f"{self.path} gets new columns from others all the time: {_ADD_ATTEMPTS} additions")
+
+    def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
+        return owner_marker.add_columns(self._files, f"{self.path}/_region", number, columns)
+
+    def _sync_columns(self) -> None:
+        """Make columns durable that another process may have added a moment ago."""
+        sync_folder(self._files, f"{self.path}/_region")
 
     def _make(self, schema: pa.Schema) -> None:
         files, owned = self._files, f"{self.path}/_region"
@@ -287,27 +343,47 @@ class ParquetFolder(FolderSink):
         return self._layout().rows
 
     def _layout(self) -> FolderLayout:
-        mine = self._bound()
-        if self._kept is None:
-            claim = self._read_claim(f"{self.path}/_region")
-            if claim.id != mine:
-                remedy = "give each region an empty folder of its own"
-                raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
-            self._refuse_other_name(claim)
-            self._kept = FolderLayout(claim.rows(), claim.partition_by)
-        return self._kept
+        return self._reload() if self._kept is None else self._kept
 
-    def _fitting(self, schema: pa.Schema) -> pa.Schema:
+    def _reload(self) -> FolderLayout:
+        """Return the layout as it is now: others may have added columns.
+
+        Raises:
+            FileNotFoundError: this is no folder of a region yet.
+        """
+        mine = self._bound()
+        claim, additions = self._read_grown()
+        if claim.id != mine:
+            remedy = "give each region an empty folder of its own"
+            raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
+        self._refuse_other_name(claim)
+        if additions != (0 if self._kept is None else self._kept.additions):
+            self._sync_columns()
+        layout = FolderLayout(claim.rows(), claim.partition_by, claim.added, additions)
+        self._kept = layout
+        return layout
+
+    def _read_grown(self) -> tuple[OwnerMarker, int]:
+        """Return the owner marker with the columns that were added later, and how often some were."""
+        return owner_marker.read_grown(lambda path: read_file(self._files, path), f"{self.path}/_region")
+
+    def _checked_layout(self) -> FolderLayout:
         try:
-            kept, partition_by = self._layout()
+            return self._layout()
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region yet: call check(schema) first") from error
-        if self.partition_by and self.partition_by != partition_by:
-            by = f"partitioned by {', '.join(partition_by)}" if partition_by else "not partitioned"
+
+    def _refuse_other_partitions(self, layout: FolderLayout) -> None:
+        if self.partition_by and self.partition_by != layout.partition_by:
+            by = f"partitioned by {', '.join(layout.partition_by)}" if layout.partition_by else "not partitioned"
             raise InvalidInputError(
                 f"{self.path} is {by}, and partition_by={list(self.partition_by)} differs: leave the option out, or "
                 "write into another folder under another region"
             )
+
+    def _fitting(self, schema: pa.Schema, layout: FolderLayout) -> pa.Schema:
+        """Return the schema of all rows, if tables of a schema fit it."""
+        kept = layout.rows
         schema = filled_schema(schema, kept)
         if not schema.equals(kept) and (found := misfits(kept, schema)):
             raise InvalidInputError(
@@ -320,11 +396,20 @@ class ParquetFolder(FolderSink):
 
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
-        kept = self._fitting(table.schema)
+        layout = self._checked_layout()
+        unknown = set(table.column_names).difference(layout.rows.names)
+        if any(not is_empty(table.schema.field(name)) for name in unknown):
+            layout = self._reload()
+        if self.evolve == "add":
+            unknown = set(table.column_names).difference(layout.rows.names)
+            table = table.drop_columns([name for name in unknown if is_empty(table.schema.field(name))])
+        table = with_added_columns(table, layout.rows, layout.added)
+        self._refuse_other_partitions(layout)
+        kept = self._fitting(table.schema, layout)  # of this layout: another thread may load a newer one meanwhile
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
         rows = with_sink_schema(table, kept)
         refuse_invalid(rows)
-        hive_partitions.refuse_values(rows, self._layout().partition_by, kept)
+        hive_partitions.refuse_values(rows, layout.partition_by, kept)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -548,6 +633,20 @@ class ParquetFolder(FolderSink):
                 return [SequenceFile(last, f"{self.path}/{path}") for last, path in merged] + later
         raise CorruptDataError(f"{self.path} is compacted while it is read, several times: list it again")
 
+    def published_schema(self) -> pa.Schema:
+        """Return the schema of all rows, with the columns that partition them. Anybody may read it.
+
+        Columns that `evolve="add"` has added are at the end; older files lack them, and their rows have null there.
+
+        Raises:
+            InvalidInputError: this is no folder of a region.
+            RetriableError: the store does not answer.
+        """
+        try:
+            return self._read_grown()[0].rows()
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"{self.path} is no folder of a region") from error
+
     # -- compaction
 
     def compact(
@@ -577,10 +676,10 @@ class ParquetFolder(FolderSink):
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region: there is nothing to compact") from error
         sink = self.bind(claim.region, claim.id) if self._id is None else self
-        rows, partition_by = sink._layout()
-        schema = hive_partitions.without_partitions(rows, partition_by)
         last = sink.published() if until is None else min(until, sink.published())
-        merge = FileMerge(schema, self.compression, self.row_group_size, target)
+        layout = sink._reload()  # after that number: it has all columns of the files up to there
+        schema = hive_partitions.without_partitions(layout.rows, layout.partition_by)
+        merge = FileMerge(schema, layout.added, self.compression, self.row_group_size, target)
         return sink._compactor().run(merge, last, grace_s)
 
     def _compactor(self) -> Compactor:

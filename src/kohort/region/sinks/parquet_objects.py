@@ -1,6 +1,7 @@
 """A folder of Parquet files in an object store that is written to exactly once: a sequence is one small object.
 
     out/_region/region.json     whose folder this is, its name, and the schema of all its rows; created once
+    out/_region/columns-1.json  columns that `evolve="add"` has added; created once
     out/_region/conditional-put an object that `check` could create once only
     out/_staged/KEY.rows        a member stages rows under this key, or has; KEY.none: it had no rows. Empty objects;
                                 with partitions KEY.rows names the files
@@ -33,7 +34,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -55,12 +56,14 @@ from kohort.region.sinks.compaction import (
 )
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile, check_target
+from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
+from kohort.region.sinks.rows import Evolution
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
-_CLAIM: Final = f"_region/{owner_marker.CLAIM}"
-_PROBE: Final = "_region/conditional-put"
+_OWN: Final = "_region"
+_CLAIM: Final = f"{_OWN}/{owner_marker.CLAIM}"
+_PROBE: Final = f"{_OWN}/conditional-put"
 _STAGED: Final = "_staged"
 _ROWS: Final = ".rows"
 _NONE: Final = ".none"
@@ -335,6 +338,7 @@ class ParquetObjects(ParquetFolder):
         row_group_size: as of `ParquetFolder`.
         partition_by: as of `ParquetFolder`.
         target_file_size: as of `ParquetFolder`.
+        evolve: as of `ParquetFolder`.
     """
 
     def __init__(
@@ -345,16 +349,13 @@ class ParquetObjects(ParquetFolder):
         row_group_size: int | None = None,
         partition_by: Sequence[str] = (),
         target_file_size: int = TARGET_FILE_BYTES,
+        evolve: Evolution = "refuse",
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        staged_files.check_pages(compression, row_group_size)
+        self._keep_options(compression, row_group_size, partition_by, target_file_size, evolve)
         self._store = ObjectStore(os.fspath(path), storage_options or {})
         self._log = SequenceLog(self._store)
         self.path = self._store.url
-        self.compression = compression
-        self.row_group_size = row_group_size
-        self.partition_by = hive_partitions.partition_columns(partition_by)
-        self.target_file_size = check_target(target_file_size)
 
     def __repr__(self) -> str:
         return f"ParquetFolder({self._store.name!r})"  # without credentials
@@ -367,18 +368,18 @@ class ParquetObjects(ParquetFolder):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
         self._bound()
-        self._check_columns(schema)
+        typed = self._check_columns(schema)
         if self.partition_by and len(self._store.prefix.encode()) > hive_partitions.PREFIX_BYTES_MAX:
             raise InvalidInputError(
                 f"The path of {self.path} is too long for partitions: {hive_partitions.PREFIX_BYTES_MAX} bytes at most"
             )
         try:
             if not self._is_owned():
-                self._first(schema)
+                self._first(typed)
             self._store.check_conditional(_PROBE)
         except FileNotFoundError as error:
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
-        self._fitting(schema)
+        self._evolve(typed)
 
     def _first(self, schema: pa.Schema) -> None:
         """Write this region's owner marker into the store, unless another process was faster."""
@@ -393,6 +394,16 @@ class ParquetObjects(ParquetFolder):
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         return owner_marker.decode_owner_marker(self._store.read_object(_CLAIM), self.path)
+
+    def _read_grown(self) -> tuple[OwnerMarker, int]:
+        return owner_marker.read_grown(self._store.read_object, _OWN)
+
+    def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
+        data = owner_marker.encoded_columns(columns)
+        return self._store.create_object(owner_marker.columns_path(_OWN, number), data) == data
+
+    def _sync_columns(self) -> None:
+        """Do nothing: what the store has answered is durable."""
 
     # -- staging
 
