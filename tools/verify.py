@@ -64,6 +64,10 @@ GUARANTEES: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
             ["region/test_parquet_folder.py::test_readers_see_published_sequences_and_nothing_else"],
             ["region/test_region.py::test_what_was_not_in_a_sequence_comes_again_after_a_reset"],
             ["region/test_closing.py::test_records_are_there_once_whichever_way_the_loop_is_left"],
+            [
+                "region/test_keyed_states_in_a_region.py::test_states_move_with_partitions_that_come_and_go",
+                "region/test_keyed_states_in_a_region.py::test_states_go_back_with_a_reset_and_begin_anew",
+            ],
         ],
     ),
     "region-spark": (

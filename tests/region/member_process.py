@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import signal
+import zlib
 
 import pyarrow as pa
 
+from kohort.region.consumer import RegionConsumer
+from kohort.region.keyed_state.place import KeyedState
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
 
@@ -26,6 +29,7 @@ def main() -> None:
     parser.add_argument("--letters", default="", help="a folder of dead letters")
     parser.add_argument("--bad-of", type=int, default=0, help="the value of every so-manyth offset may not be")
     parser.add_argument("--ends-at", default="", help="SIGTERM itself: before, between, after the submits of a table")
+    parser.add_argument("--states", default="", help="a place of keyed states: each row has the count of its key")
     given = parser.parse_args()
     settings = (
         {"group_protocol": "consumer"}
@@ -42,6 +46,7 @@ def main() -> None:
         on_rebalance=given.rebalance,
         on_bad_record="dead-letter" if given.letters else "fail",
         dead_letters=ParquetFolder(given.letters) if given.letters else None,
+        keyed_state=keyed_state(given.states),
         max_poll_records=given.most,
         **settings,
     )
@@ -58,7 +63,8 @@ def main() -> None:
             for number, piece in enumerate(in_pieces(table, given.submits)):
                 if number == 1:
                     moment("between")
-                consumer.submit(with_bad(piece.select(COLUMNS), given.bad_of), records=piece)
+                rows = with_bad(piece.select(COLUMNS), given.bad_of)
+                consumer.submit(with_counts(rows, piece, consumer) if given.states else rows, records=piece)
             moment("after")
 
 
@@ -70,6 +76,30 @@ def with_bad(rows: pa.Table, bad_of: int) -> pa.Table:
     values = pa.array([value if offset % bad_of else None for value, offset in pairs], pa.binary())
     field = pa.field("value", pa.binary(), nullable=False)
     return pa.Table.from_arrays([values, *rows.columns[1:]], schema=rows.schema.set(0, field))
+
+
+def keyed_state(place: str) -> KeyedState | None:
+    """The place of keyed states; of an object store with the options after its URL."""
+    url, *options = place.split(",")
+    return KeyedState(url, storage_options=dict(option.split("=", 1) for option in options)) if url else None
+
+
+def key_of(value: bytes) -> bytes:
+    """The key under which a record is counted: of a few, so that each is counted often."""
+    return b"%d" % (zlib.crc32(value) % 50)
+
+
+def with_counts(rows: pa.Table, piece: pa.Table, consumer: RegionConsumer) -> pa.Table:
+    """The rows, each with the number of records of its key in its partition so far."""
+    numbers = piece.column("partition").to_pylist()
+    topic = piece.column("topic")[0].as_py()
+    states = {number: consumer.partition_state(topic, number) for number in set(numbers)}
+    counts = []
+    for value, number in zip(piece.column("value").to_pylist(), numbers, strict=True):
+        key, state = key_of(value), states[number]
+        counts.append(int(state.get(key, b"0")) + 1)
+        state[key] = b"%d" % counts[-1]
+    return rows.append_column("count", pa.array(counts, pa.int64()))
 
 
 def in_pieces(table: pa.Table, count: int) -> list[pa.Table]:

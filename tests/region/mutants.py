@@ -30,12 +30,15 @@ from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
 from kohort.region.control_plane.state import Plane, RegisteredMember
 from kohort.region.fact_table import FactTable
+from kohort.region.keyed_state import place
+from kohort.region.keyed_state.place import RegionStates
+from kohort.region.keyed_state.states import KeyedStates, LoadedState
 from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Manifest, Part, keys_by_place
+from kohort.region.records import Manifest, Part, StateHead, keys_by_place
 from kohort.region.region_key import Author, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
@@ -335,6 +338,32 @@ def _keys_of_sinks(contributions: Any) -> Any:
     return keys_by_place(replace(given, letter_keys=()) for given in contributions)
 
 
+def _loses_what_was_not_saved(state: LoadedState, sequence: int) -> None:
+    try:
+        _SAVE(state, sequence)
+    finally:
+        state._changed = {}
+
+
+_SAVE = LoadedState.save
+
+
+@contextmanager
+def _states_stay() -> Iterator[None]:
+    """Working copies stay when their partitions go, and count when they come back."""
+
+    def begins(states: KeyedStates, part: Part, head: StateHead | None) -> None:
+        states._heads.setdefault(part, head)
+
+    with mock.patch.object(KeyedStates, "forget"), mock.patch.object(KeyedStates, "begin", begins):
+        yield
+
+
+def _writes_without_syncs(*given: Any) -> None:
+    with mock.patch.object(staged_files.Output, "sync"), mock.patch.object(staged_files, "sync_folder"):
+        staged_files.write_staged(*given)
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -342,6 +371,8 @@ def _no_syncs() -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "sync_folder"))
         yield
 
+
+_END_OF, _SWEEP_STATES = checkpoints._end_of, RegionStates.sweep
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(StartOffsets, "serve", _serve_always),
@@ -429,6 +460,17 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "the initial state is confirmed for another region": _instead(
         Recovery, "_unconfirmed", lambda machine, confirms: "" if confirms is not None else "no"
     ),
+    "a partition moves without its state": _instead(
+        checkpoints, "_end_of", lambda span: replace(_END_OF(span), state=None)
+    ),
+    "a state that moved or was reset is used again": _states_stay,
+    "changes of a state are forgotten when they could not be saved": _instead(
+        LoadedState, "save", _loses_what_was_not_saved
+    ),
+    "files of a state that a manifest names are swept": _instead(
+        RegionStates, "sweep", lambda place, part, base: _SWEEP_STATES(place, part, base + 2)
+    ),
+    "files of a state are not synced": _instead(place, "write_staged", _writes_without_syncs),
     "the outcome is taken for complete": _in_table(
         TABLE,
         "commit_ended",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
-from kohort.region.records import Contribution, Part, Position, Span
+from kohort.region.records import Contribution, Part, Position, Span, StateHead
 from kohort.region.staged import StagedKey
 
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
@@ -59,6 +60,7 @@ def test_reports_are_decoded_as_they_were(message: messages.Report | messages.As
         messages.Welcome(1, 3, 4, ("m",), b"state", CUT),
         messages.Welcome(1, 3, 4, ("m",)),
         messages.Starts(1, 1, (POSITION,), (PART,), (PART,)),
+        messages.Starts(1, 1, (replace(POSITION, state=StateHead(3, 4, bytes(16), 9_000)),)),
         messages.Publish(1, 4, (KEY,)),
         messages.Publish(1, 4, (KEY,), positions=(POSITION,)),
         messages.Reset(1, 3, 0, None),

@@ -25,6 +25,8 @@ from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.demo.flights import ALL, recorded_flights
 from kohort.region.region import Region
 from tests.region.conftest import make_topic
+from tests.region.member_process import key_of
+from tests.region.test_parquet_s3 import options
 from tests.support.waiting import until
 
 LONG = os.environ.get("KOHORT_REGION_KILLS")
@@ -42,6 +44,7 @@ class Processes:
     """The members and the control plane, by name."""
 
     def __init__(self, servers: str, name: str, folder: Path, protocol: str, rebalance: str) -> None:
+        self.more: list[str] = []
         self.arguments = (servers, name, name, str(folder), protocol, rebalance)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.log = (folder.parent / "log").open("w")
@@ -54,7 +57,7 @@ class Processes:
             command += ["--bootstrap-server", servers]
         else:
             command = ["-m", "tests.region.member_process", servers, region, process, topic, folder]
-            command += [protocol, rebalance]
+            command += [protocol, rebalance, *self.more]
         with (self.said if process == PLANE else Path(os.devnull)).open("w") as output:
             self.running[process] = subprocess.Popen([sys.executable, *command], stdout=output, stderr=self.log)
 
@@ -177,6 +180,53 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_whoever_is_killed_the_folder_is_the_input(
     processes: Processes, reader: Reader, servers: str, name: str, tmp_path: Path
 ) -> None:
+    sent = kill_in_turn(processes, reader, servers, name)
+    values: dict[Where, bytes] = {}
+    for sequence, rows in rows_by_sequence(tmp_path / "out", reader, "value"):
+        assert not rows.keys() & values.keys(), f"{sequence} has rows that another has"
+        values |= rows
+    assert len(sent.values) == ROWS and values == sent.values
+
+
+def test_whoever_is_killed_each_row_has_the_count_that_its_partition_has_come_to(
+    processes: Processes, reader: Reader, servers: str, name: str, tmp_path: Path, states: str
+) -> None:
+    """Keyed states move with partitions, and go back with them."""
+    processes.more = ["--states", states]
+    sent = kill_in_turn(processes, reader, servers, name)
+    wanted, so_far = dict[Where, int](), Counter[tuple[int, bytes]]()
+    for where, value in sorted(sent.values.items()):
+        so_far[where[0], key_of(value)] += 1
+        wanted[where] = so_far[where[0], key_of(value)]
+    counts: dict[Where, int] = {}
+    for _, rows in rows_by_sequence(tmp_path / "out", reader, "count"):
+        counts |= rows
+    assert counts == wanted
+
+
+@pytest.fixture(params=["folder", "store"])
+def states(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> str:
+    """A place of keyed states, as an argument of a member."""
+    if request.param == "folder":
+        return str(tmp_path / "states")
+    if "apache" in request.node.callspec.id:
+        pytest.skip("our own broker is enough for the store")
+    told = options(request.getfixturevalue("store"))
+    return ",".join((f"s3://lake/{name}", *(f"{option}={value}" for option, value in told.items())))
+
+
+def rows_by_sequence(folder: Path, reader: Reader, column: str) -> Iterator[tuple[str, dict[Where, Any]]]:
+    """Of each sequence a column by partition and offset; each was seen whole or not at all."""
+    for sequence in sorted(folder.glob("sequence=*")):
+        assert rows_of(sequence) == reader.seen[sequence.name], f"{sequence.name} was seen before it was whole"
+        for file in sequence.glob("*.parquet"):
+            table: Any = pq.ParquetFile(file).read()
+            columns = [table.column(name).to_pylist() for name in ("partition", "offset", column)]
+            yield sequence.name, {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+
+
+def kill_in_turn(processes: Processes, reader: Reader, servers: str, name: str) -> Sent:
+    """Kill members and the control plane while records come, until all is in the folder; what was sent."""
     chance, sent = random.Random(name), Sent(servers, name)
     for process in (PLANE, *MEMBERS):
         processes.start(process)
@@ -208,14 +258,4 @@ def test_whoever_is_killed_the_folder_is_the_input(
     until(lambda: "ready" in processes.said.read_text(), "the control plane is back too")
     assert set(processes.end().values()) == {0}
     reader.close()
-
-    values: dict[Where, bytes] = {}
-    for sequence in sorted((tmp_path / "out").glob("sequence=*")):
-        assert rows_of(sequence) == reader.seen[sequence.name], f"{sequence.name} was seen before it was whole"
-        for file in sequence.glob("*.parquet"):
-            table: Any = pq.ParquetFile(file).read()
-            columns = [table.column(column).to_pylist() for column in ("partition", "offset", "value")]
-            rows = {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
-            assert not rows.keys() & values.keys(), f"{sequence.name} has rows that another has"
-            values |= rows
-    assert len(sent.values) == ROWS and values == sent.values
+    return sent

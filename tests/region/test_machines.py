@@ -51,6 +51,11 @@ SEEN_AT = {
     "a reset to the beginning that waits is forgotten for another": 6,
     "a bad row is dropped": 1,
     "dead letters are nobody's to publish": 1,
+    "a partition moves without its state": 10,
+    "a state that moved or was reset is used again": 87,
+    "changes of a state are forgotten when they could not be saved": 10,
+    "files of a state that a manifest names are swept": 10,
+    "files of a state are not synced": 98,
     "an unknown outcome is taken for done": 1,
     "the outcome is taken for complete": 1,
 }

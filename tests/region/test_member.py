@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from kohort.region.member import events as member_events
 from kohort.region.member.machine import TABLE, MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import CheckpointAttempt, Identity
-from kohort.region.records import Part, Position
+from kohort.region.records import Part, Position, StateHead
 from kohort.region.states import RegionMemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
@@ -353,3 +354,41 @@ def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut
     driven.do(messages.Reset(4, 6, 7, None), member_events.ApplicationReset(6))
     assert driven.said(messages.Leave), "it was to be closed"
     assert not driven.effects(member_events.Poll) and not driven.said(messages.AskStarts)
+
+
+STATE = StateHead(6, 7, bytes(16), 9_000)
+
+
+def test_state_goes_with_the_offset_into_the_contribution() -> None:
+    driven = Driven(keyed=True)
+    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    assert driven.said(messages.AssignmentChanged)
+    driven.do(member_events.Assigned(Identity("id", 1), (P0,)))
+    start = replace(at(P0, 70), state=STATE)
+    driven.do(messages.Starts(3, 1, (start,)))
+    assert driven.effects(member_events.Seek) == [member_events.Seek((start,))]
+    driven.do(member_events.RecordsFetched(), messages.Drain(3, CUT), member_events.DrainCompleted(CUT))
+    later = STATE._replace(sequence=8)
+    driven.do(messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(member_events.StateSaved(CUT, (replace(at(P0, 80), state=later),), (), b""))
+    [given] = driven.said(messages.Contributed)
+    [only] = given.contribution.spans
+    assert (only.begin, only.end, only.state) == (70, 80, later)
+
+
+def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one() -> None:
+    driven = Driven()
+    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    driven.do(member_events.Assigned(Identity("id", 1), (P0, P1)))
+    driven.do(messages.Starts(3, 1, (at(P1, 71), replace(at(P0, 70), state=STATE))))
+    assert not driven.effects(member_events.Seek) and not driven.machine.begins
+    [failed] = driven.said(messages.UnrecoverableFailure)
+    assert "t-0 of group 'etl' have keyed states" in failed.cause and "keyed_state=" in failed.remedy
+
+
+def test_control_plane_of_an_earlier_release_gets_no_member_with_states() -> None:
+    """Such a control plane would take the contribution, and write a manifest without the state."""
+    driven = Driven(keyed=True)
+    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
+    [end] = driven.effects(member_events.End)
+    assert "earlier release" in end.cause and not driven.effects(member_events.Begin)

@@ -25,6 +25,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Span,
+    StateHead,
     Stopped,
     part_of,
 )
@@ -299,7 +300,7 @@ def test_a_member_that_returns_with_what_it_holds_continues() -> None:
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"}), contributors={"m1": 5}))
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
     assert driven.stands(RegionState.RUNNING)
-    assert driven.orders(1, messages.Welcome) == [messages.Welcome(3, 5, 7, ("m1",))]
+    assert driven.orders(1, messages.Welcome) == [messages.Welcome(3, 5, 7, ("m1",), moves_state=True)]
     assert not any(isinstance(fact, Epoch) for fact in driven.facts)
 
 
@@ -959,3 +960,63 @@ def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) ->
     assert [order.state for order in driven.orders(3, messages.Welcome)] == [b"two" if keeps else None]
     driven.say(1, to_initial(driven))
     assert driven.machine.plane.waiting == {}
+
+
+STATE = StateHead(6, 7, bytes(16), 9_000)
+
+
+def with_state() -> Driven:
+    """Two members, of whose partitions one has a keyed state."""
+    known = replace(KNOWN, positions=(replace(at(P0, 70), state=STATE), at(P1, 71)))
+    driven = Driven(known)
+    for connection, name, part in ((1, "m1", P0), (2, "m2", P1)):
+        driven.join(connection, name, keyed=True)
+        driven.ask(connection, part)
+    return driven
+
+
+def test_state_is_handed_out_with_its_partition_and_committed_with_its_offset() -> None:
+    driven = with_state()
+    assert driven.orders(1, messages.Starts)[-1].found == (replace(at(P0, 70), state=STATE),)
+    assert driven.orders(1, messages.Welcome)[-1].moves_state
+    cut = driven.cut()
+    driven.say(1, messages.Drained(cut))
+    driven.say(2, messages.Drained(cut))
+    later = STATE._replace(sequence=8)
+    driven.say(1, messages.Contributed(cut, driven.give("m1", replace(span(P0, 70, 80), state=later))))
+    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 71))))
+    [commit] = driven.commits
+    assert commit.manifest.positions == (replace(at(P0, 80), state=later), at(P1, 71))
+    driven.do(plane_events.CommitEnded(cut))
+    driven.say(1, messages.AssignmentChanged(Identity("m1", 2), (P0,)))
+    assert driven.ask(2, P0) == (replace(at(P0, 80), state=later),), "it moves"
+
+
+def test_contribution_without_the_state_that_was_handed_out_resets() -> None:
+    driven = with_state()
+    cut = driven.cut()
+    driven.say(1, messages.Drained(cut))
+    driven.say(2, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
+    assert driven.stands(RegionState.RESETTING) and not driven.commits
+    assert "without its keyed state" in driven.lines[-1].text
+
+
+def test_members_of_a_group_keep_states_all_or_none() -> None:
+    driven = Driven()
+    driven.join(1, "m1", keyed=True)
+    driven.join(2, "m2")
+    assert "give keyed_state= to all" in driven.orders(2, messages.Refused)[-1].remedy and 2 in driven.closed
+    driven.join(3, "m3", group="other")
+    driven.join(4, "m4", group="other", keyed=True)
+    assert driven.orders(4, messages.Refused) and driven.machine.plane.names() == ("m1", "m3")
+    driven.join(5, "m5", keyed=True)
+    assert driven.machine.plane.names() == ("m1", "m3", "m5")
+
+
+def test_initial_state_has_no_keyed_state() -> None:
+    driven = with_state()
+    driven.say(1, to_initial(driven))
+    for connection in (1, 2):
+        driven.say(connection, messages.WasReset(driven.orders(connection, messages.Reset)[-1].epoch))
+    assert driven.ask(1, P0) == (at(P0, 0),)

@@ -22,6 +22,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Span,
+    StateHead,
     Stopped,
     Term,
 )
@@ -36,6 +37,7 @@ GIVEN = Contribution(
 )  # fmt: skip
 CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),), True,
                   ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip
+STATE = StateHead(3, 4, bytes(range(16)), 9_000)
 FACTS: list[Fact] = [
     Claim("etl", "r", "me", 7),
     Birth("r", REGION_ID, 7),
@@ -108,3 +110,26 @@ def test_a_large_contribution_fits_and_a_larger_one_is_refused_with_its_sizes() 
     assert len(value_of(large)) < RECORD_BYTES_MAX
     with pytest.raises(InvalidInputError, match="1000000 of state, 10000 partitions, 100 staged units"):
         value_of(replace(large, state=bytes(1_000_000)))
+
+
+def _with_states(fact: Contribution | Manifest) -> Contribution | Manifest:
+    if isinstance(fact, Contribution):
+        return replace(fact, spans=(replace(fact.spans[0], state=STATE), *fact.spans[1:]))
+    return replace(fact, positions=(replace(fact.positions[0], state=STATE),))
+
+
+@pytest.mark.parametrize("fact", [GIVEN, CLOSED], ids=["contribution", "manifest"])
+def test_states_are_decoded_as_they_were_and_without_them_rows_are_as_before(fact: Contribution | Manifest) -> None:
+    with_states = _with_states(fact)
+    assert fact_of(key_of(fact), value_of(with_states)) == with_states != fact
+    told = msgspec.msgpack.decode(value_of(fact)[1:])
+    rows = told["spans" if isinstance(fact, Contribution) else "positions"][0][3]
+    assert all(len(row) == (4 if isinstance(fact, Contribution) else 3) for row in rows)
+
+
+def test_manifest_of_ten_thousand_states_fits() -> None:
+    at = tuple(
+        Position("etl", f"topic-{n // 100}", T, n % 100, 2 * 10**9, 12, StateHead(10**6, 10**6 + n, bytes(16), 10**10))
+        for n in range(10_000)
+    )
+    assert len(value_of(replace(CLOSED, positions=at))) < RECORD_BYTES_MAX / 2

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OF_QUERY = ("region", "query", "batch", "epoch", "records", "reads", "state")
 OF_GROUP = ("region", "group", "partitions", "lag", "unknown")
+OF_STATE = ("region", "group", "keyed_states", "bytes", "largest")
 
 
 def query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
@@ -113,13 +114,14 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
     """Describe a region: its state, its members with their partitions, its sinks, and how much it has read.
 
     For each Spark query it shows the last batch of the last complete sequence and the epoch of that batch. It also
-    shows the query's records in the sequence. For each group it shows the records that no sequence contains yet.
+    shows the query's records in the sequence. For each group it shows the records that no sequence contains yet, and
+    how large its keyed states are.
 
     Args:
         name: the region's name.
     """
     from kohort.client.admin.admin import Admin
-    from kohort.region.description import member_row, region_row, region_view, sink_row
+    from kohort.region.description import member_row, region_row, region_view, sink_row, state_rows
 
     servers, settings = _reached(common)
     with _region(name, common) as region:
@@ -138,6 +140,8 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
     show([sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     if lag:
         show(lag, OF_GROUP, as_json=False)
+    if states := state_rows(seen):
+        show(states, OF_STATE, as_json=False)
     return DONE
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kohort.region.consuming.after_snapshot import after as after
     from kohort.region.consuming.member_thread import RegionStoppedError as RegionStoppedError
     from kohort.region.consuming.settings import MemberSettings as MemberSettings
+    from kohort.region.keyed_state.place import KeyedState as KeyedState
+    from kohort.region.keyed_state.states import StateMapping as StateMapping
     from kohort.region.region import Region as Region
     from kohort.region.sinks import Keep as Keep
     from kohort.region.sinks import Sink as Sink
@@ -41,8 +43,10 @@ _HOMES = {
     "IcebergTable": "sinks.iceberg_table",
     "KafkaTopic": "sinks.kafka_topic",
     "Keep": "sinks",
+    "KeyedState": "keyed_state.place",
     "MemberSettings": "consuming.settings",
     "ParquetFolder": "sinks.parquet_folder",
+    "StateMapping": "keyed_state.states",
     "Region": "region",
     "RegionConsumer": "consumer",
     "RegionStoppedError": "consuming.member_thread",
@@ -58,6 +62,7 @@ __all__ = [
     "IcebergTable",
     "KafkaTopic",
     "Keep",
+    "KeyedState",
     "MemberSettings",
     "ParquetFolder",
     "Region",
@@ -67,6 +72,7 @@ __all__ = [
     "Sink",
     "SqlTable",
     "StagedKey",
+    "StateMapping",
     "after",
 ]
 

@@ -22,7 +22,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from kohort.errors import InvalidInputError, TimedOutError
+from kohort.errors import CorruptDataError, InvalidInputError, TimedOutError
 from kohort.io.channel import Link
 from kohort.io.closing import OneProcess
 from kohort.region.consuming.event_thread import EventThread
@@ -30,7 +30,9 @@ from kohort.region.consuming.settings import MemberMetrics, RegionOptions
 from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
 from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
+from kohort.region.records import Part
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
@@ -38,6 +40,8 @@ from kohort.region.states import RegionMemberState
 
 log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
+SLEPT_S = 5.0
+"""Seconds in which a member that has slept learns from its control plane that it must reset."""
 SPANS_TOLD = 10
 """Limit on the partitions of the current table that an error lists."""
 
@@ -86,7 +90,9 @@ class RegionConsumer(OneProcess):
         stager: Stager,
         own: RegionOptions,
         ended: Callable[[RegionConsumer], None],
+        states: KeyedStates | None = None,
     ) -> None:
+        self._states = states
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
         self._own, self._records = own, 0
         self._pid = os.getpid()
@@ -170,7 +176,8 @@ class RegionConsumer(OneProcess):
             self._stager.settle()
         self._flow.finish()
         self._hand = None
-        if self._own.every_records is not None and self._records >= self._own.every_records:
+        enough = self._own.every_records is not None and self._records >= self._own.every_records
+        if enough or (self._states is not None and self._states.changed_much()):
             self._records = 0
             self._events.post(CheckpointWanted())
 
@@ -238,6 +245,64 @@ class RegionConsumer(OneProcess):
         letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
         with self._in_use():
             self._wait_for_sink(lambda piece: self._stager.add_dead_letters(letters) if given.num_rows else None)
+
+    def partition_state(self, topic: str, partition: int) -> StateMapping:
+        """Return the keyed state of a partition of the current table: a mapping of bytes to bytes.
+
+        Its changes are saved with the sequence that covers the table's records, or never. The state moves with the
+        partition to another member, and goes back with it at a reset. A state is loaded when it is first asked for;
+        this call waits while its place is unavailable. If the region resets meanwhile, nothing of the table counts,
+        and the mapping may be empty.
+
+        Args:
+            topic: the partition's topic.
+            partition: its number.
+
+        Raises:
+            InvalidInputError: the member has no `keyed_state`, or the current table has no record of the partition.
+            CorruptDataError: a file of the state is gone or damaged.
+        """
+        self._check_process()
+        self._refuse_handler("partition_state")
+        if self._states is None:
+            raise InvalidInputError(f"{self.name} keeps no keyed states: give it keyed_state=KeyedState(...)")
+        piece = self._flow.in_hand
+        part = None if piece is None else _part_in(piece, topic, partition)
+        if piece is None or part is None:
+            raise InvalidInputError(
+                f"no record of {topic}-{partition} is in the current table: ask for the state of a partition in the "
+                "loop over tables(), with the partition's records"
+            )
+        with self._in_use():
+            return StateMapping(self._loaded_state(self._states, part), lambda: self._flow.in_hand is piece)
+
+    def _loaded_state(self, states: KeyedStates, part: Part) -> LoadedState:
+        """Load a state as soon as its place is available; return an empty one if the region resets meanwhile."""
+        wait = RetryWait(
+            f"[member {self.name}] the keyed state of {part} can't be loaded at the moment, retrying",
+            f"[member {self.name}] the keyed state of {part} is loaded",
+        )
+        try:
+            while True:
+                try:
+                    state = states.state_of(part)
+                except AWAY as error:
+                    if not is_away(error):
+                        raise
+                    self._events.sink_waits(wait.record_failure(error))
+                    self._flow.wait_void(wait.again_s - time.monotonic())
+                    if self._flow.discards_rows:
+                        states.forget([part])
+                except CorruptDataError:
+                    self._flow.wait_void(SLEPT_S)  # another member may own the partition, if this one has slept
+                    if not self._flow.discards_rows:
+                        raise
+                    states.forget([part])
+                else:
+                    return state
+        finally:
+            if wait.end_wait():
+                self._events.sink_waits("")
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
         """Check the rows that the application passes while it processes a table, and return them as a table."""
@@ -372,6 +437,8 @@ class RegionConsumer(OneProcess):
             if not self._forgotten:
                 self._forgotten = True
                 self._ended(self)
+            if self._states is not None and self._flow.is_idle():
+                self._states.close()
         self._raise_if_late()
 
     def _raise_if_late(self) -> None:
@@ -408,6 +475,11 @@ class RegionConsumer(OneProcess):
                 self.abort(f"the application has failed: {error!r}")
             except TimedOutError as late:  # the application's own error is the cause, and stays the one that is raised
                 log.warning("[member %s] still closing, after an error of the application: %s", self.name, late)
+
+
+def _part_in(piece: Piece, topic: str, partition: int) -> Part | None:
+    """Return the partition of a table's records; None: the table has none of it."""
+    return next((part for part in piece.ends if (part.topic, part.partition) == (topic, partition)), None)
 
 
 def _made_of(piece: Piece) -> str:

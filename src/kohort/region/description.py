@@ -76,6 +76,18 @@ def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
     }
 
 
+def state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
+    """Return a row for each group with keyed states: how many partitions have one, and the bytes of their files."""
+    sizes: dict[str, list[int]] = {}
+    for position in seen.positions:
+        if position.state is not None:
+            sizes.setdefault(position.group, []).append(position.state.size)
+    return [
+        {"region": seen.name, "group": group, "keyed_states": len(found), "bytes": sum(found), "largest": max(found)}
+        for group, found in sorted(sizes.items())
+    ]
+
+
 def region_view(seen: RegionSeen) -> dict[str, Any]:
     """Return a region with its members, sinks and positions."""
     positions = [
@@ -84,9 +96,17 @@ def region_view(seen: RegionSeen) -> dict[str, Any]:
             "topic": position.topic,
             "partition": position.partition,
             "offset": position.offset,
+            "state_bytes": 0 if position.state is None else position.state.size,
         }
         for position in seen.positions
     ]
     members = [member_row(seen, member) for member in seen.members]
     sinks = [sink_row(seen, sink) for sink in seen.sinks]
-    return {**region_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
+    return {
+        **region_row(seen),
+        "resets": seen.resets,
+        "members": members,
+        "sinks": sinks,
+        "states": state_rows(seen),
+        "positions": positions,
+    }

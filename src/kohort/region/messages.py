@@ -54,6 +54,7 @@ class Welcome:
         cut: the checkpoint in progress; a member that is drained for it stays drained.
         counts: that sequence has the member's contribution, if it made one; a control plane of an earlier release does
             not say.
+        moves_state: the control plane hands keyed states on with their partitions; one of an earlier release does not.
     """
 
     term: int
@@ -63,6 +64,7 @@ class Welcome:
     state: bytes | None = None
     cut: CheckpointAttempt | None = None
     counts: bool = True
+    moves_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class Register:
         shows: the last sequence that its sink shows, read on this connection; -1: unknown.
         letters: the name of its dead-letter sink; empty: none.
         letters_show: the last sequence that the dead-letter sink shows, like `shows`.
+        keyed: it saves a keyed state for each partition.
     """
 
     name: str
@@ -240,6 +243,7 @@ class Register:
     shows: int = -1
     letters: str = ""
     letters_show: int = -1
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

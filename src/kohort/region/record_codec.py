@@ -29,6 +29,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Span,
+    StateHead,
     Stopped,
     Term,
 )
@@ -79,13 +80,14 @@ def value_of(fact: Fact) -> bytes:
     match fact:
         case Contribution():
             told["spans"] = _by_topic(
-                fact.spans, lambda span: (span.partition, span.begin, span.end, span.leader_epoch)
+                fact.spans, lambda span: (span.partition, span.begin, span.end, span.leader_epoch, *_state(span))
             )
             told["keys"] = _packed(fact.keys)
             told["letter_keys"] = _packed(fact.letter_keys)
         case Manifest():
             told["positions"] = _by_topic(
-                fact.positions, lambda position: (position.partition, position.offset, position.leader_epoch)
+                fact.positions,
+                lambda position: (position.partition, position.offset, position.leader_epoch, *_state(position)),
             )
     value = bytes([VERSION]) + msgspec.msgpack.encode(told)
     if len(value) > RECORD_BYTES_MAX:
@@ -136,8 +138,13 @@ def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
     return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in given]
 
 
+def _state(given: Position | Span) -> tuple[StateHead, ...]:
+    """Return a partition's keyed state for the end of its row; without one, rows are as in earlier releases."""
+    return () if given.state is None else (given.state,)
+
+
 def _by_topic(
-    given: Iterable[Located], row: Callable[[Located], tuple[int, ...]]
+    given: Iterable[Located], row: Callable[[Located], tuple[Any, ...]]
 ) -> list[tuple[str, str, bytes, list[Any]]]:
     topics: dict[tuple[str, str, bytes], list[Any]] = {}
     for entry in given:
@@ -148,6 +155,8 @@ def _by_topic(
 def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]:
     for group, topic, topic_id, rows in topics:
         for row in rows:
+            if isinstance(row[-1], list):
+                row[-1] = StateHead(*row[-1])
             yield kind(group, topic, UUID(bytes=topic_id), *row)
 
 

@@ -30,9 +30,29 @@ class Part(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class StateHead(NamedTuple):
+    """The newest file of a partition's keyed state, which names the files before it.
+
+    Attributes:
+        base: the sequence of the oldest file that counts: files of earlier sequences can be removed.
+        sequence: the sequence for which the newest file was written.
+        digest: the digest of that file's content, 16 bytes.
+        size: the bytes of all files that count.
+    """
+
+    base: int
+    sequence: int
+    digest: bytes
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset to read of a partition."""
+    """The next offset to read of a partition.
+
+    Attributes:
+        state: the keyed state that the records before this offset have made; None: there is none.
+    """
 
     group: str
     topic: str
@@ -40,6 +60,7 @@ class Position:
     partition: int
     offset: int
     leader_epoch: int = -1
+    state: StateHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +154,11 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of a partition that a member read in one sequence: from `begin` to before `end`."""
+    """The offsets of a partition that a member read in one sequence: from `begin` to before `end`.
+
+    Attributes:
+        state: the keyed state at `end`; None: there is none.
+    """
 
     group: str
     topic: str
@@ -142,6 +167,7 @@ class Span:
     begin: int
     end: int
     leader_epoch: int = -1
+    state: StateHead | None = None
 
 
 def part_of(given: Position | Span | Initial) -> Part:

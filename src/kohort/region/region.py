@@ -30,6 +30,8 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
+from kohort.region.keyed_state.place import KeyedState
+from kohort.region.keyed_state.states import KeyedStates
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
@@ -238,20 +240,21 @@ class Region(ClosedOnExit):
         try:
             who = Applicant(name, group_id, topics, pattern, own.reads_again)
             region_id, sink, letters = self._admit(who, into, own.dead_letters)
+            states = self._states_in(own.keyed_state, region_id)
         except BaseException:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint"),
-            letters=place_of(letters),
+            self.name, name, uuid4(), group_id, place_of(sink),
+            Behaviour(holds_back=own.on_rebalance == "checkpoint", keyed=states is not None), letters=place_of(letters),
         )  # fmt: skip
         most = consumer.config.max_poll_records
         flow = RecordQueue(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
         stager = Stager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
         publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
-        config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
+        config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss, states)
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
-        member = RegionConsumer(events, flow, stager, own, self._forget)
+        member = RegionConsumer(events, flow, stager, own, self._forget, states)
         try:
             member.start(self._election.connect_to_control_plane)
         except BaseException:
@@ -260,6 +263,15 @@ class Region(ClosedOnExit):
         with self._lock:
             self._consumers.add(member)
         return member
+
+    @staticmethod
+    def _states_in(place: KeyedState | None, region_id: UUID) -> KeyedStates | None:
+        """Check the place of keyed states."""
+        if place is None:
+            return None
+        bound = place.bind(region_id)
+        bound.check()
+        return KeyedStates(bound, place.work_folder)
 
     def admit(
         self, applicant: Applicant, into: Sink | None, letters: Sink | None = None

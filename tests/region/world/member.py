@@ -6,6 +6,7 @@ import contextlib
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -33,6 +34,7 @@ from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import SCHEMA, Disk, WorldSink
 from tests.region.world.names import GROUP, REGION, REGION_ID, TOPIC
 from tests.region.world.plane import NOTICE_MS, Plane
+from tests.region.world.states import SETTING, MemberStates
 
 if TYPE_CHECKING:
     from tests.region.world.world import World
@@ -79,7 +81,9 @@ class Member:
     def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
-        how = Behaviour(holds_back=holds_back, reads_on=self.reads_on)
+        keyed = world.states is not None
+        self.states = None if world.states is None else MemberStates(self, world.states)
+        how = Behaviour(holds_back=holds_back, reads_on=self.reads_on, keyed=keyed)
         at = "" if world.letters is None else world.letters.place
         self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how, letters=at)
         self.process = self.clock.chance.choice(("", "", self.incarnation.hex))  # of its own; it has a name or none
@@ -104,6 +108,7 @@ class Member:
         self.stateful = self.clock.chance.random() < 0.5
         self.flow = RecordQueue(QUEUE_RECORDS, AT_ONCE_RECORDS)
         own = RegionOptions(on_checkpoint=lambda sequence: b"state") if self.stateful else RegionOptions()
+        own = RegionOptions(keyed_state=SETTING) if keyed else own
         self.posts = Posts(self)
         self.consumer = RegionConsumer(cast(EventThread, self.posts), self.flow, self.stager, own, lambda _: None)
         self.tables: Iterator[pa.Table] | None = None
@@ -292,6 +297,9 @@ class Member:
         self.tables = self.tables or self.consumer.tables()
         table = next(self.tables)
         self.touched.update(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+        if self.states is not None and not self.states.count(table):
+            self.ends_by(InvalidInputError("its state is gone, since another member has the partition"))
+            return
         step = -(-table.num_rows // self.clock.chance.randint(1, PIECES))
         rows = table.select(SCHEMA.names).cast(SCHEMA)
         self.hand = [rows.slice(start, step) for start in range(0, table.num_rows, step)]
@@ -323,6 +331,8 @@ class Member:
         """Do what waits until no table is in hand."""
         if not self.alive or not self.flow.is_idle():
             return
+        if self.states is not None:
+            self.states.kept.remove_left()
         if (cut := self.drains) is not None:
             self.drains = None
             bad = not self.world.healed and self.clock.chance.random() < 0.02
@@ -334,6 +344,8 @@ class Member:
             self.flow.discard_all()
             self.flow.forget()
             self.positions.clear()
+            if self.states is not None:
+                self.states.kept.clear()
             self.begin_epoch(back.epoch)
             self.later(lambda: self.step(member_events.ApplicationReset(back.epoch)))
 
@@ -380,11 +392,15 @@ class Member:
                 for position in positions:
                     self.positions[part_of(position)] = position.offset
                     self.flow.begin(position, part_of(position))
+                    if self.states is not None:
+                        self.states.kept.begin(part_of(position), position.state)
             case member_events.LookUp(number, first, added):
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
                 self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
                 self.flow.forget(parts)
+                if self.states is not None:
+                    self.states.kept.forget(list(parts))
                 for part in parts:
                     self.positions.pop(part, None)
                     self.back.discard(part)
@@ -393,6 +409,8 @@ class Member:
                 if effect.counts:
                     self.stager.forget_contribution()
                     self.touched.clear()
+                    if self.states is not None:
+                        self.states.sweep()
             case member_events.PublishKeys():
                 place = effect.place or self.disk.place
                 self.to_publish[place] = effect
@@ -495,6 +513,7 @@ class Member:
         try:
             self._look_whether_away()
             staged = Staged(self.stager.stage_rest(), *self.stager.stage_dead_letters())
+            heads = {} if self.states is None else self.states.save(cut.sequence)
         except Died as error:
             self.ends_by(error)
             return
@@ -507,7 +526,7 @@ class Member:
         self.say_waits("")
         ends = self.flow.next_offsets()
         self._check_state(ends)
-        given = tuple(ends[part] for part in sorted(self.machine.begins))
+        given = tuple(replace(ends[part], state=heads.get(part)) for part in sorted(self.machine.begins))
         letters, count = staged.letters, staged.dead_letters
         self.step(member_events.StateSaved(cut, given, staged.keys, b"state", letters, count))
 
@@ -529,6 +548,8 @@ class Member:
         self.alive = False
         for folder in self.folders.values():
             folder.calls.dead = True
+        if self.states is not None:
+            self.states.die()
         self.cut_off()
         self.clock.after(self.clock.chance.randint(1, 2_000), lambda: self.world.group.leave(self))
         self.world.clock.log(f"{self.name} is gone ({self.ended or 'killed'})")

@@ -195,6 +195,8 @@ class Log:
                     stored.show(fact)
                 case Manifest() if is_sequence:
                     stored.commit(fact, contributions)
+                    if self.world.states is not None:
+                        self.world.states.check(fact)
                     wrong = wrong_offsets(self.world.group.offsets(), stored.positions, stored.initial)
                     if wrong:
                         raise ViolatedError(f"sequence {stored.sequence}: {wrong}")

@@ -26,6 +26,7 @@ from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
 from tests.region.world.object_disk import ObjectDisk, Takes
 from tests.region.world.plane import Plane
 from tests.region.world.restoring import Restoring
+from tests.region.world.states import StatesDisk
 from tests.region.world.topic import Stored
 from tests.region.world.transactions import Log, WorldPen
 
@@ -52,6 +53,8 @@ RESTORED = 5
 LETTERS_OF, LETTERS_ARE, BAD_OF = 9, (1, 5), 5
 """Of so many worlds, in those with these remainders, members have a place of dead letters, which they share: there go
 the records of which the sinks refuse every so-manyth."""
+KEYED_OF, KEYED_IS = 11, 10
+"""In one world of so many, the one with this remainder, members keep keyed states, if nothing is restored or lost."""
 COMINGS = ("start", "start", "close")
 """Of most troubles in a restless world: partitions move all the time."""
 
@@ -89,6 +92,8 @@ class World:
         self.disks = {disk.place: disk for disk in places}
         self.losses = Losses(self, seed)
         self.stored = Stored(self.disks, passed=self.losses.passed)
+        spared = seed % RESTORED == RESTORED - 1 or seed % LOSES_OF == LOSES_IS
+        self.states = StatesDisk(self) if seed % KEYED_OF == KEYED_IS and not spared else None
         self.group = Group(self.clock, PARTITIONS - 1)
         self.log = Log(self, seed)
         self.ends = {Part(GROUP, TOPIC, number, TOPIC_ID): 20 for number in range(PARTITIONS)}
@@ -157,7 +162,7 @@ class World:
             return
         mode = self.clock.chance.random() < 0.5
         disk = disk or self.clock.chance.choice(self.sinks)
-        kind = self.clock.chance.choice((Member, BatchMember))
+        kind = self.clock.chance.choice((Member, BatchMember)) if self.states is None else Member
         self.members[name] = kind(self, name, disk, holds_back=mode)
         self.members[name].start()
         what = "holds revocations" if mode else "resets at revocations"
@@ -273,6 +278,8 @@ class World:
         self.end_all()
         for disk in self.disks.values():
             disk.lose_power(self.clock.chance)
+        if self.states is not None:
+            self.states.volume.lose_power(self.clock.chance)
         self.clock.after(self.clock.chance.randint(1, 3_000), self.begin_plane)
 
     def _heal(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.keyed_state.states import StateSweeper
 from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
@@ -77,6 +78,8 @@ class EventThread(MemberThread):
         """Initialise the thread; nothing runs before `start`."""
         super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
+        self._states = config.states
+        self._sweeper = None if config.states is None else StateSweeper(config.states.place, machine.name)
         self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
@@ -119,6 +122,8 @@ class EventThread(MemberThread):
         self._look_at_the_time()
         if self._over:
             return
+        if self._states is not None and self._flow.is_idle():
+            self._states.remove_left()
         if self.aborting:
             self._flow.discard_all()
         self._continue_draining()
@@ -129,6 +134,8 @@ class EventThread(MemberThread):
 
     def _thread_ended(self, error: BaseException | None) -> None:
         self._flow.end(error)
+        if self._sweeper is not None:
+            self._sweeper.close()
 
     # -- polling
 
@@ -264,6 +271,8 @@ class EventThread(MemberThread):
         self._at.clear()
         self._later.look_up.clear()
         self._stager.begin(wanted.epoch)
+        if self._states is not None:
+            self._states.clear()
         self.metrics.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
@@ -306,10 +315,14 @@ class EventThread(MemberThread):
         self._flow.begin(position, part_of(position))
         self._at[partition] = offset_and_metadata(position)
         self._reads.add(partition)
+        if self._states is not None:
+            self._states.begin(part_of(position), position.state)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
         self._flow.forget(parts)
         self._reads -= {partition_of(part) for part in parts}
+        if self._states is not None:
+            self._states.forget(list(parts))
 
     def _begin(self, epoch: int, sequence: int, state: bytes | None) -> None:
         self._stager.begin(epoch)
@@ -328,6 +341,7 @@ class EventThread(MemberThread):
             return
         try:
             staged = Staged(self._stager.stage_rest(), *self._stager.stage_dead_letters())
+            heads = {} if self._states is None else self._states.save(cut.sequence)
         except Exception as error:
             if is_away(error):
                 self.sink_waits(self._sink_wait.record_failure(error))
@@ -352,7 +366,8 @@ class EventThread(MemberThread):
             )
             self._not_saved(cut, error)
             return
-        self._give(cut, self._ends(), staged, state)
+        ends = {part: replace(at, state=heads.get(part)) for part, at in self._ends().items()}
+        self._give(cut, ends, staged, state)
 
     def _end_refused(self, error: Exception) -> None:
         """Leave a region whose sink refuses the rows for good: the region resets once, and the others continue.
@@ -385,6 +400,8 @@ class EventThread(MemberThread):
         self.metrics.sequences += 1
         if counts:
             self.metrics.dead_letters += self._stager.forget_contribution()
+            if self._states is not None and self._sweeper is not None:
+                self._sweeper.order(self._states.completed())
         if retired > 0:
             self._callbacks.on_retire(retired)
 

@@ -530,7 +530,7 @@ class MemberThread(ABC):
         """Return a trial record as large as the contribution, to know before the commit point whether it fits."""
         machine = self.machine
         spans = tuple(
-            Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch)
+            Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch, at.state)
             for at in ends.values()
         )
         who = machine.identity

@@ -11,6 +11,8 @@ from kohort.errors import InvalidInputError
 from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.consuming.starts import Start
 from kohort.region.consuming.work_queue import QUEUE_MAX_BYTES
+from kohort.region.keyed_state.place import KeyedState
+from kohort.region.keyed_state.states import KeyedStates
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import FAIL
 
@@ -46,6 +48,8 @@ class MemberSettings(ConsumerSettings, total=False):
             rows into the sink.
         dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record, the
             row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still published.
+        keyed_state: where the member saves a keyed state for each partition, which moves with the partition. All
+            members of the group have the same place. `RegionConsumer.partition_state` has the states.
         on_drain: called when all submitted records are committed.
         on_checkpoint: returns the application's state for a sequence, at most 512 KiB.
         on_reset: restores the state that `on_checkpoint` returned for that sequence; None: no state, or the initial
@@ -61,6 +65,7 @@ class MemberSettings(ConsumerSettings, total=False):
     reads_again: bool
     on_bad_record: Literal["fail", "dead-letter"]
     dead_letters: Sink | None
+    keyed_state: KeyedState | None
     on_drain: Callable[[], None]
     on_checkpoint: Callable[[int], bytes]
     on_reset: Callable[[int, bytes | None], None]
@@ -80,6 +85,7 @@ class RegionOptions:
     reads_again: bool = False
     on_bad_record: str = FAIL
     dead_letters: Sink | None = None
+    keyed_state: KeyedState | None = None
     on_drain: Callable[[], None] = _nothing
     on_checkpoint: Callable[[int], bytes] = _no_state
     on_reset: Callable[[int, bytes | None], None] = lambda sequence, state: None
@@ -88,7 +94,7 @@ class RegionOptions:
     @property
     def keeps_state(self) -> bool:
         """Return whether the application has checkpointed state, which an abandoned table may have changed already."""
-        return self.on_checkpoint is not _no_state
+        return self.on_checkpoint is not _no_state or self.keyed_state is not None
 
 
 def split(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
@@ -119,12 +125,14 @@ class MemberConfig:
 
     Attributes:
         fail_on_data_loss: stop the region when the log no longer has a needed offset.
+        states: the keyed states of its partitions; None: it keeps none.
     """
 
     topics: tuple[str, ...]
     pattern: str | None
     start: Start
     fail_on_data_loss: bool = True
+    states: KeyedStates | None = None
 
 
 @dataclass(slots=True)

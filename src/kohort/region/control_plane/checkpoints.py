@@ -243,6 +243,8 @@ class Checkpoints:
                 return f"{part} from {span.begin} on, where the region has come to {known}"
             if span.end < span.begin:
                 return f"{part} from {span.begin} to {span.end}"
+            if start.state is not None and span.state is None:
+                return f"{part} without its keyed state"
             if part in taken:
                 return f"{part}, which another member contributed too"
             if part not in member.handed:
@@ -552,7 +554,7 @@ class Checkpoints:
 
 
 def _end_of(span: Span) -> Position:
-    return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch)
+    return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch, span.state)
 
 
 _EARLIER_CUT = "it answers an earlier checkpoint"

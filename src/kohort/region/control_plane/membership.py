@@ -82,6 +82,7 @@ class RegionMembers:
         member = RegisteredMember(
             report.name, report.incarnation, report.group, report.identity, event.connection, report.sink,
             report.shares, report.of, report.sources, report.pinned, report.process, letters=report.letters,
+            keyed=report.keyed,
         )  # fmt: skip
         plane.members[member.name] = member
         plane.by_connection[event.connection] = member.name
@@ -138,7 +139,15 @@ class RegionMembers:
         ]
         alone = [candidate for candidate in (member, *there) if not candidate.shares]
         owners = self._owners_of_reserved_state(member)
-        if there and alone:
+        others_differ = [other.name for other in there if other.keyed != member.keyed]
+        if others_differ:
+            keeps, lacks = ("keeps", "do not") if member.keyed else ("does not keep", "do")
+            why = (
+                f"it {keeps} keyed states, and {', '.join(others_differ)} of group {member.group!r} {lacks}: states "
+                "would lack the records of some members"
+            )
+            remedy = "give keyed_state= to all members of the group, or to none"
+        elif there and alone:
             others = ", ".join(other.name for other in there)
             why = (
                 f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a "

@@ -123,6 +123,7 @@ class RegisteredMember:
         waits_for: why its sink refuses what it has submitted; empty: the sink accepts it.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences of this term.
+        keyed: it saves a keyed state for each partition.
     """
 
     name: str
@@ -146,6 +147,7 @@ class RegisteredMember:
     waits_for: str = ""
     letters: str = ""
     dead_letters: int = 0
+    keyed: bool = False
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -379,7 +381,7 @@ class Plane:
         ongoing = self.ongoing
         cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
         counts = self.counts(member.name, member.epoch)
-        return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts)
+        return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts, moves_state=True)
 
     def going_back(self, member: RegisteredMember) -> Reset:
         """Return the order that sends a member back to the last complete sequence."""

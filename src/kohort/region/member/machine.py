@@ -69,10 +69,16 @@ class MemberMachine(Member):
                 event.shows,
                 self.letters,
                 event.letters_show,
+                self.how.keyed,
             )
         )
 
     def on_welcome(self, order: messages.Welcome) -> None:
+        if self.how.keyed and not order.moves_state:
+            remedy = "update all applications of the region first"
+            cause = "the control plane is of an earlier release, which would lose keyed states"
+            self.do(events.StopPolling(clear=True), events.End(cause, remedy))
+            return
         self.names = order.names
         if self.epoch < 0:
             self.epoch, self.sequence = order.epoch, order.sequence
@@ -158,6 +164,9 @@ class MemberMachine(Member):
         found = [
             start for start in order.found if part_of(start) in self.assigned and part_of(start) not in self.begins
         ]
+        if not self.how.keyed and (saved := [part_of(start) for start in found if start.state is not None]):
+            self._refuse_states(saved)
+            return
         for position in found:
             self.begins[part_of(position)] = position.offset
         if found:
@@ -166,6 +175,14 @@ class MemberMachine(Member):
         added = tuple(part for part in order.added if part in self.assigned)
         if first or added:
             self.do(events.LookUp(order.number, first, added))
+
+    def _refuse_states(self, parts: list[Part]) -> None:
+        """Stop the region, because this member would read partitions past their keyed states."""
+        self.failure = messages.UnrecoverableFailure(
+            f"{', '.join(map(str, parts))} of group {self.group!r} have keyed states, and {self.name} keeps none",
+            "start all members of the group with keyed_state=, or reset the region to its initial state",
+        )
+        self.send(self.failure)
 
     def on_looked_up(self, event: events.LookedUp) -> None:
         self.send(messages.Looked(event.number, event.found, event.topics))
@@ -204,7 +221,14 @@ class MemberMachine(Member):
         ends = {part_of(position): position for position in event.ends if part_of(position) in self.begins}
         spans = tuple(
             Span(
-                part.group, part.topic, part.topic_id, part.partition, begin, ends[part].offset, ends[part].leader_epoch
+                part.group,
+                part.topic,
+                part.topic_id,
+                part.partition,
+                begin,
+                ends[part].offset,
+                ends[part].leader_epoch,
+                ends[part].state,
             )
             for part, begin in sorted(self.begins.items())
         )

@@ -32,6 +32,7 @@ class Behaviour:
         of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.
         sources: the number of members of its query.
         pinned: all queries of its group, when each partition belongs to one of them for ever; empty: not so.
+        keyed: it saves a keyed state for each partition, which moves with the partition.
     """
 
     holds_back: bool = False
@@ -41,6 +42,7 @@ class Behaviour:
     of: str = ""
     sources: int = 1
     pinned: tuple[str, ...] = ()
+    keyed: bool = False
 
 
 BEHAVIOUR = Behaviour()

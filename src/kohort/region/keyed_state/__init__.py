@@ -1,0 +1,1 @@
+"""Keyed states: a mapping for each partition, saved with each checkpoint, which moves with the partition."""
