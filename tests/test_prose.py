@@ -104,12 +104,17 @@ def test_a_module_that_only_its_neighbour_imports_is_found() -> None:
     ]
 
 
-def test_each_module_that_stays_apart_has_one_importer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    apart = sorted(prose.CHAPTERS_APART)
-    monkeypatch.setattr(prose, "CHAPTERS_APART", {})
-    paths = [path for path in prose.tracked_files() if path.startswith("src/") and path.endswith(".py")]
-    package = {path: ast.parse((prose.ROOT / path).read_text()) for path in paths}
-    assert sorted(fault.path for fault in prose.faults_of_grain(package)) == apart
+def test_module_that_stays_apart_is_found_once_it_has_no_single_importer(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = dict.fromkeys(("src/kohort/log/index.py", "src/kohort/log/gaps.py"), "the reason")
+    monkeypatch.setattr(prose, "CHAPTERS_APART", apart)
+    found = prose.faults_of_grain(trees(log__index="", log__gaps="", log__segment="from kohort.log import index"))
+    assert [(fault.path, fault.text) for fault in found] == [
+        ("src/kohort/log/gaps.py", "in CHAPTERS_APART, and no satellite")
+    ]
+
+
+def test_modules_that_stay_apart_are_there() -> None:
+    assert [path for path in prose.CHAPTERS_APART if not (prose.ROOT / path).is_file()] == []
 
 
 def test_a_count_may_shrink_and_not_grow() -> None:

@@ -271,14 +271,19 @@ def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
                     importers[name].add(module)
                     if node in trees[path].body:
                         at_once[name].add(module)
+    satellites: dict[str, str] = {}
     for module, by in importers.items():
-        if modules[module] in CHAPTERS_APART:
-            continue
         if len(by) == 1 and by == at_once[module] and not module.endswith(".__init__"):
             (importer,) = by
             beside = importer.rpartition(".")[0] == module.rpartition(".")[0] and not importer.endswith("__init__")
             if beside and _lines(trees[modules[module]]) + _lines(trees[modules[importer]]) <= FILE_LINES_MAX:
-                yield Fault("satellite", modules[module], 1, f"imported by {importer} alone")
+                satellites[modules[module]] = f"imported by {importer} alone"
+    needless = dict.fromkeys(
+        trees.keys() & CHAPTERS_APART.keys() - satellites.keys(), "in CHAPTERS_APART, and no satellite"
+    )
+    for path, text in sorted((satellites | needless).items()):
+        if path in needless or path not in CHAPTERS_APART:
+            yield Fault("satellite", path, 1, text)
 
 
 def _lines(tree: ast.Module) -> int:
