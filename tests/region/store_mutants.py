@@ -131,7 +131,4 @@ STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a sweep takes what a manifest names": MUTANTS["what still counts is swept"],
     "a compactor removes orphans before its generation": _instead(Compactor, "_attempt", _removes_orphans_first),
     "replaced files are removed at once": _instead(StoreGenerations, "create_generation", _forgets_the_grace),
-    "an emptied folder is not fenced from compactors": _instead(
-        Compactor, "fence_emptied", lambda compactor, sequence: None
-    ),
 }

@@ -21,6 +21,9 @@ MUTANT_SEEDS = 40
 SEEN_AT = {
     "objects: publish without a condition": 24,
     "objects: a publisher does not look whether its sequence is done": 9,
+    "objects: a compactor takes an unknown outcome for a refusal": 8,
+    "objects: a compactor removes orphans before its generation": 17,
+    "objects: replaced files are removed at once": 1,
     "delta: a commit has no condition": 8,
     "delta: a publisher commits before it looks": 13,
     "delta: a sweep takes what a manifest names": 1,

@@ -81,10 +81,10 @@ class StoreFaults:
         counts: how often each fault came.
     """
 
-    def __init__(self, clock: Clock, seed: int) -> None:
+    def __init__(self, clock: Clock, seed: int, rate: float | None = None, slow: float | None = None) -> None:
         self._clock, self._chance = clock, random.Random(f"{seed}: store")
-        self._rate = self._chance.choice(RATES)
-        self._slow = self._chance.choice((0.0, 0.0, 0.03))
+        self._rate = self._chance.choice(RATES) if rate is None else rate
+        self._slow = self._chance.choice((0.0, 0.0, 0.03)) if slow is None else slow
         self.counts: dict[str, int] = {}
         self._ended = False
 

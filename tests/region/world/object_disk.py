@@ -205,6 +205,7 @@ class Compactor:
     def __init__(self, clock: Clock, disk: ObjectDisk, seed: int, era: Callable[[], object]) -> None:
         self._clock, self._disk, self._era = clock, disk, era
         self._chance = random.Random(f"{seed}: compactor of {disk.path}")
+        self._faults = StoreFaults(clock, seed, rate=0.1, slow=0.1)
         self.done = 0
 
     def start(self) -> None:
@@ -217,6 +218,8 @@ class Compactor:
         if not disk.is_there():
             return
         sink = disk.open_sink(self._disk.faults.is_bad)
+        if self._disk.faults.is_bad():
+            sink.client._faults = self._faults
         if self._disk.faults.is_bad() and chance.random() < 0.3:
             sink.die_after(chance.randint(1, 40), self._disk.faults.is_bad)
         until = None if chance.random() < 0.7 else max(0, disk.shows() - chance.randint(0, 3))
