@@ -154,6 +154,7 @@ def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
 
 @pytest.mark.spark
 @LAST_RESORT
+@pytest.mark.usefixtures("forked_spark")
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_works_as_it_stands(page: Path, tmp_path: Path) -> None:
     with reader_of(page, tmp_path) as reader:
