@@ -65,7 +65,7 @@ class WorkingCopy:
                 written += _write_all(fd, piece)
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
-                self._open(new=not written)
+                self._prepare_database(new=not written)
             except BaseException:
                 self._database.close()
                 raise
@@ -75,7 +75,7 @@ class WorkingCopy:
         finally:
             os.unlink(path)
 
-    def _open(self, *, new: bool) -> None:
+    def _prepare_database(self, *, new: bool) -> None:
         try:
             if new:
                 self._database.execute("PRAGMA page_size = 8192")
@@ -113,7 +113,7 @@ class WorkingCopy:
             self._database.executemany("REPLACE INTO state VALUES (?, ?)", there)
         self._database.execute("COMMIT")
 
-    def count(self) -> int:
+    def key_count(self) -> int:
         """Return the number of keys."""
         found: tuple[int] = self._database.execute("SELECT count(*) FROM state").fetchone()
         return found[0]
@@ -213,11 +213,11 @@ class LoadedState:
             self._waiting[key] = self._changed[key] = value
             self.changed_bytes += change_bytes(key, value)
 
-    def count(self) -> int:
+    def key_count(self) -> int:
         """Return the number of keys."""
         with self._lock:
             self._apply()
-            return self._copy.count()
+            return self._copy.key_count()
 
     def keys_after(self, key: bytes | None) -> list[bytes]:
         """Return some keys in order, those behind a key; None: the first ones."""
@@ -317,7 +317,7 @@ class StateMapping(MutableMapping[bytes, bytes]):
 
     def __len__(self) -> int:
         self._check()
-        return self._state.count()
+        return self._state.key_count()
 
 
 def _checked(key: bytes) -> bytes:
