@@ -31,6 +31,7 @@ WEIGHTS = {
     "cluster": 3.0,
     "coordinator": 4.0,
     "growth": 3.0,
+    "lake": 4.0,
     "push": 2.0,
     "region_spark": 2.0,
     "spark": 2.0,

@@ -24,7 +24,7 @@ PLOTS = "performance"
 """The folder of the plots, beside the page."""
 LOST_SHARE = 0.05
 """How much of its last value a row may lose before it is named."""
-LESS_IS_BETTER = ("cores",)
+LESS_IS_BETTER = ("cores", "MB of memory")
 """Units of which less is better."""
 Taken: TypeAlias = dict[str, Any]
 """One benchmark's figures, and notes on what is missing."""
@@ -33,7 +33,8 @@ _HEAD = """# Performance
 
 `make bench-report` measures everything and writes this page from `bench/report.json`. Every row shows the median of its
 rounds, the slowest and the fastest of them, and their number. Contenders run in turn, so a ratio to the baseline is one
-of the same run. A ratio above 1 is better, except for cores. Times are shown as a rate, one over the seconds.
+of the same run. A ratio above 1 is better, except for cores and memory. Times are shown as a rate, one over the
+seconds.
 
 - **goal**: the ratio or the time that is to be reached, and whether it is.
 - **of the machine**: the share of what raw sockets, memory copies or fsync do at best on the same machine
@@ -177,7 +178,8 @@ def _goal_cells(name: str, figure: Mapping[str, Any], row: Mapping[str, Any]) ->
         if value is None:
             yield "-", goal.text(), "not measured"
             continue
-        shown = f"{value:.3g} s" if goal.value == "seconds" else f"{value:.2f} ×"
+        amount = f"{value:.3g} s" if goal.value == "seconds" else f"{value:.2f} ×"
+        shown = f"{value:.4g} {figure['unit']}" if goal.value in ("least", "most") else amount
         yield shown, goal.text(), "reached" if goal.reached(value) else "**missed**"
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -120,7 +121,7 @@ class LossyProxy:
         self._thread.join(30)
 
 
-def _head(stream: BinaryIO) -> bytes:
+def _head(stream: BinaryIO | BufferedIOBase) -> bytes:
     lines = []
     while line := stream.readline():
         lines.append(line)
@@ -129,7 +130,7 @@ def _head(stream: BinaryIO) -> bytes:
     return b""
 
 
-def _body(stream: BinaryIO, head: bytes) -> bytes:
+def _body(stream: BinaryIO | BufferedIOBase, head: bytes) -> bytes:
     fields = dict(line.lower().split(b":", 1) for line in head.splitlines()[1:] if b":" in line)
     if b"chunked" in fields.get(b"transfer-encoding", b""):
         data = b""
