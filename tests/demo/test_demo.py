@@ -15,7 +15,16 @@ from rich.console import Console
 from tests.support.waiting import LAST_RESORT
 
 from kohort.cli.app import run
-from kohort.demo.account import SCHEMA, compare_with_topic, differences, draw, show, summed, worst_connections
+from kohort.demo.account import (
+    SCHEMA,
+    compare_with_topic,
+    differences,
+    draw,
+    query_of,
+    show,
+    summed,
+    worst_connections,
+)
 from kohort.demo.flights import ALL, flights_table, recorded_flights
 from kohort.demo.play import DemoApplication, DemoOptions
 from kohort.errors import InvalidInputError, KafkaError
@@ -38,7 +47,7 @@ def test_flights_are_all_there_and_unknown_values_are_null() -> None:
     [
         ("pyspark", "the demo needs the package pyspark: pip install 'kohort[demo]'"),
         ("matplotlib", "the demo needs the package matplotlib: pip install 'kohort[demo]'"),
-        ("deltalake", "the demo needs the package deltalake: pip install 'kohort[demo]'"),
+        ("pyiceberg", "the demo needs the package pyiceberg: pip install 'kohort[demo]'"),
         ("java", "no Java found; install Java 17 or newer, or set JAVA_HOME"),
     ],
 )
@@ -132,13 +141,16 @@ def test_result_is_shown_with_its_faults_and_the_picture_is_drawn(tmp_path: Path
         "killed": {"member": "bela", "processes": 4, "takeover_s": 1.5},
         "worst": worst,
         "picture": "late.png",
+        "query": "",
     }
     text = shown(outcome)
     assert "every flight counted once" in text and "3,010" in text and "1.5 s" in text and "Stable, lag 0" in text
-    outcome |= {"exact": False, "region": {"name": "r", "sequence": 7, "epoch": 2}}
+    assert "DuckDB" not in text
+    outcome |= {"exact": False, "region": {"name": "r", "sequence": 7, "epoch": 2}, "query": query_of("/[x]/m.json")}
     outcome["account"]["faults"] = ["UA is short"]
     text = shown(outcome)
     assert "the account is not right" in text and "wrong: UA is short" in text and "r: sequence 7, epoch 2" in text
+    assert "FROM iceberg_scan('/[x]/m.json') GROUP BY origin" in text
 
 
 def shown(outcome: dict[str, Any]) -> str:
@@ -208,3 +220,12 @@ def test_a_member_of_a_region_is_killed_and_every_flight_is_published_once(tmp_p
     check(outcome)
     assert outcome["account"]["repeated"] == 0
     assert outcome["region"]["sequence"] > 1 and outcome["region"]["epoch"] > 1
+    assert not list(tmp_path.rglob("checkpoints")), "the applications share no folder but the table's"
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB and its extension package read the table")
+    extensions = pytest.importorskip("duckdb_extensions", reason="duckdb-extensions with iceberg and avro")
+    with duckdb.connect(config={"extension_directory": str(tmp_path / "extensions")}) as connection:
+        for name in ("avro", "iceberg"):
+            extensions.import_extension(name, con=connection)
+            connection.execute(f"LOAD {name}")
+        found = connection.execute(outcome["query"]).fetchall()
+    assert sum(flights for _, flights, _ in found) == ROWS and {origin for origin, *_ in found} == {"EWR", "JFK", "LGA"}

@@ -41,7 +41,7 @@ def running(folder: Path) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        until(lambda: _listens(port), f"{command[0]} listens, see {folder}/log")
+        until(lambda: listens(port), f"{command[0]} listens, see {folder}/log")
         address = f"http://127.0.0.1:{port}"
         files_of(address).create_dir(BUCKET)
         yield address
@@ -50,7 +50,8 @@ def running(folder: Path) -> Iterator[str]:
         server.wait()
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
@@ -71,7 +72,7 @@ class LossyProxy:
 
     `before` is called with each request before the server hears of it. If it returns True, the answer is 503.
     `refuses` may return an answer in place of the server, which hears nothing, or None for none. `instead` may return
-    an answer in place of the server's.
+    an answer in place of the server's. `rewrites` returns what the server hears of a request's first line and headers.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LossyProxy:
         before: Callable[[str, str], bool] = lambda method, path: False,
         refuses: Callable[[str, str], bytes | None] = lambda method, path: b"",
         instead: Callable[[str, str], bytes] = lambda method, path: b"",
+        rewrites: Callable[[bytes], bytes] = lambda head: head,
     ) -> None:
         port = int(upstream.rpartition(":")[2])
         self.lost: list[str] = []
@@ -100,7 +102,7 @@ class LossyProxy:
                         if refusal:
                             self.wfile.write(refusal)
                             continue
-                        server.sendall(head + body)
+                        server.sendall(rewrites(head) + body)
                         answer = _head(answers)
                         if method != "HEAD" and answer[9:12] not in (b"204", b"304"):
                             answer += _body(answers, answer)

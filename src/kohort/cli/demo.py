@@ -31,7 +31,7 @@ def demo(
         rows: replay only the first so many flights.
         replay_s: over how many seconds they are replayed.
         least: flights that a connection must have to be listed among the worst.
-        region: the queries are members of a consistent region, which writes exactly once into a Delta table.
+        region: the queries are members of a consistent region, which writes exactly once into an Iceberg table.
         keep: leave the broker running at the end, until Ctrl-C.
     """
     require_posix("kohort demo")

@@ -29,6 +29,8 @@ SCHEMA = pa.schema(_KINDS)
 """The columns of a written flight."""
 CONNECTION = ("carrier", "origin", "dest")
 SUMS = ("flights", "dep_known", "dep_minutes", "arr_known", "arr_minutes")
+TABLE, LAKE = "air.flights", "lake"
+"""The Iceberg table of region_query.py, and the folder of its files and its catalog."""
 WORST = 10
 """The number of connections that are listed."""
 
@@ -41,13 +43,39 @@ def read_batches(folder: Path) -> pa.Table:
     return pa.concat_tables([SCHEMA.empty_table(), *(pq.ParquetFile(file).read().cast(SCHEMA) for file in files)])
 
 
-def read_delta(folder: Path) -> pa.Table:
-    """Read the Delta table of region_queries.py."""
-    import deltalake
+def read_iceberg(folder: Path) -> tuple[pa.Table, str]:
+    """Read the Iceberg table of region_query.py, as any reader of its catalog does.
 
-    if not deltalake.DeltaTable.is_deltatable(str(folder / "delta")):
-        return SCHEMA.empty_table()
-    return deltalake.DeltaTable(folder / "delta").to_pyarrow_table(columns=SCHEMA.names).cast(SCHEMA)
+    Returns:
+        the rows, and the path of the newest metadata file; no rows and an empty path if there is no table.
+    """
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    lake = folder / LAKE
+    if not (lake / "catalog.db").exists():
+        return SCHEMA.empty_table(), ""
+    catalog = SqlCatalog("default", uri=f"sqlite:///{lake}/catalog.db", warehouse=f"file://{lake}")
+    try:
+        found = catalog.load_table(TABLE)
+        rows = found.scan(selected_fields=tuple(SCHEMA.names)).to_arrow().select(SCHEMA.names).cast(SCHEMA)
+    except NoSuchTableError:
+        return SCHEMA.empty_table(), ""
+    finally:
+        catalog.close()
+    return rows, found.metadata_location.removeprefix("file://")
+
+
+def query_of(metadata: str) -> str:
+    """Return the query by which DuckDB reads an Iceberg table.
+
+    Args:
+        metadata: the path of the table's newest metadata file.
+    """
+    return (
+        "SELECT origin, count(*) AS flights, round(avg(dep_delay), 1) AS minutes_late "
+        f"FROM iceberg_scan('{metadata}') GROUP BY origin ORDER BY origin"
+    )
 
 
 # -- The count
@@ -152,6 +180,9 @@ def show(outcome: Mapping[str, Any], console: Console) -> None:
     for fault in account["faults"]:
         console.print(f"[red]wrong:[/red] {fault}")
     console.print(f"picture: {outcome['picture']}", soft_wrap=True, highlight=False)
+    if query := outcome["query"]:
+        console.print("read the Iceberg table with DuckDB (INSTALL iceberg; LOAD iceberg):")
+        console.print(f"{query};", soft_wrap=True, highlight=False, markup=False)
 
 
 def _show(console: Console, title: str, columns: str, rows: Iterable[Sequence[str]]) -> None:

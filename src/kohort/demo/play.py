@@ -29,7 +29,16 @@ from rich.console import Console
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
-from kohort.demo.account import compare_with_topic, differences, draw, read_batches, read_delta, show, worst_connections
+from kohort.demo.account import (
+    compare_with_topic,
+    differences,
+    draw,
+    query_of,
+    read_batches,
+    read_iceberg,
+    show,
+    worst_connections,
+)
 from kohort.demo.flights import ALL, FlightReplay, archive
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
@@ -83,7 +92,7 @@ def check_requirements(region: bool) -> None:
         NotFoundError: a package or Java is missing.
     """
     archive()
-    for package in ("pyspark", "matplotlib", *(("deltalake",) if region else ())):
+    for package in ("pyspark", "matplotlib", *(("pyiceberg", "sqlalchemy") if region else ())):
         if importlib.util.find_spec(package) is None:
             raise NotFoundError(f"the demo needs the package {package}: pip install 'kohort[demo]'")
     java_path()
@@ -280,7 +289,11 @@ class Play:
     def conclude(self) -> dict[str, Any]:
         """Read what the applications wrote, count every flight once, and draw the picture; return the result."""
         how = "published once by Spark queries of a region" if self.options.region else "counted once by Spark queries"
-        rows = read_delta(self.home) if self.options.region else read_batches(self.home)
+        metadata = ""
+        if self.options.region:
+            rows, metadata = read_iceberg(self.home)
+        else:
+            rows = read_batches(self.home)
         account = compare_with_topic(rows, {share.partition: share.log_end for share in self.shares})
         lag, picture = sum(share.lag for share in self.shares), self.folder / "delay-by-hour.png"
         draw(account.once, picture, f"each {how} sharing one consumer group")
@@ -307,6 +320,7 @@ class Play:
             },
             "worst": worst_connections(account.once, self.options.least),
             "picture": str(picture),
+            "query": query_of(metadata) if metadata else "",
             "seconds": round(time.monotonic() - self.began_s, 1),
         }
 

@@ -1,15 +1,16 @@
-"""A Spark application with a query of a consistent region, which writes exactly once into a Delta table.
+"""A Spark application with a query of a consistent region, which writes exactly once into an Iceberg table.
 
     python -m kohort.demo.region_query --name anna --servers 127.0.0.1:9092 --topic flights --group etl --folder out
 
 Two of them with different names share the topic's partitions and the table. When an application is killed, the region
-returns to its last checkpoint, and the other query continues there: its rows appear once.
+returns to its last checkpoint, and the other query continues there: its rows appear once. The query keeps no state, so
+that no folder for its checkpoints is shared: the topic has what another application needs.
 """
 
 from __future__ import annotations
 
 from kohort.demo.group_query import delays, parse_arguments, source_options, start_spark
-from kohort.region import DeltaTable
+from kohort.region import IcebergTable
 from kohort.spark import SparkRegion
 
 
@@ -20,15 +21,14 @@ def main() -> None:
         start_spark(arguments),
         arguments.topic,  # the region's name
         arguments.servers,
-        folder=arguments.folder / "checkpoints",
         checkpoint_every="2s",
         **{name.replace(".", "_"): value for name, value in arguments.client.items()},
     )
     region.query(
-        arguments.name,  # further queries may read other topics and write into other tables, such as SqlTable
+        arguments.name,  # further queries may read other topics and write into other tables, such as DeltaTable
         delays,
         source=source_options(arguments) | {"columns": "value,partition,offset"},
-        into=DeltaTable(arguments.folder / "delta"),
+        into=IcebergTable("air.flights", warehouse=arguments.folder / "lake"),  # or catalog={…} for several machines
         start="beginning",
     )
     region.run()
