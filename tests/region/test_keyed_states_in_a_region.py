@@ -247,7 +247,7 @@ def test_place_that_is_away_is_waited_for(
     *,
     resets: bool,
 ) -> None:
-    """As where a file server does not answer, when a state is loaded and when it is saved."""
+    """A file server does not answer when a state is loaded, and when it is saved."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(100))
     sink, region = Collected(), Region(name, own_servers, **FAST)
