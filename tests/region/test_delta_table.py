@@ -151,6 +151,21 @@ def test_update_replaces_rows_of_whoever_wrote_them(tmp_path: Path) -> None:
     assert sink.published() == 2
 
 
+def test_names_of_columns_in_a_merge(tmp_path: Path) -> None:
+    names = ["a.b", "a b", "a'b", 'a"b', "国", "a{b}", "a:b", "a?b", "a%b", "a\\b", "A[0]", "select"]
+    rows = pa.table({**{name: ["x", "y", "x"] for name in names}, "v.w": [1, 2, 3]})
+    sink = DeltaTable(tmp_path / "t", mode="update", keys=names).bind("flights", REGION)
+    sink.check(rows.schema)
+    for number in (1, 2):
+        sink.stage(key(number), rows.slice(number - 1))
+        sink.publish(number, [key(number)])
+    found = deltalake.DeltaTable(sink.path).to_pyarrow_table()
+    assert sorted(zip(found["a.b"].to_pylist(), found["v.w"].to_pylist(), strict=True)) == [("x", 3), ("y", 2)]
+    other = DeltaTable(tmp_path / "u", mode="update", keys=["id"]).bind("flights", REGION)
+    with pytest.raises(InvalidInputError, match="no merge takes: a`b: rename"):
+        other.check(pa.schema([("id", pa.int64()), ("a`b", pa.int64())]))
+
+
 def test_keys_of_two_columns_in_a_parted_table(tmp_path: Path) -> None:
     sink = made(tmp_path / "t", mode="update", keys=["id", "day"], partition_by=["day"])
     for number, name in ((1, "old"), (2, "new")):

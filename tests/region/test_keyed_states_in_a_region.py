@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from kohort.cli.app import run
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region import KeyedState, Region, RegionStoppedError
 from kohort.region.description import state_rows
+from kohort.region.keyed_state.place import FolderStore
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_region import all_once, options
 from tests.support.waiting import until
@@ -233,3 +235,50 @@ def test_state_whose_files_are_gone_is_an_error_that_names_them(
     until(lambda: all_once(sink, range(200)), "with the right place it goes on")
     again.close()
     assert counts_in(sink) == wanted(range(200))
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["it comes back", "the region resets meanwhile"])
+def test_place_that_is_away_is_waited_for(
+    own_servers: str,
+    name: str,
+    regions: list[Region],
+    states: KeyedState,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    resets: bool,
+) -> None:
+    """A file server does not answer when a state is loaded, and when it is saved."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    first = Counting(region, "m1", sink, name, keyed_state=states)
+    until(lambda: all_once(sink, range(100)), "all is published")
+    first.close()
+    fill(own_servers, name, range(100, 200))
+    away, failed = [True], list[str]()
+    read, write = FolderStore.read, FolderStore.write
+
+    def fails(store: FolderStore, folder: str, name: str, *content: bytes) -> Any:
+        if away and name != "probe":
+            failed.append(name)
+            raise OSError(errno.EIO, "the file server is away")
+        return write(store, folder, name, *content) if content else read(store, folder, name)
+
+    monkeypatch.setattr(FolderStore, "read", fails)
+    monkeypatch.setattr(FolderStore, "write", fails)
+    second = Counting(region, "m2", sink, name, keyed_state=states)
+    until(lambda: len(failed) > 2, "it waits for its state")
+    if resets:
+        region.reset("a person")
+        until(lambda: second.consumer.metrics.resets > 0, "the table is void")
+    away.clear()
+    until(lambda: all_once(sink, range(200)), "it goes on")
+    away.append(True)
+    seen = len(failed)
+    fill(own_servers, name, range(200, 300))
+    until(lambda: len(failed) > seen, "it can't save")
+    away.clear()
+    until(lambda: all_once(sink, range(300)), "it goes on")
+    second.close()
+    assert counts_in(sink) == wanted(range(300)) and second.error is None

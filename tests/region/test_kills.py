@@ -231,8 +231,8 @@ def kill_in_turn(processes: Processes, reader: Reader, servers: str, name: str) 
     for process in (PLANE, *MEMBERS):
         processes.start(process)
     for kill in range(KILLS + 1):
+        before = reader.rows  # while they are sent, all of them may be published
         sent.send(-(-ROWS // (KILLS + 1)))
-        before = reader.rows
 
         def progressed(before: int = before) -> bool:
             processes.check()

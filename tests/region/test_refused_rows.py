@@ -11,6 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from kohort.errors import InvalidInputError
 from kohort.region import (
     DeltaTable,
     DuckLakeTable,
@@ -30,16 +31,19 @@ ID = UUID(int=3)
 FIXED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("small", pa.int32())])
 
 
-@pytest.fixture(params=["parquet", "sql", "delta", "ducklake", "iceberg"])
-def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
-    made: dict[str, Sink] = {
+def made_sinks(tmp_path: Path) -> dict[str, Sink]:
+    return {
         "parquet": ParquetFolder(tmp_path / "out"),
         "sql": SqlTable(f"sqlite:///{tmp_path}/out.db", "flights"),
         "delta": DeltaTable(tmp_path / "out"),
         "ducklake": DuckLakeTable("air.flights", lake=tmp_path / "lake"),
         "iceberg": IcebergTable("air.flights", warehouse=tmp_path / "lake"),
     }
-    return made[request.param]
+
+
+@pytest.fixture(params=["parquet", "sql", "delta", "ducklake", "iceberg"])
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
+    return made_sinks(tmp_path)[request.param]
 
 
 def rows(*ids: int | None) -> pa.Table:
@@ -112,6 +116,27 @@ def test_a_text_within_a_value_that_is_not_utf8_costs_its_row_alone(tmp_path: Pa
     assert sorted(told.value.reasons) == [1]
     check_rows(bound, rows.slice(0, 1))
     check_rows(bound, rows.slice(2))
+
+
+@pytest.mark.parametrize("name", ["parquet", "delta", "ducklake", "iceberg"])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (pa.decimal128(5, -2), "negative scale"),
+        (pa.struct([]), "without fields"),
+        (pa.list_(pa.struct([])), "without fields"),
+        (pa.map_(pa.string(), pa.decimal128(5, -2)), "negative scale"),
+        (pa.struct([("a", pa.int64()), ("A", pa.int64())]), "fields of one name"),
+    ],
+    ids=["decimal", "struct", "in a list", "in a map", "names"],
+)
+def test_a_type_that_no_file_keeps_is_refused_before_the_first_record(
+    tmp_path: Path, name: str, kind: pa.DataType, why: str
+) -> None:
+    """A table of rows such as `{"x": {}}` has a struct without fields; a decimal's negative scale is `1E+2`."""
+    made = made_sinks(tmp_path)[name].bind("r", ID)
+    with pytest.raises(InvalidInputError, match=rf"column 'x' of type .*{why}.*cast"):
+        made.check(pa.schema([("id", pa.int64()), ("x", kind)]))
 
 
 def test_a_number_within_a_list_that_its_column_can_not_keep_costs_its_row_alone() -> None:

@@ -282,8 +282,9 @@ class RegionConsumer(OneProcess):
             f"[member {self.name}] the keyed state of {part} can't be loaded at the moment, retrying",
             f"[member {self.name}] the keyed state of {part} is loaded",
         )
+        state = None
         try:
-            while True:
+            while state is None:
                 try:
                     state = states.state_of(part)
                 except AWAY as error:
@@ -298,10 +299,9 @@ class RegionConsumer(OneProcess):
                     if not self._flow.discards_rows:
                         raise
                     states.forget([part])
-                else:
-                    return state
+            return state
         finally:
-            if wait.end_wait():
+            if wait.end_wait(works=state is not None):
                 self._events.sink_waits("")
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:

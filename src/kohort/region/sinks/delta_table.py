@@ -212,6 +212,10 @@ class DeltaTable(FolderSink):
         schema = self._typed(schema)
         given = delta_schema(schema)
         check_keys(given, self.keys)
+        if self.mode == "update" and (bad := [name for name in given.names if "`" in name]):
+            raise InvalidInputError(
+                f"Columns with a '`' in their names, which no merge takes: {', '.join(bad)}: rename them"
+            )
         check_partitions(given, self.partition_by)
         try:
             self._make(given)

@@ -27,9 +27,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
-from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.io import pyarrow as pyiceberg_arrow
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.types import ListType, MapType
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, rows_by_partition
@@ -121,8 +122,35 @@ def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str
         yield ReplacedFile(task.file, whole.filter(pc.is_null(found)), replacing, numbers)
 
 
+class _NullKeepingProjection(pyiceberg_arrow.ArrowProjectionVisitor):
+    """pyiceberg's projection of a file to a schema, which makes a null list or map of structs an empty one.
+
+    A file that is written anew would keep that for good (iceberg-python #3833).
+    """
+
+    def list(self, list_type: ListType, list_array: Any, value_array: Any) -> Any:
+        """Return a list column in its type in the schema; null: the schema lacks it."""
+        return _with_nulls_of(list_array, super().list(list_type, list_array, value_array))
+
+    def map(self, map_type: MapType, map_array: Any, key_result: Any, value_result: Any) -> Any:
+        """Return a map column in its type in the schema; null: the schema lacks it."""
+        return _with_nulls_of(map_array, super().map(map_type, map_array, key_result, value_result))
+
+
+def _with_nulls_of(given: Any, projected: Any) -> Any:
+    """Return projected lists or maps, in which those are null that are null in the file."""
+    if projected is None or projected.null_count == given.null_count:
+        return projected
+    kind: Any = type(projected)
+    offsets = pa.array(projected.offsets.to_numpy())  # Arrow takes no mask beside a slice
+    parts = (projected.keys, projected.items) if isinstance(projected, pa.MapArray) else (projected.values,)
+    return kind.from_arrays(offsets, *parts, type=projected.type, mask=given.is_null())
+
+
 def _read_columns(table: Table, task: FileScanTask, names: Sequence[str]) -> pa.Table:
-    scan = ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
+    if pyiceberg_arrow.ArrowProjectionVisitor is not _NullKeepingProjection:  # `ArrowScan` takes no other
+        pyiceberg_arrow.ArrowProjectionVisitor = _NullKeepingProjection  # type: ignore[misc]
+    scan = pyiceberg_arrow.ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
     read = scan.to_table([task]).select(list(names))
     kinds = plain(read.schema)
     return read if read.schema.equals(kinds) else read.cast(kinds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +36,8 @@ def check_writable(schema: pa.Schema) -> None:
 
 
 def _refusal(field: pa.Field[pa.DataType]) -> str:
+    if why := unsupported_part(field.type):
+        return f"column {field.name!r} of type {field.type} ({why})"
     schema = pa.schema([field])
     try:
         sink = pa.BufferOutputStream()
@@ -46,6 +48,24 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
     if back.type != field.type:
         return f"column {field.name!r} of type {field.type} (it would come back as {back.type})"
     return ""
+
+
+def unsupported_part(kind: Any) -> str:  # the stubs know types one by one
+    """Return why no file of a sink can keep a type, or one within it; an empty text if files can.
+
+    Libraries of sinks accept these types in a schema, and fail at the first row, or with an internal error.
+    """
+    if isinstance(kind, pa.DictionaryType):
+        return unsupported_part(kind.value_type)
+    if pa.types.is_decimal(kind) and kind.scale < 0:
+        return "a decimal of a negative scale"
+    if isinstance(kind, pa.StructType):
+        if not kind.num_fields:
+            return "a struct without fields"
+        if len({field.name.lower() for field in kind}) < kind.num_fields:
+            return "a struct with fields of one name; case does not tell them apart"
+    parts = (unsupported_part(kind.field(number).type) for number in range(kind.num_fields))
+    return next((why for why in parts if why), "")
 
 
 def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
