@@ -40,7 +40,7 @@ from kohort.region import ParquetFolder, Region
 from kohort.region.staged import StagedKey
 
 _RECORDS, _RECORDS_AT_ONCE = 4_000_000, 50_000
-_FRESH_RATE, _FRESH_S, _FRESH_BEFORE_S = 1000, 10.0, 3.0
+_FRESH_RATE, _FRESH_S, _FRESH_BEFORE_S, _FIRST_ROW_S = 1000, 10.0, 3.0, 30.0
 _LOOK_S, _PATIENCE_S = 0.05, 120.0
 _CHECKPOINTS = 20
 _SMALL_FILES, _SMALL_ROWS = 500, 20_000
@@ -504,14 +504,15 @@ def feeding(place: Place, topic: str) -> Iterator[None]:
 def ages_seen(reader: TableReader, seconds: float) -> list[float]:
     """Look for new rows for so long; return the age of each when it was seen, sorted, in seconds.
 
-    Rows that were produced in the first seconds do not count.
+    Rows that were produced in the first seconds do not count. A slow writer gets more time for its first row.
 
     Raises:
         RunFailed: there were none.
     """
     reader.new_files()
     began_s, found = time.time(), list[float]()
-    while (now_s := time.time()) < began_s + _FRESH_BEFORE_S + seconds:
+    ends_s = began_s + _FRESH_BEFORE_S + seconds
+    while (now_s := time.time()) < ends_s + (0.0 if found else _FIRST_ROW_S):
         files = reader.new_files()
         seen_s = time.time()
         for file in files:

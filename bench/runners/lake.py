@@ -14,16 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from kohort.region import DeltaTable, IcebergTable, Region, Sink
+from kohort.region import Region, Sink
 from kohort.region.consumer import RegionConsumer
 
 TABLE = "bench.lines"
 
 
 def sink_of(job: dict[str, Any]) -> Sink:
-    """Return the table of a job."""
+    """Return the table of a job; import what it needs alone, as an application would."""
     if job["kind"] == "delta":
+        from kohort.region import DeltaTable
+
         return DeltaTable(job["path"], storage_options=job["storage"])
+    from kohort.region import IcebergTable
+
     return IcebergTable(TABLE, catalog=job["catalog"])
 
 

@@ -15,6 +15,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 TABLE = "bench.lines"
 _CONFIG = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.databricks.delta.snapshotPartitions": "2",  # by default 50 tasks read the log of a small table
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",

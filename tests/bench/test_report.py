@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from bench.__main__ import arguments, measured, run_bounded
-from bench.goals import GOALS, light_share
+from bench.goals import GOALS, Goal, light_share
 from bench.harness import ENDS_AT_S, FIGURE_LIMIT_S, Contender, Figure, NotHere, Options, Sample, busy_words, compare
 from bench.machine import QUIET_CORES, Clock, read_clock
 
@@ -181,6 +181,15 @@ def test_goal_beside_another_row_needs_that_row() -> None:
     shown = figure(row("kohort", [12.0]), row("Spark's, tuned", [10.0]))
     assert goal.measured(shown, shown["rows"][0]) == pytest.approx(1.2)
     assert goal.measured(figure(row("kohort", [12.0])), row("kohort", [12.0])) is None
+
+
+def test_goal_of_an_amount_is_one_of_the_rate() -> None:
+    shown = figure(row("a Delta table", [250.0]), unit="MB of memory")
+    most, least = (Goal("lake", ".*", ".*", value, 300) for value in ("most", "least"))
+    assert (most.text(), least.text()) == ("≤ 300", "≥ 300")
+    assert [goal.reached(goal.measured(shown, shown["rows"][0]) or 0.0) for goal in (most, least)] == [True, False]
+    page = report.page_text({"lake": taken({**shown, "title": "memory of a Python member while it writes"})})
+    assert "| a Delta table | 250 MB of memory | ≤ 300 | reached |" in page
 
 
 def test_missed_goal_says_why() -> None:
