@@ -30,3 +30,19 @@ def test_a_state_that_an_earlier_end_left_unflushed_is_flushed_before_it_counts(
         assert partition.flushed_offset == 0
         assert [(name, found and found.status) for name, found in TransactionLog(store).read()] == [("x", state.status)]
         assert partition.flushed_offset == partition.end_offset == 1
+
+
+def test_last_state_of_each_id_is_read_once(tmp_path: Path) -> None:
+    states = [Status.EMPTY, Status.ONGOING, Status.PREPARE_COMMIT, Status.COMPLETE_COMMIT]
+    with LogStore(tmp_path, defaults=LogConfig()) as store:
+        store.create_topic(TRANSACTIONS_TOPIC, 3)
+        log = TransactionLog(store)
+        for status in states:
+            for name in ("a", "b", "gone"):
+                log.write(Transaction(name, 7, 0, 60_000, status), NOW)
+        log.write(Transaction("b", 7, 1, 60_000, Status.ONGOING), NOW)
+        log.forget("gone", NOW)
+        found = list(TransactionLog(store).read())
+    assert len(found) == 3
+    read = {name: state and (state.epoch, state.status) for name, state in found}
+    assert read == {"a": (0, Status.COMPLETE_COMMIT), "b": (1, Status.ONGOING), "gone": None}

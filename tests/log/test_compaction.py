@@ -310,6 +310,21 @@ def test_a_flipped_offset_beside_a_gap_is_seen_by_the_index(tmp_path: Path) -> N
     assert parse_header(seen[-1]).last_offset < beside.header.base_offset
 
 
+def test_index_of_a_compacted_segment_is_taken_over_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch beside a gap, and behind an interval too, was indexed twice, so that each start built the index anew."""
+    config = small(cleanup_policy=("compact",), segment_bytes=8000, index_interval_bytes=300)
+    log = PartitionLog.open(tmp_path / "t-0", config)
+    for number in range(200):
+        log.append(keyed((b"k%d" % (number % 9 if number % 3 else number), b"v%d" % number)), NOW)
+    compact_now(log, NOW)
+    log.close()
+    kept = records(log)
+    with caplog.at_level("WARNING", logger="kohort.log"):
+        again = PartitionLog.open(tmp_path / "t-0", config, OpenOptions(cleaned_offset=log.cleaned_offset))
+        assert records(again) == kept
+    assert caplog.messages == []
+
+
 def test_an_aborted_record_whose_marker_lies_behind_shadows_nothing(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",)))
     log.append(keyed((b"a", b"committed")), NOW)

@@ -28,7 +28,6 @@ from tests.region.place_runs import (
 )
 from tests.region.places import REGION, SCHEMA, Calls, Place, Row, copied, same, table
 from tests.region.volume import Died
-from tests.support.long_runs import IS_LONG
 
 ATTEMPTS = 8
 
@@ -52,12 +51,12 @@ def _tried(act: Callable[[Sink], None], sink: Sink, seen: Callable[[], list[Row]
 
 
 def _failing(place: Place, root: Path, *, happened: bool) -> None:
-    """Each request fails once and several times in a row, in `make test` one of them; the store has done it, or not."""
+    """Each request fails once, or several in a row; the store has done it, or not."""
     place.at(root / "count")
     calls = Calls()
     _whole_life(place.sink(calls))
     for number in range(1, calls.number + 1):
-        for length in (1, 3) if IS_LONG else (1 + number % 2 * 2,):
+        for length in (1, 3):
             trial = copy.copy(place)
             trial.at(root / f"trial-{number}-{length}")
             calls = Calls()

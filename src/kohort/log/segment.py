@@ -201,7 +201,8 @@ class SegmentFile:
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self._since_entry > self._interval:
-            self.index.append(last_offset - self.base_offset, position)
+            if not self.index.positions or self.index.positions[-1] < position:  # not beside a gap
+                self.index.append(last_offset - self.base_offset, position)
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
             self._since_entry = 0
         self._since_entry += size

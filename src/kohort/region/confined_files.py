@@ -19,8 +19,11 @@ from kohort.region.files import SYSTEM, FileCalls, ReadBuffer
 
 FOLDERS_OPEN_MAX: Final = 16
 """Descriptors of folders that many operations in a row keep: two for a move, and some of a table's partitions."""
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_NAMES: Final = frozenset({"", ".", ".."})
+
+
+def _folder_flags() -> int:
+    return os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC  # not a constant: Windows, which imports this, lacks the second
 
 
 class _Spot:
@@ -65,7 +68,7 @@ class ConfinedFiles:
 
     def _descriptor_of(self, folders: tuple[str, ...]) -> int:
         """Return a descriptor of a folder below the root, for `_release_folder`."""
-        fd = os.open(self._root, _FOLDER)
+        fd = os.open(self._root, _folder_flags())
         walked = self._root
         for part in folders:
             walked = f"{walked}/{part}"
@@ -83,7 +86,7 @@ class ConfinedFiles:
     @staticmethod
     def _open_folder(above: int, name: str, path: str) -> int:
         try:
-            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+            return os.open(name, _folder_flags() | os.O_NOFOLLOW, dir_fd=above)
         except OSError as error:
             _refuse_link(above, name, path)
             error.filename = path

@@ -51,6 +51,8 @@ log = logging.getLogger("kohort.region")
 
 TOPIC = "__kohort_regions"
 PARTITIONS = 9
+SEGMENT_BYTES = 16 * 1024 * 1024
+"""Only full segments are compacted, and each start reads the topic: this is two hours of a checkpoint each second."""
 CLAIMS = 0
 READ_S = 30.0
 """Timeout in seconds for reading to the end: an open transaction of another region ends after ten seconds."""
@@ -90,7 +92,8 @@ def _checked(servers: Servers, settings: Mapping[str, Any], *, creates: bool) ->
             return 0
         if found is None:
             try:
-                admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})]).all()
+                configs = {"cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES)}
+                admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs=configs)]).all()
             except NotAuthorizedError as error:
                 raise NotAuthorizedError(
                     f"regions keep what they know in {TOPIC}, which is not there: {error}"

@@ -15,7 +15,7 @@ from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batch
 from kohort.log import LogDamage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
-from kohort.wire.records import read_records
+from kohort.wire.records import read_pairs, read_records
 
 log = logging.getLogger("kohort.transactions")
 
@@ -167,6 +167,9 @@ class TransactionLog:
 
     def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
         """Read the states of a partition; return whether it is undamaged. Damage is logged."""
+        if (last := _read_last_states(source)) is not None:
+            found += last
+            return True
         whole = True
         for batch_or_damage in checked_batches(source, source.log_start_offset, READ_BYTES):
             if isinstance(batch_or_damage, LogDamage):
@@ -193,6 +196,28 @@ class TransactionLog:
     def serves(self, transactional_id: str) -> bool:
         """Return whether an id's partition is readable."""
         return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
+
+
+def _read_last_states(source: PartitionLog) -> list[tuple[str, Transaction | None]] | None:
+    """Return the last state of each id in a partition, None if anything is damaged.
+
+    A partition may have a million states of few ids before it is compacted. Only the last ones are decoded.
+    """
+    last: dict[bytes, bytes | None] = {}
+    try:
+        for batch_or_damage in checked_batches(source, source.log_start_offset, READ_BYTES):
+            if isinstance(batch_or_damage, LogDamage):
+                return None
+            _, header, batch = batch_or_damage
+            if header.is_control:
+                continue
+            for key, value, _ in read_pairs(batch, header):
+                if key is None:
+                    return None
+                last[key] = value
+        return [_decode_pair(key, value) for key, value in last.items()]
+    except (ValueError, *UNREADABLE):
+        return None
 
 
 def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
@@ -229,12 +254,17 @@ def _encode(transaction: Transaction) -> bytes:
 
 
 def _decode(record: BatchRecord) -> tuple[str, Transaction | None]:
-    if record.key is None or bytes(record.key[:2]) != _KEY_VERSION:
+    value = None if record.value is None else bytes(record.value)
+    return _decode_pair(None if record.key is None else bytes(record.key), value)
+
+
+def _decode_pair(key: bytes | None, encoded: bytes | None) -> tuple[str, Transaction | None]:
+    if key is None or bytes(key[:2]) != _KEY_VERSION:
         raise CorruptDataError("the transaction log holds a record that is none of its own")
-    transactional_id = TransactionLogKey.decode(record.key[2:], 0).transactional_id
-    if record.value is None:
+    transactional_id = TransactionLogKey.decode(key[2:], 0).transactional_id
+    if encoded is None:
         return transactional_id, None
-    value = TransactionLogValue.decode(record.value[2:], int.from_bytes(record.value[:2], "big"))
+    value = TransactionLogValue.decode(encoded[2:], int.from_bytes(encoded[:2], "big"))
     return transactional_id, Transaction(
         id=transactional_id,
         producer_id=value.producer_id,

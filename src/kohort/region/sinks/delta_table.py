@@ -106,7 +106,7 @@ PIECE: Final = ".json"
 _DONE: Final = "_done-"
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
-"""Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+"""Limit on attempts to probe. Each process that begins removes the files of others once, as leftovers."""
 _DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
@@ -345,11 +345,11 @@ class DeltaTable(FolderSink):
     def _probe(self) -> None:
         """Check that a staged file can be linked into the table, and that the log can be written."""
         folders = (self._staging, self.path, f"{self.path}/_delta_log")
+        for folder in folders:
+            for name in self._files.listdir(folder):
+                if name.startswith(_PROBE):
+                    remove(self._files, f"{folder}/{name}")
         for again in reversed(range(_PROBES)):
-            for folder in folders:
-                for name in self._files.listdir(folder):
-                    if name.startswith(_PROBE):
-                        remove(self._files, f"{folder}/{name}")
             try:
                 self._try(folders)
             except FileNotFoundError:

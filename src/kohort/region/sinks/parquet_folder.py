@@ -97,7 +97,7 @@ _PROBE: Final = "_probe-"
 _READ_ATTEMPTS: Final = 5
 _ADD_ATTEMPTS: Final = 30
 _PROBES: Final = 5
-"""Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
+"""Limit on attempts to probe. Each process that begins removes the files of others once, as leftovers."""
 
 
 def check_target(size: int) -> int:
@@ -302,11 +302,11 @@ class ParquetFolder(FolderSink):
 
     def _probe(self) -> None:
         """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
+        for folder in (self.path, f"{self.path}/_staging"):
+            for name in self._files.listdir(folder):
+                if name.startswith(_PROBE):
+                    remove_folder(self._files, f"{folder}/{name}")
         for again in reversed(range(_PROBES)):
-            for folder in (self.path, f"{self.path}/_staging"):
-                for name in self._files.listdir(folder):
-                    if name.startswith(_PROBE):
-                        remove_folder(self._files, f"{folder}/{name}")
             try:
                 self._try()
             except FileNotFoundError:
