@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from frameworks.builds import PROGRAMS, FrameworkUnavailable, python_environment
 from rich.console import Console
+from tests.region.lake_spark import SPARK_TABLE_JARS
 from tests.support import maven
 from tests.support.supervise import descendants
 
@@ -51,20 +52,8 @@ _JARS = {
         "org.apache.kafka:kafka-clients:3.9.1",
         "org.apache.commons:commons-pool2:2.12.0",
     ),
-    "lake-spark-tables": (
-        "io.delta:delta-spark_4.1_2.13:4.3.0",
-        "io.delta:delta-storage:4.3.0",
-        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-        "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
-        "org.xerial:sqlite-jdbc:3.46.1.3",
-        "org.apache.hadoop:hadoop-aws:3.4.2",
-        "software.amazon.awssdk:s3-transfer-manager:2.29.52",
-        "software.amazon.awssdk:apache-client:2.29.52",
-        "org.apache.httpcomponents:httpclient:4.5.13",
-        "org.apache.httpcomponents:httpcore:4.4.16",
-        "commons-logging:commons-logging:1.2",
-    ),
-}  # fmt: skip
+    "lake-spark-tables": SPARK_TABLE_JARS,
+}
 _SPARK = "Spark's Kafka source"
 _ONE, _TWO, _QUERY = "a Python member", "two Python members", "a Spark query of a region"
 _SESSIONS = (_SPARK, _QUERY)

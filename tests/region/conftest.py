@@ -8,7 +8,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -24,6 +24,7 @@ from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
 from tests.region import s3_server
 from tests.region.postgres import Server, programs, running
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -192,6 +193,26 @@ class Worker:
     def close(self) -> None:
         self.consumer.close()
         self.thread.join(60)
+
+
+def check_exact_after_a_failure(servers: str, topic: str, sink: Any, read: Callable[[], list[int]], half: int) -> None:
+    """Write numbers into a sink by two members, of which one fails: each is there once.
+
+    Args:
+        topic: with the first `half` numbers; as many follow once a sequence is complete.
+        read: returns the numbers that a reader of the destination finds.
+    """
+    with Region(topic, servers, checkpoint_every="500ms") as region:
+        workers = [Worker(region, f"worker-{number}", sink, topic) for number in range(2)]
+        until(lambda: len(read()) > 0, "a sequence is complete")
+        workers[0].fail_at = 0
+        fill(servers, topic, range(half, 2 * half))
+        workers[0].thread.join(60)
+        assert isinstance(workers[0].error, ValueError)
+        until(lambda: len(read()) >= 2 * half, "all is published")
+        workers[1].close()
+        workers[1].thread.join(60)
+    assert Counter(read()) == Counter(range(2 * half))
 
 
 @pytest.fixture

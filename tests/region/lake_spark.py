@@ -16,7 +16,7 @@ from tests.region.s3_server import ACCESS
 from tests.support import maven
 
 _PROGRAM = Path(__file__).with_name("spark_lake_reader.py")
-_JARS = (
+SPARK_TABLE_JARS = (
     "io.delta:delta-spark_4.1_2.13:4.3.0",
     "io.delta:delta-storage:4.3.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
@@ -29,6 +29,7 @@ _JARS = (
     "org.apache.httpcomponents:httpcore:4.4.16",
     "commons-logging:commons-logging:1.2",
 )
+"""What Spark 4.1 needs for Delta and Iceberg tables, also in stores of S3's protocol."""
 
 
 class LakeSpark:
@@ -103,7 +104,7 @@ def running(folder: Path) -> Iterator[LakeSpark]:
     """Start the session; skip the test where Maven or the packages are missing."""
     try:
         python = python_environment("spark-lake")
-        jars = maven.jars("lake-spark-tables", _JARS, transitive=False)
+        jars = maven.jars("lake-spark-tables", SPARK_TABLE_JARS, transitive=False)
     except (FrameworkUnavailable, maven.MavenUnavailable) as error:
         pytest.skip(f"Spark's readers of Delta and Iceberg can't be had here: {error}")
     command = [str(python), str(_PROGRAM), ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))]

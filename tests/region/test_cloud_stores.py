@@ -18,13 +18,12 @@ import pyarrow.dataset as ds
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region import DeltaTable, Keep, ParquetFolder, Region
+from kohort.region import DeltaTable, Keep, ParquetFolder
 from kohort.region.staged import StagedKey
 from tests.region import cloud_servers
 from tests.region.cloud_servers import Cloud
-from tests.region.conftest import Worker, fill, make_topic
+from tests.region.conftest import check_exact_after_a_failure, fill, make_topic
 from tests.region.s3_server import BUCKET, LossyProxy
-from tests.support.waiting import until
 
 deltalake: Any = pytest.importorskip("deltalake", reason="DeltaTable needs it")
 polars: Any = pytest.importorskip("polars", reason="Polars reads the tables")
@@ -260,14 +259,4 @@ def test_members_of_a_region_write_into_a_store(cloud: Cloud, kind: str, url: st
         table = ds.dataset(files, filesystem=cloud.files, format="parquet").to_table() if files else rows()
         return [int(value) for value in table.column("value").to_pylist()] if files else []
 
-    with Region(name, own_servers, checkpoint_every="500ms") as region:
-        workers = [Worker(region, f"worker-{number}", sink, name) for number in range(2)]
-        until(lambda: len(read()) > 0, "a sequence is complete")
-        workers[0].fail_at = 0
-        fill(own_servers, name, range(200, 400))
-        workers[0].thread.join(60)
-        assert isinstance(workers[0].error, ValueError)
-        until(lambda: len(read()) >= 400, "all is published")
-        workers[1].close()
-        workers[1].thread.join(60)
-    assert Counter(read()) == Counter(range(400))
+    check_exact_after_a_failure(own_servers, name, sink, read, 200)

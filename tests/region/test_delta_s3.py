@@ -26,12 +26,11 @@ import pyarrow.fs as pafs
 import pytest
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region import DeltaTable, Keep, Region
+from kohort.region import DeltaTable, Keep
 from kohort.region.staged import StagedKey
 from tests.region import s3_server
-from tests.region.conftest import Worker, fill, make_topic
+from tests.region.conftest import check_exact_after_a_failure, fill, make_topic
 from tests.region.s3_server import ACCESS, BUCKET, LossyProxy, files_of
-from tests.support.waiting import until
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -378,17 +377,7 @@ def test_members_of_a_region_write_into_a_store(store: str, url: str, own_server
             return []
         return [int(value) for value in table.to_pyarrow_table().column("value").to_pylist()]
 
-    with Region(name, own_servers, checkpoint_every="500ms") as region:
-        workers = [Worker(region, f"worker-{number}", sink, name) for number in range(2)]
-        until(lambda: len(read()) > 0, "a sequence is complete")
-        workers[0].fail_at = 0
-        fill(own_servers, name, range(300, 600))
-        workers[0].thread.join(60)
-        assert isinstance(workers[0].error, ValueError)
-        until(lambda: len(read()) >= 600, "all is published")
-        workers[1].close()
-        workers[1].thread.join(60)
-    assert Counter(read()) == Counter(range(600))
+    check_exact_after_a_failure(own_servers, name, sink, read, 300)
 
 
 def test_wrong_credentials_are_refused_and_shown_to_nobody(store: str, url: str) -> None:

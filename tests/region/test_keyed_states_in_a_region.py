@@ -169,13 +169,13 @@ def test_member_that_keeps_no_states_is_refused_beside_one_that_does_and_stops_t
     assert "have keyed states" in region.describe().stopped
 
 
-class Asking(Worker):
-    """A member that asks for a state of another partition than its table's."""
+class StateProber(Worker):
+    """A member that calls `probe` while each table is in progress."""
 
-    ask: Any = staticmethod(lambda consumer, table: None)
+    probe: Any = staticmethod(lambda consumer, table: None)
 
     def rows_of(self, table: pa.Table) -> pa.Table:
-        self.ask(self.consumer, table)
+        self.probe(self.consumer, table)
         return super().rows_of(table)
 
 
@@ -195,14 +195,14 @@ def test_state_is_of_a_partition_of_the_table_and_of_a_member_that_keeps_states(
     regions.append(region)
     asked: list[str] = []
 
-    def ask(consumer: Any, table: pa.Table) -> None:
+    def probe(consumer: Any, table: pa.Table) -> None:
         for topic, number in ((name, 99), ("other", 0)):
             with pytest.raises(InvalidInputError) as refused:
                 consumer.partition_state(topic, number)
             asked.append(refused.value.message)
 
-    Asking.ask = staticmethod(ask)
-    kept = Asking(region, "m1", Collected(), name, keyed_state=states)
+    StateProber.probe = staticmethod(probe)
+    kept = StateProber(region, "m1", Collected(), name, keyed_state=states)
     until(lambda: len(asked) >= 2, "it has asked")
     assert "no record of" in asked[0]
     with pytest.raises(InvalidInputError, match="in the loop over tables"):

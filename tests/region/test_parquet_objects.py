@@ -47,7 +47,7 @@ def key(unit: int) -> StagedKey:
 def test_server_that_begins_each_listing_at_the_first_name(
     place: ObjectsPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fake-gcs-server does. Members would look for the last sequence for ever."""
+    """Azurite and fake-gcs-server ignore where a listing is to begin: members looked for the last sequence for ever."""
     whole = HeldObjects.list
     monkeypatch.setattr(HeldObjects, "list", lambda self, prefix, offset, **options: whole(self, prefix, **options))
     sink = place.sink()

@@ -19,11 +19,10 @@ import pytest
 from obstore.store import S3Store
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region import Keep, ParquetFolder, Region
+from kohort.region import Keep, ParquetFolder
 from kohort.region.staged import StagedKey
-from tests.region.conftest import Worker, fill, make_topic
+from tests.region.conftest import check_exact_after_a_failure, fill, make_topic
 from tests.region.s3_server import ACCESS, BUCKET, LossyProxy, files_of
-from tests.support.waiting import until
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -187,17 +186,7 @@ def test_members_of_a_region_write_into_a_store(store: str, url: str, own_server
         table = ds.dataset(files, filesystem=files_of(store), format="parquet").to_table()
         return [int(value) for value in table.column("value").to_pylist()]
 
-    with Region(name, own_servers, checkpoint_every="500ms") as region:
-        workers = [Worker(region, f"worker-{number}", sink, name) for number in range(2)]
-        until(lambda: len(read()) > 0, "a sequence is complete")
-        workers[0].fail_at = 0
-        fill(own_servers, name, range(500, 1000))
-        workers[0].thread.join(60)
-        assert isinstance(workers[0].error, ValueError)
-        until(lambda: len(read()) >= 1000, "all is published")
-        workers[1].close()
-        workers[1].thread.join(60)
-    assert Counter(read()) == Counter(range(1000))
+    check_exact_after_a_failure(own_servers, name, sink, read, 500)
 
 
 def test_readers_that_nobody_here_wrote_see_whole_sequences(store: str, url: str, tmp_path: Path) -> None:

@@ -121,10 +121,12 @@ def _in_zookeeper(address: ZooKeeperAddress) -> BrokerCompanion:
     return BrokerInZooKeeper(address)
 
 
-Insecure = Annotated[bool, Parameter(negative="")]
-
-
-def zookeeper(*, listen: str = "127.0.0.1:2181", data: Path | None = None, insecure: Insecure = False) -> int:
+def zookeeper(
+    *,
+    listen: str = "127.0.0.1:2181",
+    data: Path | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
     """A real ZooKeeper, from the jars that PySpark brings; ends with SIGTERM or Ctrl-C.
 
     Prints the line `ready HOST:PORT` once clients can connect.

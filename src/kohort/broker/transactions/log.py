@@ -15,7 +15,7 @@ from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batch
 from kohort.log import LogDamage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
-from kohort.wire.records import read_pairs, read_records
+from kohort.wire.records import read_pairs
 
 log = logging.getLogger("kohort.transactions")
 
@@ -215,15 +215,15 @@ def _read_last_states(source: PartitionLog) -> list[tuple[str, Transaction | Non
                 if key is None:
                     return None
                 last[key] = value
-        return [_decode_pair(key, value) for key, value in last.items()]
+        return [_decode(key, value) for key, value in last.items()]
     except (ValueError, *UNREADABLE):
         return None
 
 
-def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
+def _read_batch(header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
     """Return the transactional ids and states in a batch of the log."""
     try:
-        return [_decode(record) for record in read_records(batch)]
+        return [_decode(key, value) for key, value, _ in read_pairs(batch, header)]
     except ValueError as error:
         raise CorruptDataError(f"no state of a transaction: {error}") from error
 
@@ -253,13 +253,8 @@ def _encode(transaction: Transaction) -> bytes:
     return VALUE_VERSION.to_bytes(2, "big") + value.encode(VALUE_VERSION)
 
 
-def _decode(record: BatchRecord) -> tuple[str, Transaction | None]:
-    value = None if record.value is None else bytes(record.value)
-    return _decode_pair(None if record.key is None else bytes(record.key), value)
-
-
-def _decode_pair(key: bytes | None, encoded: bytes | None) -> tuple[str, Transaction | None]:
-    if key is None or bytes(key[:2]) != _KEY_VERSION:
+def _decode(key: bytes | None, encoded: bytes | None) -> tuple[str, Transaction | None]:
+    if key is None or key[:2] != _KEY_VERSION:
         raise CorruptDataError("the transaction log holds a record that is none of its own")
     transactional_id = TransactionLogKey.decode(key[2:], 0).transactional_id
     if encoded is None:

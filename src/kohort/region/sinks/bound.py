@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
@@ -17,6 +17,10 @@ from kohort.region.records import Position
 from kohort.region.sinks import owner_marker
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.staged import StagedKey
+
+PROBE: Final = "_probe-"
+"""How the names of files begin that tell whether a folder can be written."""
+_PROBES: Final = 5
 
 
 class BoundSink:
@@ -94,6 +98,27 @@ class FolderSink(BoundSink):
     def _named(self) -> str:
         """Return the path of the folder with all links resolved."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
+
+    def _probe_in(
+        self, folders: Iterable[str], remove: Callable[[FileCalls, str], None], attempt: Callable[[], None]
+    ) -> None:
+        """Remove what earlier probes have left in folders, and probe.
+
+        Another process that begins may take this one's files for leftovers. It removes them once, so a few attempts
+        suffice.
+        """
+        for folder in folders:
+            for name in self._files.listdir(folder):
+                if name.startswith(PROBE):
+                    remove(self._files, f"{folder}/{name}")
+        for again in reversed(range(_PROBES)):
+            try:
+                attempt()
+            except FileNotFoundError:
+                if not again:
+                    raise
+            else:
+                return
 
     def _refuse_other_name(self, claim: OwnerMarker) -> None:
         if claim.place != self.place:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
 from kohort.region.sinks.delta_log import arrow_of
-from kohort.region.sinks.parquet_schema import unsupported_part
+from kohort.region.sinks.parquet_schema import unsupported_column
 from kohort.region.sinks.rows import plain
 
 TEXT_MAX: Final = 32
@@ -40,8 +40,8 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
     """
     kept, refused = [], []
     for given, field in zip(schema, plain(schema), strict=True):
-        if why := unsupported_part(field.type):
-            refused.append(f"column {given.name!r} of type {given.type} ({why})")
+        if refusal := unsupported_column(given):
+            refused.append(refusal)
             continue
         try:
             back = arrow_of(pa.schema([field])).field(0)

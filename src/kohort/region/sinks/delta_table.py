@@ -56,7 +56,7 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import FolderSink
+from kohort.region.sinks.bound import PROBE, FolderSink
 from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
@@ -104,9 +104,6 @@ COMMITS_MAX: Final = 30
 _OBJECTS: Final = "kohort.region.sinks.delta_objects"
 PIECE: Final = ".json"
 _DONE: Final = "_done-"
-_PROBE: Final = "_probe-"
-_PROBES: Final = 5
-"""Limit on attempts to probe. Each process that begins removes the files of others once, as leftovers."""
 _DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
@@ -345,22 +342,11 @@ class DeltaTable(FolderSink):
     def _probe(self) -> None:
         """Check that a staged file can be linked into the table, and that the log can be written."""
         folders = (self._staging, self.path, f"{self.path}/_delta_log")
-        for folder in folders:
-            for name in self._files.listdir(folder):
-                if name.startswith(_PROBE):
-                    remove(self._files, f"{folder}/{name}")
-        for again in reversed(range(_PROBES)):
-            try:
-                self._try(folders)
-            except FileNotFoundError:
-                if not again:
-                    raise
-            else:
-                return
+        self._probe_in(folders, remove, lambda: self._try(folders))
 
     def _try(self, folders: Sequence[str]) -> None:
         files = self._files
-        staged, *seconds = [f"{folder}/{_PROBE}{uuid.uuid4().hex}" for folder in folders]
+        staged, *seconds = [f"{folder}/{PROBE}{uuid.uuid4().hex}" for folder in folders]
         try:
             files.close(files.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             for second in seconds:

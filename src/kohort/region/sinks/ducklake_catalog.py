@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.sinks.parquet_schema import unsupported_part
+from kohort.region.sinks.parquet_schema import unsupported_column
 from kohort.region.sinks.rows import plain
 
 CATALOG: Final = "catalog.sqlite"
@@ -221,8 +221,8 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
     kept, refused = [], []
     _database()  # without which no column is at fault
     for given, field in zip(schema, plain(schema), strict=True):
-        if why := unsupported_part(field.type):
-            refused.append(f"column {given.name!r} of type {given.type} ({why})")
+        if refusal := unsupported_column(given):
+            refused.append(refusal)
             continue
         kind = _micros(field.type)
         one = pa.schema([pa.field(field.name, kind)])

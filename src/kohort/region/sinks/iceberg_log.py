@@ -50,7 +50,7 @@ from sqlalchemy.exc import IntegrityError
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks.iceberg_catalog import catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_schema import unsupported_part
+from kohort.region.sinks.parquet_schema import unsupported_column
 from kohort.region.sinks.rows import plain
 
 _MERGE: Final = "commit.manifest-merge.enabled"
@@ -378,8 +378,8 @@ def kept_schema(schema: pa.Schema) -> pa.Schema:
     """
     kept, refused = [], []
     for given, field in zip(schema, plain(schema), strict=True):
-        if why := unsupported_part(field.type):
-            refused.append(f"column {given.name!r} of type {given.type} ({why})")
+        if refusal := unsupported_column(given):
+            refused.append(refusal)
             continue
         try:
             back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0)

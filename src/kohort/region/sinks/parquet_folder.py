@@ -57,7 +57,7 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import FolderSink
+from kohort.region.sinks.bound import PROBE, FolderSink
 from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
 from kohort.region.sinks.compaction import (
     GRACE,
@@ -93,11 +93,8 @@ _FILES: Final = ".files-"
 _FILES_OF: Final = re.compile(r".+\.files-[0-9a-f]{12}")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
 _GIVEN_UP: Final = re.compile(GONE + "[0-9a-f]{32}")
-_PROBE: Final = "_probe-"
 _READ_ATTEMPTS: Final = 5
 _ADD_ATTEMPTS: Final = 30
-_PROBES: Final = 5
-"""Limit on attempts to probe. Each process that begins removes the files of others once, as leftovers."""
 
 
 def check_target(size: int) -> int:
@@ -302,21 +299,10 @@ class ParquetFolder(FolderSink):
 
     def _probe(self) -> None:
         """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
-        for folder in (self.path, f"{self.path}/_staging"):
-            for name in self._files.listdir(folder):
-                if name.startswith(_PROBE):
-                    remove_folder(self._files, f"{folder}/{name}")
-        for again in reversed(range(_PROBES)):
-            try:
-                self._try()
-            except FileNotFoundError:
-                if not again:
-                    raise
-            else:
-                return
+        self._probe_in((self.path, f"{self.path}/_staging"), remove_folder, self._try)
 
     def _try(self) -> None:
-        files, name = self._files, f"{_PROBE}{uuid.uuid4().hex}"
+        files, name = self._files, f"{PROBE}{uuid.uuid4().hex}"
         folder, renamed = f"{self.path}/_staging/{name}", f"{self.path}/{name}"
         try:
             files.mkdir(folder)

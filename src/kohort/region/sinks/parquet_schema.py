@@ -36,8 +36,8 @@ def check_writable(schema: pa.Schema) -> None:
 
 
 def _refusal(field: pa.Field[pa.DataType]) -> str:
-    if why := unsupported_part(field.type):
-        return f"column {field.name!r} of type {field.type} ({why})"
+    if refusal := unsupported_column(field):
+        return refusal
     schema = pa.schema([field])
     try:
         sink = pa.BufferOutputStream()
@@ -50,13 +50,19 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
     return ""
 
 
-def unsupported_part(kind: Any) -> str:  # the stubs know types one by one
-    """Return why no file of a sink can keep a type, or one within it; an empty text if files can.
+def unsupported_column(field: pa.Field[pa.DataType]) -> str:
+    """Return why no file of a sink can keep a column; an empty text if files can.
 
     Libraries of sinks accept these types in a schema, and fail at the first row, or with an internal error.
     """
+    why = _unsupported_part(field.type)
+    return f"column {field.name!r} of type {field.type} ({why})" if why else ""
+
+
+def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
+    """Return what makes a type unsupported, or one within it."""
     if isinstance(kind, pa.DictionaryType):
-        return unsupported_part(kind.value_type)
+        return _unsupported_part(kind.value_type)
     if pa.types.is_decimal(kind) and kind.scale < 0:
         return "a decimal of a negative scale"
     if isinstance(kind, pa.StructType):
@@ -64,7 +70,7 @@ def unsupported_part(kind: Any) -> str:  # the stubs know types one by one
             return "a struct without fields"
         if len({field.name.lower() for field in kind}) < kind.num_fields:
             return "a struct with fields of one name; case does not tell them apart"
-    parts = (unsupported_part(kind.field(number).type) for number in range(kind.num_fields))
+    parts = (_unsupported_part(kind.field(number).type) for number in range(kind.num_fields))
     return next((why for why in parts if why), "")
 
 
