@@ -84,6 +84,26 @@ def test_term_that_no_other_application_ended_is_followed_by_another(
     assert serving.describe().term > lost.term
 
 
+def test_thread_of_a_lost_term_holds_up_no_election(own_servers: str, name: str, regions: list[Region]) -> None:
+    """A member's link may begin the next term while the lost one's thread is about to.
+
+    Each waited for the other: the member found no control plane any more, and its process did not end after SIGTERM.
+    """
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    regions.append(region)
+    lost, election = region.serve(), region._election
+    until(lambda: region.describe().term == lost.term, "the term has begun")
+    assert lost._loop is not None
+    with election._lock:  # as the link has it
+        lost._loop.call_soon_threadsafe(lost._end.set)
+        assert lost.over.wait(30)
+        taking_over = threading.Thread(target=election._take_over, daemon=True)
+        taking_over.start()
+        taking_over.join(30)
+        assert not taking_over.is_alive()
+    assert region.describe().term > lost.term
+
+
 def test_application_that_was_replaced_does_not_serve_again(own_servers: str, name: str, regions: list[Region]) -> None:
     first, second = (Region(name, own_servers, checkpoint_every="100ms") for _ in range(2))
     regions += [first, second]

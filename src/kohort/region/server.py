@@ -262,7 +262,7 @@ class ControlPlane:
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._end.set)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self.over.wait()  # not for the thread: what it calls after a lost term may wait for this call's caller
         self._pool.shutdown(wait=False)
 
     def describe(self) -> RegionSeen | None:
