@@ -17,6 +17,7 @@ SHORT_FORM_ELSEWHERE = [
     "tests/client/test_three_brokers.py",  # cluster/test_topics_of_three.py has three brokers, too
     "tests/peers/test_otlp_collector.py",  # lag/test_otlp.py reads what is sent with OpenTelemetry's own messages
     "tests/peers/test_tools_alike.py",  # peers/test_apache_kafka_tools.py runs the tools at our broker
+    "tests/region/test_cloud_stores.py",  # region/test_parquet_s3.py and test_delta_s3.py do the same on S3
     "tests/spark/region/test_slow_start.py",
 ]
 """Files of which `make test` runs nothing."""
