@@ -16,7 +16,7 @@ from kohort.broker.security.mechanisms import LoginRefused
 from kohort.errors import KafkaError
 from kohort.wire.schema import WireError
 from tests.broker.fuzz.cases import Finding
-from tests.broker.fuzz.honest import Honest
+from tests.broker.fuzz.honest import PARTITIONS, Honest
 from tests.broker.fuzz.watch import Taken
 from tests.fuzz.corpus import KEPT_BYTES_MAX, keep_input, read_corpus
 from tests.fuzz.parsers import PARSERS, ParserTarget
@@ -111,7 +111,8 @@ class FuzzRun:
         broker = StrangersBroker(self._folder)
         try:
             with Honest(broker.watched.address, self._stalled) as honest:
-                until(lambda: honest.read > 0 or honest.wrong, "an honest record is read", 60)
+                # A partition has a folder from its first record on, and the folders are compared.
+                until(lambda: honest.read >= PARTITIONS or honest.wrong, "honest records are read", 60)
                 before, taken = broker.state(), broker.watched.taken()
                 for number in itertools.islice(itertools.count(), cases) if only is None else (only,):
                     if time.monotonic() - began > seconds:
