@@ -73,11 +73,11 @@ class Other:
         self.drop()
 
 
-def run(story: Callable[[Listed, Peers, Other], Awaitable[None]]) -> None:
+def run(story: Callable[[Listed, Peers, Other], Awaitable[None]], renew_s: float | None = None) -> None:
     async def play() -> None:
         service, other = Listed(), Other()
         await other.begin()
-        watching = Peers(service, ME)
+        watching = Peers(service, ME, renew_s=renew_s)
         try:
             await story(service, watching, other)
         finally:
@@ -106,6 +106,20 @@ def test_end_and_refusal_is_suspicion() -> None:
         assert service.suspected[0] == two
 
     run(story)
+
+
+def test_where_clients_log_in_a_connection_is_renewed_before_the_peer_closes_it() -> None:
+    """Nothing is sent on it, and the peer need not warn of a client that does not log in."""
+
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        service.name(Candidate(2, "two", "127.0.0.1", other.port))
+        watching.follow()
+        await until(lambda: len(other.open) >= 3, "a third connection")
+        await until(lambda: other.open[0].is_closing() and other.open[1].is_closing(), "the end of the first two")
+        assert not other.frames
+        assert not service.suspected
+
+    run(story, renew_s=0.1)
 
 
 def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ OUTPUTS = {
     "transactions": "soak-transactions",
     "consumer": "soak-consumer",
     "push": "soak-push",
+    "coordinated": "soak-coordinated",
     "query": "soak-query",
 }
 """Output topics by program."""
@@ -126,24 +127,34 @@ def consumer(settings: dict[str, str], _: Path) -> None:
 
 def push(settings: dict[str, str], _: Path) -> None:
     """Our clients, push protocol: publishes records on, at least once."""
+    _publish_on(settings, "push", "push")
+
+
+def coordinated(settings: dict[str, str], folder: Path) -> None:
+    """Our clients, KIP-848, at coordinators over the broker: publishes records on, at least once."""
+    servers = (folder.parent / "coordinators").read_text()
+    _publish_on(settings | {"bootstrap.servers": servers}, "coordinated", "consumer")
+
+
+def _publish_on(settings: dict[str, str], name: str, protocol: str) -> None:
     from kohort import Consumer, Producer
     from kohort.errors import CommitFailedError
 
     ending = _Ending()
     consumer = Consumer(
         **settings,
-        group_id="soak-push",
-        group_protocol="push",
+        group_id=f"soak-{name}",
+        group_protocol=protocol,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        session_timeout_ms=6000,
+        **({} if protocol == "consumer" else {"session_timeout_ms": 6000}),
     )
     with consumer, Producer(**settings) as producer:
         consumer.subscribe([INPUT])
         while not ending.asked:
             records = consumer.poll(timeout_ms=500, max_records=500)
             for record in records:
-                producer.send(OUTPUTS["push"], key=record.key, value=record.value)
+                producer.send(OUTPUTS[name], key=record.key, value=record.value)
             producer.flush()
             if not records:
                 continue
@@ -219,6 +230,7 @@ PROGRAMS: dict[str, Callable[[dict[str, str], Path], None]] = {
     "transactions": transactions,
     "consumer": consumer,
     "push": push,
+    "coordinated": coordinated,
     "region": region,
     "query": query,
 }

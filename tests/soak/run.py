@@ -114,7 +114,7 @@ class Soak:
 
     @property
     def _names(self) -> list[str]:
-        return ["transactions", "consumer", "push", "region", *(["query"] if self._spark else [])]
+        return ["transactions", "consumer", "push", "coordinated", "region", *(["query"] if self._spark else [])]
 
     def _disturb(self, producer: Producer, duration_s: float, fault_s: float) -> None:
         next_fault, next_sample, sent = fault_s, 0.0, 0

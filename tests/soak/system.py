@@ -148,7 +148,7 @@ def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
 
     With versitygw on PATH the region writes to an object store of it, which `store.json` in `folder` describes.
     """
-    (port, metrics, lag, page, objects) = free_ports(5)
+    (port, metrics, lag, page, objects, *coordinators) = free_ports(7)
     secure = folder / "secure"
     properties = secure / "client-kohort.properties"
     kohort = [sys.executable, "-m", "kohort"]
@@ -158,7 +158,13 @@ def build_system(folder: Path, *, spark: bool) -> tuple[list[Part], Path]:
     parts = [Part("broker", broker, folder, ("SIGKILL", "SIGTERM"), prints_ready=True)]
     if gateway := shutil.which("versitygw"):
         parts.append(_object_store(gateway, folder, objects))
-    for program in ("transactions", "consumer", "push", "region"):
+    (folder / "coordinators").write_text(",".join(f"127.0.0.1:{at}" for at in coordinators))
+    for number, at in enumerate(coordinators, 1):
+        command = [*kohort, "coordinator", "--kafka", f"127.0.0.1:{port}", "--listen", f"127.0.0.1:{at}"]
+        command += ["--tls", str(secure / "server.pem"), "--sasl", str(secure / "users.properties")]
+        command += ["--command-config", str(properties)]
+        parts.append(Part(f"coordinator-{number}", command, folder, every))
+    for program in ("transactions", "consumer", "push", "coordinated", "region"):
         for number in (1, 2):
             name = f"{program}-{number}"
             command = [sys.executable, "-m", "tests.soak.programs", program, str(properties), str(folder / name)]

@@ -292,7 +292,9 @@ class RunningCoordinator:
         self.serving.listen()
         await retry_forever("a place among the coordinators", lambda: self._coordination.open(me, topic.partitions))
         log.info("coordinator %d registered at %s, incarnation %s", me.id, me.address, me.incarnation)
-        self._peers = Peers(self._coordination, me, logs_in=self._listener.protocol != "PLAINTEXT")
+        logs_in = self._listener.protocol != "PLAINTEXT"
+        # Half of our own deadline of logins, since coordinators of one cluster are set alike.
+        self._peers = Peers(self._coordination, me, renew_s=self._listener.login_timeout_ms / 2000 if logs_in else None)
         self._coordination.on_changes(self._follow)
         self._beside(self._keep_session_alive(me), "keep-alive of the session")
         self._beside(self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka")

@@ -66,18 +66,18 @@ class Peers:
     Call `follow` whenever the placement has changed.
     """
 
-    def __init__(self, coordination: CoordinationService, me: Candidate, *, logs_in: bool = False) -> None:
+    def __init__(self, coordination: CoordinationService, me: Candidate, *, renew_s: float | None = None) -> None:
         """Watch the candidates in the placement of `coordination`, and report suspected ones to it.
 
         Args:
             coordination: the coordination service.
             me: this process.
-            logs_in: whether clients of coordinators use TLS or log in. A watching connection does neither: it sends
-                nothing, and is made again when the peer closes it at the deadline of logins.
+            renew_s: after how many seconds a watching connection is made again, where clients use TLS or log in. It
+                does neither and sends nothing, so the peer would close it, with a warning, at the deadline of logins.
         """
         self._coordination = coordination
         self._me = me
-        self._logs_in = logs_in
+        self._renew_s = renew_s
         self._watched: dict[Candidate, asyncio.Task[None]] = {}
         self._histories: dict[tuple[int, str], _PeerHistory] = {}
 
@@ -131,7 +131,7 @@ class Peers:
             else:
                 refused_s, belief.seen = None, True
                 began_s = loop.time()
-                await _until_ended(reader, writer, keeps_alive=not self._logs_in)
+                await _until_ended(reader, writer, self._renew_s)
                 if loop.time() - began_s > TRUSTED_S:
                     belief.suspected = 0
                 elif loop.time() - began_s < AGAIN_S:
@@ -144,23 +144,24 @@ class Peers:
         return self._histories.setdefault(key, _PeerHistory())
 
 
-async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keeps_alive: bool) -> None:
+async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, renew_s: float | None) -> None:
     """Wait until the connection ends, and ignore the responses on it.
 
-    With `keeps_alive`, send a keep-alive request every `ASK_S` seconds.
+    Close it after `renew_s` seconds. Without `renew_s`, send a keep-alive request every `ASK_S` seconds.
     """
 
     async def send_keep_alives() -> None:
-        while keeps_alive:
+        while renew_s is None:
             writer.write(_KEEP_ALIVE)
             await writer.drain()
             await asyncio.sleep(ASK_S)
 
     asking = asyncio.ensure_future(send_keep_alives())
     try:
-        with contextlib.suppress(OSError):
-            while await reader.read(_CHUNK):
-                pass
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(renew_s):
+                while await reader.read(_CHUNK):
+                    pass
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
