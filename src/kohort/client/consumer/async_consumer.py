@@ -100,6 +100,7 @@ class AsyncConsumer(SyncMethods):
             for record in self._core.record_iterator.give(await self._poll(self._limit, _ITERATION_POLL_MS)):
                 self._iterating = asyncio.current_task()
                 yield record
+                await self._client.give_turn()
         self._client.raise_failure()
 
     # Offsets.
@@ -220,6 +221,7 @@ class AsyncConsumer(SyncMethods):
         return question(self._core)
 
     async def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        await self._client.give_turn()  # before records are taken, which a cancellation would lose
         if await self._close_if_asked():
             return []
         try:
