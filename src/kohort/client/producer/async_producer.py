@@ -145,6 +145,9 @@ class AsyncProducer(ProducerProperties):
             return self._core.undelivered() if self._client.failed else None
         try:
             await self._client.call(self._core.close(timeout_ms))
+        except BaseException:  # a cancellation, for one: other tasks may wait for deliveries
+            self._core.end()
+            raise
         finally:
             await self._client.close()
         return self._core.undelivered()

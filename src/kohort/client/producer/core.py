@@ -312,7 +312,7 @@ class ProducerCore:
         return self.transactions if is_open else None
 
     async def close(self, timeout_ms: float | None) -> None:
-        """Deliver all records, or abort an open transaction; then refuse new records.
+        """Deliver all records, or abort an open transaction; then fail what is left, and refuse new records.
 
         Args:
             timeout_ms: Limit for all of it; None: each step's own limit.
@@ -328,10 +328,14 @@ class ProducerCore:
                 await runtime.within(transactions.end(commit=False), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
-        self.sender.closed = True
-        self.sender.kick()
-        for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
-            batch.run_callbacks()
+        self.end()
+
+    def end(self) -> None:
+        """Fail the records that are not delivered, and refuse new ones. On the client's thread or under its lock.
+
+        Those of requests in flight fail too: no answer is awaited any more.
+        """
+        self.sender.end(ClientClosed("the producer is closed"), at_once=True)
 
     def undelivered(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""
