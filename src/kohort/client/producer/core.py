@@ -279,7 +279,7 @@ class ProducerCore:
         return await self._need_transactions().send_offsets_of(members)
 
     async def commit_transaction(self) -> None:
-        """Deliver everything and commit.
+        """Deliver everything and commit. Records that another thread or task sends meanwhile are refused.
 
         Raises:
             TimedOutError: No response within `max_block_ms`: commit again to learn how the transaction ended.
@@ -287,8 +287,9 @@ class ProducerCore:
             KafkaError: The transaction can't be committed; abort it.
         """
         transactions = self._need_transactions()
-        await self.accumulator.flush(None)
-        await transactions.end(commit=True)
+        with transactions.refusing_records():
+            await self.accumulator.flush(None)
+            await transactions.end(commit=True)
 
     async def abort_transaction(self) -> None:
         """Abort the transaction; records that still wait fail.
@@ -298,10 +299,11 @@ class ProducerCore:
             KafkaError: This producer can't be used any more: close it.
         """
         transactions = self._need_transactions()
-        if transactions.state in (TxnState.OPEN, TxnState.FAILED):
-            self._drop()
-        await self.accumulator.flush(None)
-        await transactions.end(commit=False)
+        with transactions.refusing_records():
+            if transactions.state in (TxnState.OPEN, TxnState.FAILED):
+                self._drop()
+            await self.accumulator.flush(None)
+            await transactions.end(commit=False)
 
     def hurried_ms(self) -> float:
         """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
