@@ -100,6 +100,14 @@ def test_records_arrive_as_sent(servers: str, topic: str, codec: str) -> None:
             assert row["partition"] == partition_for_key(row["key"], 4)
 
 
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_level_below_zero_is_the_codecs_default(servers: str, topic: str, codec: str) -> None:
+    """The default of librdkafka's compression.level, and of Java's compression.gzip.level, is -1."""
+    with Producer(servers, compression_type=codec, compression_level=-1) as producer:
+        producer.send(topic, b"x" * 1000).result(timeout_ms=20_000)
+    assert [row["value"] for row in read(servers, topic)] == [b"x" * 1000]
+
+
 def test_arrow_batches_arrive_as_sent(servers: str, topic: str) -> None:
     table = pa.table(
         {
@@ -183,6 +191,7 @@ def test_acks(servers: str, topic: str, acks: int | str) -> None:
         ({"compression_type": "brotli"}, "brotli"),
         ({"enable_idempotence": True, "acks": 1}, "acks=all"),
         ({"transactional_id": "t", "acks": 1}, "idempotence"),
+        ({"compression_type": "gzip", "compression_level": -2}, "only zstd"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
-from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import decode_and_prepare, with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
+from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import SyncMethods
+from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, SyncMethods
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
@@ -58,7 +59,11 @@ class AsyncConsumer(SyncMethods):
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
-        self._polling = False
+        self._idle = asyncio.Event()  # no task is using this consumer
+        self._idle.set()
+        self._closing: asyncio.Future[None] | None = None
+        self._close_asked: tuple[float | None] | None = None
+        self._listening: asyncio.Task[Any] | None = None  # the task that has called the listener
         self._iterating: asyncio.Task[Any] | None = None  # the task whose loop has the current record
 
     # Subscription and assignment.
@@ -68,35 +73,34 @@ class AsyncConsumer(SyncMethods):
         await self._run(self._core.unsubscribe())
 
     async def release(self) -> bool:
-        """Release the partitions that the group revokes, with a `HoldingListener`.
+        """Release the partitions that the group revokes, with a `HoldingListener`, which may call this itself.
 
         With auto commit, commit first.
 
         Returns:
             False if no partitions were held any more, because they were lost meanwhile.
         """
-        return await self._run(self._core.release())
+        return await self._run(self._core.release(), in_listener=True)
 
     # Reading.
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:
         """Return records as soon as there are any, at most `max_poll_records` (or `max_records`); empty on timeout."""
         limit = self._limit if max_records is None else max_records
-        taken = await self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        taken = await self._poll(limit, timeout_ms)
         return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
 
     async def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
         """Return records as one Arrow batch with the columns of Spark's Kafka source; None on timeout."""
-        return to_batch(await self._run(self._core.poll(max_records, self._deadline(timeout_ms))))
+        return to_batch(await self._poll(max_records, timeout_ms))
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for record in self._core.record_iterator.give(
-                await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
-            ):
+            for record in self._core.record_iterator.give(await self._poll(self._limit, _ITERATION_POLL_MS)):
                 self._iterating = asyncio.current_task()
                 yield record
+                await self._client.give_turn()
         self._client.raise_failure()
 
     # Offsets.
@@ -105,8 +109,8 @@ class AsyncConsumer(SyncMethods):
     committed = awaiting(sync_methods.committed)
 
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """Return the offset of the next record that will be returned."""
-        return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
+        """Return the offset of the next record that will be returned. A rebalance listener may call this, too."""
+        return await self._run(self._core.position(partition, self._deadline(timeout_ms)), in_listener=True)
 
     offsets_for_times = awaiting(lookups.offsets_for_times)
     beginning_offsets = awaiting(lookups.beginning_offsets)
@@ -127,6 +131,9 @@ class AsyncConsumer(SyncMethods):
         leaves the `async with`, the last poll's records are not committed, and are returned again. The same is true of
         a loop's current record when another task closes the consumer, as a signal handler does.
 
+        A poll of another task returns nothing, and the loop around it ends. In a rebalance listener, `close` returns at
+        once, and the poll that called the listener closes the consumer.
+
         Args:
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
                 leaving.
@@ -137,10 +144,54 @@ class AsyncConsumer(SyncMethods):
     async def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed:
             return
+        if self._listening is not None and self._listening is asyncio.current_task():
+            self._close_asked = (timeout_ms,)
+            self.wakeup()
+            return
+        if self._closing is not None:  # another task closes it already
+            await asyncio.wait([self._closing])
+            return
+        until_ms = None if timeout_ms is None else self._client.now_ms() + timeout_ms
+        self._closing = asyncio.get_running_loop().create_future()
         try:
-            await self._run(self._core.close(timeout_ms, unfinished=unfinished))
+            interrupted = await self._interrupt(until_ms)
+            left_ms = None if until_ms is None else max(0.0, until_ms - self._client.now_ms())
+            try:
+                await self._run(self._core.close(left_ms, unfinished=unfinished or interrupted))
+            finally:
+                await self._client.close()
         finally:
-            await self._client.close()
+            self._closing.set_result(None)
+            self._closing = None
+
+    async def _interrupt(self, until_ms: float | None) -> bool:
+        """End the poll of another task; return whether there was one, whose records nobody has processed.
+
+        Raises:
+            InvalidInputError: The other task does not return in time; nothing is closed.
+        """
+        interrupted = False
+        limit_s = OTHER_CALLER_S if until_ms is None else (until_ms - self._client.now_ms()) / 1000
+        deadline = asyncio.get_running_loop().time() + max(OTHER_CALLER_LEAST_S, limit_s)
+        while not self._idle.is_set():
+            interrupted = True
+            self.wakeup()
+            try:
+                await asyncio.wait_for(self._idle.wait(), deadline - asyncio.get_running_loop().time())
+            except TimeoutError:
+                text = "another task is using this consumer, and did not return to let it close"
+                raise InvalidInputError(text) from None
+        return interrupted
+
+    async def _close_if_asked(self) -> bool:
+        """Close if the rebalance listener has asked for it, and wait for a close under way; return whether closed."""
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+            return True
+        close_args, self._close_asked = self._close_asked, None
+        if close_args is not None:
+            await self._close(close_args[0], unfinished=False)
+        return close_args is not None
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,23 +220,46 @@ class AsyncConsumer(SyncMethods):
     def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         return question(self._core)
 
-    async def _run(self, script: Script[T]) -> T:
-        """Run a script of the core to its end: carry out its effects on the event loop, and return its value."""
-        if self._polling:
-            raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
-        self._polling = True
+    async def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        await self._client.give_turn()  # before records are taken, which a cancellation would lose
+        if await self._close_if_asked():
+            return []
         try:
-            running = RunningScript(script)
-            while True:
-                effect = self._run_action(lambda _: running.step())
-                if effect is None:
-                    return cast(T, running.value)
-                try:
-                    running.succeeded(await self._effect(effect))
-                except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
-                    running.failed(error)
+            return await self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        except WakeupError:
+            if self._closing is not None or await self._close_if_asked():
+                return []
+            raise
+
+    async def _run(self, script: Script[T], *, in_listener: bool = False) -> T:
+        """Run a script of the core to its end: carry out its effects on the event loop, and return its value.
+
+        With `in_listener`, a rebalance listener may run it within the call that called the listener.
+        """
+        if self._listening is not None and self._listening is asyncio.current_task():
+            if not in_listener:
+                raise InvalidInputError(CALLED_WITHIN)
+            return await self._carry_out(script)
+        if not self._idle.is_set():
+            raise InvalidInputError(
+                "another task is using this consumer; only wakeup and close may be called meanwhile"
+            )
+        self._idle.clear()
+        try:
+            return await self._carry_out(script)
         finally:
-            self._polling = False
+            self._idle.set()
+
+    async def _carry_out(self, script: Script[T]) -> T:
+        running = RunningScript(script)
+        while True:
+            effect = self._run_action(lambda _: running.step())
+            if effect is None:
+                return cast(T, running.value)
+            try:
+                running.succeeded(await self._effect(effect))
+            except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
+                running.failed(error)
 
     async def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, WaitUntil):
@@ -201,6 +275,10 @@ class AsyncConsumer(SyncMethods):
         if isinstance(effect, Await):
             return await self._client.call(effect.coro)
         if isinstance(effect, CallUser):
-            result = effect.function(effect.argument)
-            return await result if inspect.isawaitable(result) else result
+            self._listening = asyncio.current_task()
+            try:
+                result = effect.function(effect.argument)
+                return await result if inspect.isawaitable(result) else result
+            finally:
+                self._listening = None
         raise TypeError(effect)

@@ -15,7 +15,7 @@ from kohort.client.consumer.deserializers import with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import SyncMethods
+from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, SyncMethods
 from kohort.client.lookups import Lookups
 from kohort.client.net.facades import blocking
 from kohort.client.net.thread_driver import ThreadClient, for_application
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
-_OTHER_THREAD_S = 10.0
-"""Limit for a close to wait until another thread returns from a call of this consumer."""
 
 
 @checks_arguments
@@ -80,6 +78,7 @@ class Consumer(Lookups, SyncMethods):
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._user = threading.Lock()
         self._user_thread: int | None = None
+        self._in_listener = False
         self._close_asked: tuple[float | None] | None = None
         self._client.guard(self, _abandon, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
@@ -91,14 +90,14 @@ class Consumer(Lookups, SyncMethods):
         self._run(self._core.unsubscribe())
 
     def release(self) -> bool:
-        """Release the partitions that the group revokes, with a `HoldingListener`.
+        """Release the partitions that the group revokes, with a `HoldingListener`, which may call this itself.
 
         With auto commit, commit first.
 
         Returns:
             False if no partitions were held any more, because they were lost meanwhile.
         """
-        return self._run(self._core.release())
+        return self._run(self._core.release(), in_listener=True)
 
     # Reading.
 
@@ -134,8 +133,8 @@ class Consumer(Lookups, SyncMethods):
     committed = blocking(sync_methods.committed)
 
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """Return the offset of the next record that will be returned."""
-        return self._run(self._core.position(partition, self._deadline(timeout_ms)))
+        """Return the offset of the next record that will be returned. A rebalance listener may call this, too."""
+        return self._run(self._core.position(partition, self._deadline(timeout_ms)), in_listener=True)
 
     def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
         """Continue from the first records at or after these times (ms since the epoch).
@@ -167,8 +166,9 @@ class Consumer(Lookups, SyncMethods):
         The current record of a loop over the consumer is not committed, and is returned again. When an exception leaves
         the `with`, the last poll's records are not committed either, beyond what the application has committed of them.
 
-        In a signal handler that interrupts `poll`, `close` returns at once: the poll returns nothing and closes the
-        consumer. Does nothing in a forked child.
+        In a signal handler that interrupts `poll`, in a rebalance listener and in the callback of a commit, `close`
+        returns at once: the poll, or the next one, returns nothing and closes the consumer. Does nothing in a forked
+        child.
 
         Args:
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
@@ -179,41 +179,47 @@ class Consumer(Lookups, SyncMethods):
     def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed or self._client.is_of_another_process():
             return
-        if self._user_thread == threading.get_ident():  # a signal handler has interrupted a method of this consumer
+        within = (
+            self._user_thread == threading.get_ident()
+        )  # a signal handler has interrupted a method of this consumer
+        if within or self._client.is_own_thread():
             self._close_asked = (timeout_ms,)
             self.wakeup()
             return
         until_s = self._client.until_s(timeout_ms)
-        if not self._enter_to_close(timeout_ms, until_s):
+        interrupted = self._enter_to_close(timeout_ms, until_s)
+        if interrupted is None:
             return
         try:
-            self._carry_out(self._core.close(timeout_ms, unfinished=unfinished))
+            self._carry_out(self._core.close(timeout_ms, unfinished=unfinished or interrupted))
         except KafkaError as error:
             raise for_application(error)  # noqa: B904 - a copy of the error
         finally:
             self._leave()
             self._client.close(until_s)
 
-    def _enter_to_close(self, timeout_ms: float | None, until_s: float | None) -> bool:
+    def _enter_to_close(self, timeout_ms: float | None, until_s: float | None) -> bool | None:
         """Become the thread that closes; a poll of another thread ends, and closes the consumer itself.
 
         Returns:
-            False if the other thread has closed it.
+            Whether a call of the other thread was interrupted: nobody has processed the records that it returns. None
+            if the other thread has closed the consumer.
 
         Raises:
             InvalidInputError: The other thread does not return in time; nothing is closed.
         """
-        if not self._user.acquire(blocking=False):
+        interrupted = not self._user.acquire(blocking=False)
+        if interrupted:
             self._close_asked = (timeout_ms,)
             self.wakeup()
-            limit_s = _OTHER_THREAD_S if until_s is None else max(0.0, until_s - time.monotonic())
-            if not self._user.acquire(timeout=limit_s):
+            limit_s = OTHER_CALLER_S if until_s is None else until_s - time.monotonic()
+            if not self._user.acquire(timeout=max(OTHER_CALLER_LEAST_S, limit_s)):
                 raise InvalidInputError("another thread is using this consumer, and did not return to let it close")
         self._user_thread = threading.get_ident()
         if self._client.closed:
             self._leave()
-            return False
-        return True
+            return None
+        return interrupted
 
     def _close_if_asked(self) -> bool:
         close_args, self._close_asked = self._close_asked, None
@@ -267,18 +273,26 @@ class Consumer(Lookups, SyncMethods):
                 return []
             raise
 
-    def _run(self, script: Script[T]) -> T:
-        """Run a script of the core to its end: carry out its effects on this thread, and return its value."""
-        self._enter()
+    def _run(self, script: Script[T], *, in_listener: bool = False) -> T:
+        """Run a script of the core to its end: carry out its effects on this thread, and return its value.
+
+        With `in_listener`, a rebalance listener may run it within the call that called the listener.
+        """
+        nested = in_listener and self._in_listener and self._user_thread == threading.get_ident()
+        if not nested:
+            self._enter()
         try:
             return self._carry_out(script)
         except KafkaError as error:
             raise for_application(error)  # noqa: B904 - a copy of the error
         finally:
-            self._leave()
+            if not nested:
+                self._leave()
 
     def _enter(self) -> None:
         if not self._user.acquire(blocking=False):
+            if self._user_thread == threading.get_ident():
+                raise InvalidInputError(CALLED_WITHIN)
             raise InvalidInputError(
                 "another thread is using this consumer; only wakeup may be called from a second one"
             )
@@ -307,7 +321,11 @@ class Consumer(Lookups, SyncMethods):
         if isinstance(effect, Await):
             return self._client.call(effect.coro)
         if isinstance(effect, CallUser):
-            return effect.function(effect.argument)
+            self._in_listener = True
+            try:
+                return effect.function(effect.argument)
+            finally:
+                self._in_listener = False
         raise TypeError(effect)
 
 

@@ -16,6 +16,15 @@ from kohort.ids import TopicPartition
 from kohort.io.closing import OneProcess
 from kohort.settings.arguments import checks_arguments
 
+CALLED_WITHIN = (
+    "this call is made within another call of this consumer, by its rebalance listener or a signal handler: "
+    "make it when that call has returned"
+)
+"""The error of a call that would change what the interrupted one works on."""
+
+OTHER_CALLER_S, OTHER_CALLER_LEAST_S = 10.0, 0.1
+"""Limit for a close to wait until another thread or task returns from a call of this consumer; and its minimum."""
+
 # -- Calls about offsets that wait for brokers: one function for both facades of a consumer (`client.net.facades`)
 
 

@@ -95,7 +95,7 @@ class ThreadClient:
             TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have their own time limits.
             InvalidInputError: A callback on the client's own thread called it, which would wait for itself.
         """
-        if self._io is not None and threading.current_thread() is self._io.thread:
+        if self.is_own_thread():
             coro.close()
             raise InvalidInputError("a callback on the client's thread can't wait for the client: hand over to another")
         future = self.submit(coro)
@@ -174,6 +174,11 @@ class ThreadClient:
     def closed(self) -> bool:
         return self._closed
 
+    def is_own_thread(self) -> bool:
+        """Return whether the client's thread calls, for a callback of the application."""
+        io = self._io
+        return io is not None and threading.current_thread() is io.thread
+
     def is_of_another_process(self) -> bool:
         """Return whether the client was made by the parent, before a fork."""
         return os.getpid() != self._pid
@@ -216,7 +221,7 @@ class ThreadClient:
             future = self.submit(goodbye, "goodbye")
         except ClientClosed:
             return
-        if self._io is not None and threading.current_thread() is self._io.thread:
+        if self.is_own_thread():
             future.add_done_callback(lambda _: self.close())
             return
         with contextlib.suppress(KafkaError, TimeoutError):

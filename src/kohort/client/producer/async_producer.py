@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
+_CALLS_IN_A_TURN = 512
+"""A loop of `send` looks this often whether the event loop is due: a look at the clock would slow each call down."""
 
 
 @checks_arguments
@@ -63,6 +65,7 @@ class AsyncProducer(ProducerProperties):
             client.wake()
 
         self._core = ProducerCore(client.cluster, self.config, wake_client, _NeverWait)
+        self._calls = 0
         self._append_open = self._core.accumulator.append_open
 
     # Records.
@@ -79,6 +82,9 @@ class AsyncProducer(ProducerProperties):
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
+        self._calls += 1
+        if not self._calls % _CALLS_IN_A_TURN:
+            await self._client.give_turn()
         try:
             if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
                 delivery = self._append_open(topic, value, key)
@@ -139,6 +145,9 @@ class AsyncProducer(ProducerProperties):
             return self._core.undelivered() if self._client.failed else None
         try:
             await self._client.call(self._core.close(timeout_ms))
+        except BaseException:  # a cancellation, for one: other tasks may wait for deliveries
+            self._core.end()
+            raise
         finally:
             await self._client.close()
         return self._core.undelivered()

@@ -279,7 +279,7 @@ class ProducerCore:
         return await self._need_transactions().send_offsets_of(members)
 
     async def commit_transaction(self) -> None:
-        """Deliver everything and commit.
+        """Deliver everything and commit. Records that another thread or task sends meanwhile are refused.
 
         Raises:
             TimedOutError: No response within `max_block_ms`: commit again to learn how the transaction ended.
@@ -287,8 +287,9 @@ class ProducerCore:
             KafkaError: The transaction can't be committed; abort it.
         """
         transactions = self._need_transactions()
-        await self.accumulator.flush(None)
-        await transactions.end(commit=True)
+        with transactions.refusing_records():
+            await self.accumulator.flush(None)
+            await transactions.end(commit=True)
 
     async def abort_transaction(self) -> None:
         """Abort the transaction; records that still wait fail.
@@ -298,10 +299,11 @@ class ProducerCore:
             KafkaError: This producer can't be used any more: close it.
         """
         transactions = self._need_transactions()
-        if transactions.state in (TxnState.OPEN, TxnState.FAILED):
-            self._drop()
-        await self.accumulator.flush(None)
-        await transactions.end(commit=False)
+        with transactions.refusing_records():
+            if transactions.state in (TxnState.OPEN, TxnState.FAILED):
+                self._drop()
+            await self.accumulator.flush(None)
+            await transactions.end(commit=False)
 
     def hurried_ms(self) -> float:
         """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
@@ -312,7 +314,7 @@ class ProducerCore:
         return self.transactions if is_open else None
 
     async def close(self, timeout_ms: float | None) -> None:
-        """Deliver all records, or abort an open transaction; then refuse new records.
+        """Deliver all records, or abort an open transaction; then fail what is left, and refuse new records.
 
         Args:
             timeout_ms: Limit for all of it; None: each step's own limit.
@@ -328,10 +330,14 @@ class ProducerCore:
                 await runtime.within(transactions.end(commit=False), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
-        self.sender.closed = True
-        self.sender.kick()
-        for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
-            batch.run_callbacks()
+        self.end()
+
+    def end(self) -> None:
+        """Fail the records that are not delivered, and refuse new ones. On the client's thread or under its lock.
+
+        Those of requests in flight fail too: no answer is awaited any more.
+        """
+        self.sender.end(ClientClosed("the producer is closed"), at_once=True)
 
     def undelivered(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""

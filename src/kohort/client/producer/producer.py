@@ -184,6 +184,8 @@ class Producer(ProducerProperties):
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Deliver all records, or abort an open transaction, and close. Does nothing the second time.
 
+        In a delivery's callback, `close` returns at once, and the producer closes when all is delivered.
+
         Undelivered records raise nothing here: their deliveries and callbacks have the error. If the application has
         read neither, a warning is logged.
 
@@ -197,10 +199,17 @@ class Producer(ProducerProperties):
         """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
             return self._core.undelivered() if self._client.failed else None
+        if self._client.is_own_thread():
+            self._client.abandon(self._core.close(timeout_ms))
+            return None
         until_s = self._client.until_s(timeout_ms)
         try:
             with contextlib.suppress(ClientClosed):  # in a forked child
                 self._client.call(self._core.close(timeout_ms))
+        except BaseException:  # Ctrl-C, for one: other threads may wait for deliveries
+            with self._client.lock:
+                self._core.end()
+            raise
         finally:
             self._client.close(until_s)
         return self._core.undelivered()

@@ -379,7 +379,7 @@ class Sender:
         identity = queue.identity
         batch.sealed = batch.chunk.seal(
             self._codec,
-            self.config.compression_level,
+            self.config.codec_level,
             identity.producer_id if idempotent else -1,
             identity.epoch if idempotent else -1,
             batch.sequence,
@@ -461,6 +461,8 @@ class Sender:
         }
         for batch in parcel.batches:
             part = partitions.get(batch.partition)
+            if batch not in self.accumulator.queues[batch.partition].in_flight:
+                continue  # it has failed, because the producer ended
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
                 batch.unsure = True

@@ -53,7 +53,11 @@ class ProducerConfig(ConnectionConfig):
         why="how batches are compressed",
     )
     compression_level: int | None = declare_setting(
-        "compression.level", None, why="the codec's own level; None: its default"
+        "compression.level",
+        None,
+        low=-(2**17),
+        high=22,
+        why="the codec's own level; None or -1: its default; only zstd has others below 0",
     )
     batch_size: int = declare_setting(
         "batch.size",
@@ -129,6 +133,11 @@ class ProducerConfig(ConnectionConfig):
     def acks_number(self) -> int:
         return -1 if self.acks == "all" else int(self.acks)
 
+    @property
+    def codec_level(self) -> int | None:
+        """Return the level of the codec; None: its default, which librdkafka's files write as -1."""
+        return None if self.compression_level == -1 else self.compression_level
+
     def check(self) -> ProducerConfig:
         """Check the settings together, and return this configuration.
 
@@ -140,6 +149,10 @@ class ProducerConfig(ConnectionConfig):
         if self.enable_idempotence and self.max_in_flight_requests_per_connection > MOST_IN_FLIGHT:
             raise InvalidInputError(
                 f"enable.idempotence allows at most {MOST_IN_FLIGHT} for max.in.flight.requests.per.connection"
+            )
+        if (self.compression_level or 0) < -1 and self.compression_type != "zstd":
+            raise InvalidInputError(
+                f"compression.level {self.compression_level} is below 0, which only zstd has; -1: the codec's default"
             )
         if self.transactional_id is not None and not self.enable_idempotence:
             raise InvalidInputError("transactional.id needs enable.idempotence")

@@ -28,7 +28,8 @@ one. In version 1 the producer is fenced.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from uuid import UUID
@@ -122,6 +123,7 @@ class TransactionManager:
         self._adder: Task[None] | None = None
         self._named: set[str] = set()
         self._explained_error: KafkaError | None = None
+        self._being_ended = False
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse_partition
         sender.gate = self._may_send
@@ -178,6 +180,9 @@ class TransactionManager:
         except KafkaError as error:
             self._fail(error)
             raise
+        except BaseException:
+            self._fail_interrupted()
+            raise
 
     async def send_offsets_of(
         self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
@@ -204,6 +209,9 @@ class TransactionManager:
         except KafkaError as error:
             self._fail(error)
             raise
+        except BaseException:
+            self._fail_interrupted()
+            raise
         for why in refused.values():
             self._fail(why)
             if why.code in _DEADLY or isinstance(why, RetriableError):
@@ -220,6 +228,15 @@ class TransactionManager:
         except KafkaError as error:
             return error
         return None
+
+    @contextlib.contextmanager
+    def refusing_records(self) -> Iterator[None]:
+        """Refuse records while a transaction is ended: one that another thread sends meanwhile would be in none."""
+        self._being_ended = True
+        try:
+            yield
+        finally:
+            self._being_ended = False
 
     async def end(self, *, commit: bool) -> None:
         """Commit or abort; everything sent must be delivered or dropped before.
@@ -270,6 +287,8 @@ class TransactionManager:
     def _refuse_partition(self, partition: TopicPartition) -> None:
         if self.state is not TxnState.OPEN:
             self._expect(TxnState.OPEN)
+        if self._being_ended:
+            raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
 
     def _may_send(self, partition: TopicPartition) -> bool:
         """Return whether the coordinator has added the partition; if not, add it. Under the accumulator's lock."""
@@ -310,6 +329,12 @@ class TransactionManager:
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
         self.state = TxnState.DEAD if error.code in _DEADLY else TxnState.FAILED
+
+    def _fail_interrupted(self) -> None:
+        """Fail the transaction after a cancelled call: a commit could leave the offsets out."""
+        if self.state is TxnState.OPEN:
+            text = "the call that adds offsets was interrupted, and the transaction may have them or not"
+            self._fail(error_for(ErrorCode.TRANSACTION_ABORTABLE, text))
 
     def _choose_version(self) -> None:
         """Follow the cluster's version for the next transaction; a higher version needs another epoch."""
