@@ -485,3 +485,30 @@ def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(tmp_pat
     sink.sweep(Keep(2))
     assert not list(tmp_path.glob("_kohort/*/*/staged/*"))
     assert len(ask(tmp_path, "FROM {lake}.air.flights")) == sequences * whole
+
+
+def test_names_with_the_lake_s_own_word_stay_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "a {lake}"
+    schema = pa.schema([("{lake}", pa.int64()), ("b", pa.struct([("x{lake}", pa.string())]))])
+    rows = pa.table({"{lake}": [1], "b": [{"x{lake}": "{lake}"}]}, schema=schema)
+    sink = DuckLakeTable("s{lake}.t{lake}", lake=folder).bind("r{lake}", REGION)
+    sink.check(schema)
+    sink.stage(StagedKey(REGION, 1, "m{lake}", 1), rows)
+    publish_rows(sink, 1, [StagedKey(REGION, 1, "m{lake}", 1)], [Position("g{lake}", "t", REGION, 0, 5)])
+    assert sink.published() == 1
+    with DuckLake(str(folder), "ducklake:reader").transaction() as at:
+        assert at.ask('FROM {lake}."s{lake\0}"."t{lake\0}"') == [(1, {"x{lake}": "{lake}"})]
+        said = json.loads(at.ask("SELECT commit_extra_info FROM ducklake_snapshots('{lake}')")[-1][0])
+    assert said["kohort"]["region"] == "r{lake}" and "g{lake}" in said["kohort"]["offsets"]
+    sink.empty(2, 2)
+    assert sink.published() == 2
+
+
+def test_more_columns_than_the_catalog_keeps_are_refused_for_good(tmp_path: Path) -> None:
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(1_998)])
+    with pytest.raises(InvalidInputError, match="more columns than SQLite keeps.*1,997"):
+        DuckLakeTable("wide", lake=tmp_path).bind("flights", REGION).check(schema)
+    kept = pa.schema([(f"c{number}", pa.int64()) for number in range(1_997)])
+    with DuckLake(str(tmp_path), "ducklake:stranger").transaction() as at:
+        columns = ", ".join(f"{name} BIGINT" for name in kept.names)
+        at.execute_change(f"CREATE TABLE {{lake}}.wide ({columns})")

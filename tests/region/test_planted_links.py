@@ -147,6 +147,17 @@ def test_private_files_are_the_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
 
 
+def test_the_root_of_all_folders_confines_too(tmp_path: Path) -> None:
+    files = ConfinedFiles("/")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    files.mkdir(f"{tmp_path}/made")
+    assert sorted(files.listdir(str(tmp_path))) == ["link", "made", "real"]
+    assert tmp_path.parts[1] in files.listdir("/")
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/link is a symbolic link"):
+        files.mkdir(f"{tmp_path}/link/made")
+
+
 def test_folder_that_is_a_file_is_named_whole(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     files = ConfinedFiles(str(tmp_path))

@@ -139,6 +139,19 @@ def test_a_type_that_no_file_keeps_is_refused_before_the_first_record(
         made.check(pa.schema([("id", pa.int64()), ("x", kind)]))
 
 
+def test_a_zero_in_a_column_s_name_is_refused_before_the_first_record(sink: Sink) -> None:
+    """Libraries of C end the name there."""
+    bound = sink.bind("r", ID)
+    with pytest.raises(InvalidInputError, match=r"'a\\x00b'.*zero character"):
+        bound.check(pa.schema([("id", pa.int64()), ("a\0b", pa.int64())]))
+
+
+@pytest.mark.parametrize("name", ["parquet", "delta", "ducklake", "iceberg"])
+def test_a_zero_in_a_field_s_name_is_refused_before_the_first_record(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInputError, match="column 'x' of type .*zero character"):
+        made_sinks(tmp_path)[name].bind("r", ID).check(pa.schema([("x", pa.list_(pa.struct([("a\0b", pa.int64())])))]))
+
+
 def test_a_number_within_a_list_that_its_column_can_not_keep_costs_its_row_alone() -> None:
     given = pa.table({"x": pa.array([[1], [2], [2**40], [4]], pa.list_(pa.int64()))})
     with pytest.raises(RowRefusedError, match="row 3 of 4") as told:

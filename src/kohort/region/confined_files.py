@@ -53,13 +53,13 @@ class ConfinedFiles:
 
     def __init__(self, root: str, *, private: bool = False) -> None:
         """Confine operations below `root`; what is made there is the user's alone if it is `private`."""
-        self._root = root.rstrip("/")
-        self._below = f"{self._root}/"
+        self._root = root.rstrip("/") or "/"
+        self._below = f"{root.rstrip('/')}/"
         self._folder_mode, self._file_mode = (0o700, 0o600) if private else (0o777, 0o666)
 
     def _at(self, path: str) -> _Spot:
         """Open the folder that contains a path, without following symbolic links."""
-        if not path.startswith(self._below):
+        if path == self._root or not path.startswith(self._below):
             return _Spot(self, path, None, path)
         *above, name = path[len(self._below) :].split("/")
         if not _NO_NAMES.isdisjoint((*above, name)):
@@ -69,7 +69,7 @@ class ConfinedFiles:
     def _descriptor_of(self, folders: tuple[str, ...]) -> int:
         """Return a descriptor of a folder below the root, for `_release_folder`."""
         fd = os.open(self._root, _folder_flags())
-        walked = self._root
+        walked = self._root.rstrip("/")
         for part in folders:
             walked = f"{walked}/{part}"
             try:

@@ -71,11 +71,12 @@ class Sink(Protocol):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably and invisibly, even one without rows.
 
-        A repeated call with the same key replaces the rows.
+        A caller takes a new key for each call, also after an error. A store may still carry out a request whose answer
+        was lost. It would put rows of an earlier call with the key in the place of later ones.
 
         Raises:
             InvalidInputError: the table does not fit the schema; or the key is another region's.
-            OSError: nothing is staged.
+            OSError: nothing is staged that a reader could see. The key must not be published.
         """
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:

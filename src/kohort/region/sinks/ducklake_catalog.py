@@ -57,6 +57,10 @@ _REFUSED: Final = (
     duckdb.TypeMismatchException,
 )
 """Errors of a statement that fails again, however often it is repeated."""
+_ESCAPED_NAME: Final = "{lake\0}"
+"""What a statement has in place of `{lake}` in others' names. DuckDB takes no zero, so that no name has it."""
+_COLUMNS_REFUSED: Final = "too many columns on "
+"""SQLite's text when the catalog can't have a table for a lake's table: 2,000 columns, three of them DuckLake's."""
 _NAMES: Final = itertools.count()
 _OPENING: Final = threading.Lock()
 _OPENED: Final[dict[int, duckdb.DuckDBPyConnection]] = {}
@@ -72,7 +76,7 @@ class NoLakeError(RetriableError):
 
 
 class LakeTransaction:
-    """A transaction on a lake, in which the statements name the lake `{lake}`."""
+    """A transaction on a lake, in which the statements name the lake `{lake}`; `verbatim` escapes others' names."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection, name: str) -> None:
         self._cursor, self.name = cursor, name
@@ -114,7 +118,7 @@ class LakeTransaction:
         return normal(pa.schema([pa.field(field.name, field.type, field.name not in must) for field in found]))
 
     def _run(self, statement: str, *values: object) -> duckdb.DuckDBPyConnection:
-        text = statement.replace("{lake}", self.name)
+        text = statement.replace("{lake}", self.name).replace(_ESCAPED_NAME, "{lake}")
         return self._cursor.execute(text, list(values)) if values else self._cursor.execute(text)
 
 
@@ -202,6 +206,11 @@ class DuckLake:
         except duckdb.Error as error:
             if isinstance(error, duckdb.FatalException | duckdb.InternalException):
                 _forget_database()
+            if _COLUMNS_REFUSED in str(error):  # by text: SQLite's errors have no class in DuckDB
+                raise InvalidInputError(
+                    f"{self._place} has more columns than SQLite keeps in a catalog's table, which are 1,997: put some "
+                    "of them into a struct"
+                ) from error
             raise CommitOpenError(f"{self._place} was written by another meanwhile: {line_of(error)}") from error
 
 
@@ -293,8 +302,17 @@ def _holds_floats(kind: Any) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
+def verbatim(text: str) -> str:
+    """Return a part of a statement in which `{lake}` stays as it is: a name or a path may have it."""
+    return text.replace("{lake}", _ESCAPED_NAME)
+
+
 def literal(text: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as a statement of a transaction has it."""
+    return verbatim(_sql_text(text))
+
+
+def _sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -357,7 +375,7 @@ def _open_database() -> duckdb.DuckDBPyConnection:
     database = duckdb.connect(":memory:", config=config)
     for name in _EXTENSIONS:
         try:
-            database.execute(f"LOAD {literal(_extension(name))}")
+            database.execute(f"LOAD {_sql_text(_extension(name))}")
         except duckdb.Error as error:
             raise InvalidInputError(
                 f"DuckLakeTable needs DuckDB's extension {name}: pip install 'kohort[ducklake]', or run INSTALL {name} "

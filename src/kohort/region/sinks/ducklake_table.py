@@ -63,6 +63,7 @@ try:
         given_schema,
         literal,
         texts,
+        verbatim,
     )
 except ImportError as error:
     raise InvalidInputError(
@@ -160,11 +161,11 @@ class DuckLakeTable(FolderSink):
         return DuckLake(self.path, self.place)
 
     def _beside(self, table: str) -> str:
-        return quoted(self._names[0], table)
+        return verbatim(quoted(self._names[0], table))
 
     @property
     def _target(self) -> str:
-        return quoted(*self._names)
+        return verbatim(quoted(*self._names))
 
     def _state(self, at: LakeTransaction) -> _LakeState | None:
         """Return the table as the transaction sees it; None: it does not exist."""
@@ -303,12 +304,12 @@ class DuckLakeTable(FolderSink):
     def _make_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         there = at.tables(self._names[0])
         if self._names[1].lower() not in there:
-            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{quoted(self._names[0])}")
+            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{verbatim(quoted(self._names[0]))}")
             kinds = column_types(self.place, schema)
             columns = [
                 f"{quoted(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}" for field in schema
             ]
-            at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({verbatim(', '.join(columns))})")
         if _REGIONS not in there:
             columns = ["table_id VARCHAR", "region_id VARCHAR", "region VARCHAR", "claim VARCHAR"]
             at.execute_change(f"CREATE TABLE {{lake}}.{self._beside(_REGIONS)} ({', '.join(columns)})")

@@ -55,7 +55,7 @@ def unsupported_column(field: pa.Field[pa.DataType]) -> str:
 
     Libraries of sinks accept these types in a schema, and fail at the first row, or with an internal error.
     """
-    why = _unsupported_part(field.type)
+    why = "a zero character in its name" if "\0" in field.name else _unsupported_part(field.type)
     return f"column {field.name!r} of type {field.type} ({why})" if why else ""
 
 
@@ -70,6 +70,8 @@ def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
             return "a struct without fields"
         if len({field.name.lower() for field in kind}) < kind.num_fields:
             return "a struct with fields of one name; case does not tell them apart"
+        if any("\0" in field.name for field in kind):
+            return "a field with a zero character in its name"
     parts = (_unsupported_part(kind.field(number).type) for number in range(kind.num_fields))
     return next((why for why in parts if why), "")
 

@@ -84,6 +84,9 @@ class Dialect(Protocol):
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
+    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+        """Return the foreign keys of other tables that hold on to rows of this one, or would be removed with them."""
+
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns, whose types are as strict."""
 
@@ -240,6 +243,18 @@ class Sqlite:
         columns = {column[1]: bool(column[3]) for column in info}
         return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
+    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+        """Return the tables whose foreign keys refer to this one, if the connection enforces foreign keys."""
+        cursor.execute("PRAGMA foreign_keys")
+        if not cursor.fetchone()[0]:
+            return []
+        cursor.execute(
+            "SELECT DISTINCT m.name FROM sqlite_master m, pragma_foreign_key_list(m.name) k "
+            "WHERE m.type = 'table' AND k.\"table\" = ? COLLATE NOCASE ORDER BY 1",
+            (table[-1],),
+        )
+        return [f"of {name!r}" for (name,) in cursor.fetchall()]
+
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
@@ -381,6 +396,15 @@ class Postgres:
                 against += [f"has the partition {name!r}, which {why}" for why in found]
         return ExistingTable(columns, tuple(unique), tuple(against), {})
 
+    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+        """Return the foreign keys of other tables that refer to this one, or to a partition of it."""
+        cursor.execute(
+            "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
+            "(SELECT to_regclass(%s)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(%s))) ORDER BY 1",
+            (quoted(*table), quoted(*table)),
+        )
+        return [repr(name) for (name,) in cursor.fetchall()]
+
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
@@ -427,32 +451,41 @@ def _partition_gaps(cursor: Any, oid: int) -> list[str]:
     """Return why a row may have no partition; empty: each row has one."""
     cursor.execute(_POSTGRES_PARTITIONED, (oid,))
     found = []
-    for name, strategy, has_default, bounds in cursor.fetchall():
+    for name, strategy, has_default, nullable, bounds in cursor.fetchall():
         if strategy == "h":
             moduli = [_HASH_BOUND.search(bound) for bound in bounds]
             if sum(Fraction(1, int(modulus[1])) for modulus in moduli if modulus) < 1:
                 found.append(f"lacks partitions for some rows of {name!r}")
-        elif not has_default:
+        elif not has_default and (strategy != "r" or nullable or not _is_everything(bounds)):
             found.append(f"has no default partition in {name!r} for rows of no other one")
     return found
 
 
+def _is_everything(bounds: Iterable[str]) -> bool:
+    """Return whether ranges that don't overlap cover all values: each begins where another ends."""
+    ends = {found[1]: found[2] for bound in bounds if (found := _RANGE_BOUND.fullmatch(bound))}
+    at = next((begin for begin in ends if begin.startswith("MINVALUE")), "")
+    while at in ends:
+        at = ends.pop(at)
+    return at.startswith("MAXVALUE")
+
+
 _HASH_BOUND: Final = re.compile(r"modulus (\d+)")
+_VALUES: Final = r"((?:[^')]|'(?:[^']|'')*')*)"
+_RANGE_BOUND: Final = re.compile(rf"FOR VALUES FROM \({_VALUES}\) TO \({_VALUES}\)")
 _POSTGRES_PARTITIONS: Final = (
     "SELECT oid, oid::regclass::text, relkind IN ('r', 'p'), relpersistence = 'u' "
     "FROM pg_partition_tree(%s::oid) JOIN pg_class ON oid = relid WHERE oid <> %s ORDER BY 2"
 )
 _POSTGRES_PARTITIONED: Final = (
-    "SELECT partrelid::regclass::text, partstrat::text, partdefid <> 0, "
+    "SELECT partrelid::regclass::text, partstrat::text, partdefid <> 0, (SELECT count(*) FROM pg_attribute WHERE "
+    "attrelid = partrelid AND attnum = ANY(partattrs::int2[]) AND attnotnull) < partnatts, "
     "ARRAY(SELECT pg_get_expr(relpartbound, oid) FROM pg_inherits JOIN pg_class ON oid = inhrelid "
     "WHERE inhparent = partrelid) FROM pg_partition_tree(%s::oid) JOIN pg_partitioned_table ON partrelid = relid "
     "ORDER BY 1"
 )
 _POSTGRES_RULES: Final = {
     "has the constraint": "SELECT conname FROM pg_constraint WHERE conrelid = %s AND contype IN ('c', 'f', 'x', 't')",
-    "is referred to by the constraint": (
-        "SELECT conname FROM pg_constraint WHERE confrelid = %s AND contype = 'f' AND conparentid = 0"
-    ),
     "has the trigger": "SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal",
     "has the rule": "SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN'",
     "makes by itself the column": (

@@ -10,7 +10,7 @@ there, moves the rows and records the sequence. A second publisher waits for the
 
 A row that is permanently refused at that moment would block the region for ever. Therefore the staging table has the
 columns' own types. A table with constraints of its own (checks, references, triggers, unique columns other than the
-keys) is refused before the first row.
+keys) is refused before the first row. References of other tables refuse no row. They matter when the table is emptied.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ class SqlTable(BoundSink):
         check_names(schema, self.keys, "keys=[…]")
         given = self._typed(plain(schema))
         check_keys(given, self.keys)
+        if zeros := [repr(name) for name in given.names if "\0" in name]:
+            raise InvalidInputError(f"Columns {', '.join(zeros)} have a zero character in their names: rename them")
         if ours := [name for name in given.names if name.lower().startswith("kohort_")]:
             raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
         with self._transaction() as at:
@@ -359,6 +361,12 @@ class SqlTable(BoundSink):
             owned = self._owner(at, locked=True) if at.has_sequences() else None
             if owned is None or owned[0] > sequence:  # its own number may be from a history that the topic has lost
                 return
+            holding = at.dialect.referring(at.cursor, at.names)
+            if holding and at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
+                raise InvalidInputError(
+                    f"Table {self.table} can't be emptied: other tables refer to its rows by the foreign key "
+                    f"{', '.join(holding)}. Delete all rows of the table by hand; the region goes on by itself"
+                )
             at.run("DELETE FROM {target}")
             at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
             self._forget(at, floor, ())
