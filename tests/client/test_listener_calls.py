@@ -200,3 +200,14 @@ def test_records_of_a_poll_that_a_close_interrupts_are_not_committed(servers: st
     reading.join()
     assert returned == [RECORDS]
     assert members_and_offset(servers, topic) == (0, 0), "the position before the poll"
+
+
+def test_subscriptions_leave_nothing_behind(servers: str, topic: str) -> None:
+    """A member that has left would be told of every refresh of the metadata, for as long as the consumer lives."""
+    with Consumer(servers, group_id=topic, **SETTINGS) as consumer:
+        before = len(consumer._client.cluster._listeners)
+        for _ in range(3):
+            consumer.subscribe([topic])
+            consumer.poll(0)
+            consumer.unsubscribe()
+        until(lambda: len(consumer._client.cluster._listeners) <= before, "nobody listens any more")

@@ -111,3 +111,17 @@ def test_metadata_of_a_deleted_topic_is_asked_for_at_the_pace_of_retries() -> No
     world.cluster.topics["a"] = 1
     world.pass_ms(1_000)
     assert delivery.result(timeout_ms=0).offset == 0
+
+
+def test_record_without_a_key_goes_to_a_partition_that_the_topic_still_has() -> None:
+    """The topic was deleted and created again with fewer partitions while a batch was open."""
+    world = World("a")
+    world.cluster.topics["a"] = 8
+    world.cluster.call(world.core.partitions_for("a"))
+    while not world.core.send("a", b"x", None, None, None, (), None)._batch.partition.partition:
+        world.pass_ms(1_000)
+    world.cluster.topics["a"] = 1
+    world.cluster.finish(world.cluster.cluster.request_metadata())
+    delivery = world.core.send("a", b"x", None, None, None, (), None)
+    world.pass_ms(1_000)
+    assert delivery.result(timeout_ms=0).partition == 0

@@ -6,7 +6,7 @@ All are coroutines over a `Cluster`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
@@ -15,7 +15,7 @@ from kohort.client.net.cluster import Between, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.net.topic_existence import existing_topics, present_topics
-from kohort.errors import CommitFailedError, ErrorCode, KafkaError, error_for
+from kohort.errors import CommitFailedError, CorruptDataError, ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
@@ -191,45 +191,86 @@ async def list_offsets(
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     moved: set[str] = set()
 
-    async def list_offsets_once() -> dict[TopicPartition, OffsetAndTimestamp]:
+    async def list_offsets_of_rest() -> dict[TopicPartition, OffsetAndTimestamp]:
         missing = {partition: time for partition, time in wanted.items() if partition not in found}
-        by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
-        await _know_leaders(cluster, missing, moved)
-        if pass_over_gone:
-            for partition in await _gone(cluster, missing):
-                del missing[partition]
-        for partition, time in missing.items():
-            node = cluster.metadata.leader(partition) if pass_over_gone else await cluster.leader(partition)
-            if node < 0:
-                raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {partition} is known")
-            by_leader[node][partition] = time
-        tasks = [
-            cluster.runtime.spawn(_ask_leader(cluster, node, part, read_committed, found, moved))
-            for node, part in by_leader.items()
-        ]
-        await gather(tasks)
+        await list_offsets_once(
+            cluster, missing, found, moved, read_committed=read_committed, pass_over_gone=pass_over_gone
+        )
         return found
 
     if not wanted:
         return found
-    return await cluster.retrying(list_offsets_once, "list offsets", timeout_ms)
+    return await cluster.retrying(list_offsets_of_rest, "list offsets", timeout_ms)
+
+
+async def list_offsets_once(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, int],
+    found: dict[TopicPartition, OffsetAndTimestamp],
+    moved: set[str],
+    *,
+    read_committed: bool,
+    pass_over_gone: bool = False,
+) -> None:
+    """Look up offsets as `list_offsets`, in one attempt; also of the partitions beside those that fail.
+
+    Args:
+        cluster: The cluster.
+        wanted: As in `list_offsets`.
+        found: Gets the offsets.
+        moved: Topics whose leaders are asked for first; gets those for the next attempt.
+        read_committed: As in `list_offsets`.
+        pass_over_gone: As in `list_offsets`.
+
+    Raises:
+        KafkaError: A partition's error; one that no retry cures, if there is one.
+    """
+    by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+    await _know_leaders(cluster, wanted, moved)
+    gone = set(await _gone(cluster, wanted)) if pass_over_gone else ()
+    for partition, time in wanted.items():
+        if partition not in gone:
+            by_leader[cluster.metadata.leader(partition)][partition] = time
+    leaderless = by_leader.pop(-1, {})
+    asked = [_ask_leader(cluster, node, part, read_committed, found, moved) for node, part in by_leader.items()]
+    asked += [_no_leader(cluster, partition) for partition in leaderless]
+    await gather([cluster.runtime.spawn(coro) for coro in asked])
+
+
+def is_retriable(error: KafkaError) -> bool:
+    """Return whether a retry may cure an error. Of several errors the first that none cures is raised."""
+    return (isinstance(error, RetriableError) or may_pass(error.code)) and not isinstance(error, CorruptDataError)
+
+
+def may_pass(code: ErrorCode) -> bool:
+    """Return whether a retry may get another code; a damaged file does not heal."""
+    return code.retriable and code is not ErrorCode.CORRUPT_MESSAGE
 
 
 async def gather(tasks: list[Task[T]]) -> list[T]:
-    """Wait for all tasks; then raise the first error, if any."""
-    results, failure = [], None
+    """Wait for all tasks; then raise the first error that no retry cures, or else the first."""
+    results, failures = [], []
     try:
         for task in tasks:
             try:
                 results.append(await task)
             except KafkaError as error:
-                failure = failure or error
+                failures.append(error)
     finally:
         for task in tasks:
             task.cancel()
-    if failure is not None:
-        raise failure
+    if failures:
+        raise min(failures, key=is_retriable)
     return results
+
+
+async def _no_leader(cluster: Cluster, partition: TopicPartition) -> None:
+    """Raise why no leader of a partition is known, beside the errors of those that were asked."""
+    info = cluster.metadata.topics.get(partition.topic)
+    code = ErrorCode.LEADER_NOT_AVAILABLE if info is None else info.error or ErrorCode.LEADER_NOT_AVAILABLE
+    if info is not None and not info.error and partition.partition not in info.partitions:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    raise error_for(code, f"no leader of {partition} is known")
 
 
 async def _know_leaders(cluster: Cluster, partitions: Iterable[TopicPartition], moved: set[str]) -> None:
@@ -269,7 +310,7 @@ async def _ask_leader(
     except KafkaError:
         moved.update(by_topic(wanted))  # another broker may lead by now, and nothing else refreshes these topics
         raise
-    failure: KafkaError | None = None
+    failures: list[KafkaError] = []
     for topic_response in answer.topics:
         for part in topic_response.partitions:
             partition = TopicPartition(topic_response.name, part.partition_index)
@@ -279,9 +320,9 @@ async def _ask_leader(
                 continue
             if code in _STALE_LEADER:
                 moved.add(partition.topic)
-            failure = error_for(code, f"offsets of {partition}")
-    if failure is not None:
-        raise failure
+            failures.append(error_for(code, f"offsets of {partition}"))
+    if failures:
+        raise min(failures, key=is_retriable)
 
 
 class GroupIdentity:
@@ -367,11 +408,13 @@ async def commit_offsets(
         ]
         unanswered -= all(code not in MAY_BE_DONE for _, code in failed)
         if failed:
-            partition, code = failed[0]
+            partition, code = min(failed, key=lambda failure: may_pass(failure[1]))
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
-            if code in NO_SUCH_TOPIC and await is_gone(cluster, partition.topic, topic_ids):
-                return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
+            missing = {part.topic: code for part, code in failed if code in NO_SUCH_TOPIC} if code.retriable else {}
+            for topic, why in missing.items():
+                if await is_gone(cluster, topic, topic_ids):
+                    return error_for(why, f"commit for group {group!r}: topic {topic!r} was deleted since")
             raise _commit_error(group, partition, code, len(failed), after_lost_answer=before)
         return None
 
@@ -441,44 +484,62 @@ async def committed_offsets(
             means that there is no offset: a consumer would start over.
     """
     wanted = list(partitions)
-    coordinator = Coordinator(group)
+    found: dict[TopicPartition, OffsetAndMetadata | None] = {}
 
-    async def committed_offsets_once() -> dict[TopicPartition, OffsetAndMetadata | None]:
-        ids = known_ids(cluster, wanted)
-        names = {topic_id: topic for topic, topic_id in ids.items()}
-        request = offset_fetch(group, wanted, identity=identity, require_stable=True, ids=ids)
-        answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
-        response = answer.groups[0] if answer.groups else answer
-        found: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        codes = [(ErrorCode.of(response.error_code), "")]
-        for topic in response.topics:
-            name = topic.name
-            if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
-                name = name or names.get(topic.topic_id, "")
-            for entry in topic.partitions:
-                partition = TopicPartition(name, entry.partition_index)
-                codes.append((ErrorCode.of(entry.error_code), f" in {partition}"))
+    async def committed_offsets_of_rest() -> dict[TopicPartition, OffsetAndMetadata | None]:
+        missing = [partition for partition in wanted if partition not in found]
+        await committed_offsets_once(cluster, group, missing, found, identity)
+        return {partition: found[partition] for partition in wanted}
+
+    if not wanted:
+        return {}
+    return await cluster.retrying(committed_offsets_of_rest, f"committed offsets of group {group!r}", timeout_ms)
+
+
+async def committed_offsets_once(
+    cluster: Cluster,
+    group: str,
+    wanted: Sequence[TopicPartition],
+    found: dict[TopicPartition, OffsetAndMetadata | None],
+    identity: GroupIdentity | None = None,
+) -> None:
+    """Fetch committed offsets as `committed_offsets`, in one attempt; `found` also gets those beside failed ones.
+
+    Raises:
+        KafkaError: A partition's error; one that no retry cures, if there is one.
+    """
+    coordinator = Coordinator(group)
+    ids = known_ids(cluster, wanted)
+    names = {topic_id: topic for topic, topic_id in ids.items()}
+    request = offset_fetch(group, wanted, identity=identity, require_stable=True, ids=ids)
+    answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
+    response = answer.groups[0] if answer.groups else answer
+    codes = [(ErrorCode.of(response.error_code), "")]
+    for topic in response.topics:
+        name = topic.name
+        if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
+            name = name or names.get(topic.topic_id, "")
+        for entry in topic.partitions:
+            partition = TopicPartition(name, entry.partition_index)
+            codes.append((ErrorCode.of(entry.error_code), f" in {partition}"))
+            if not entry.error_code and not response.error_code:
                 found[partition] = (
                     OffsetAndMetadata(entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch)
                     if entry.committed_offset >= 0
                     else None
                 )
-        for code, where in codes:
-            if code in LOST_COORDINATOR:
-                cluster.forget_coordinator(coordinator)
-            if code is ErrorCode.UNKNOWN_TOPIC_ID:
-                await cluster.describe_topics(ids)
-            if code:
-                raise error_for(code, f"committed offsets of group {group!r}{where}: {code.text}")
-        for partition in wanted:
-            if partition not in found:
-                text = f"committed offsets of group {group!r}: the answer says nothing of {partition}"
-                raise error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
-        return {partition: found[partition] for partition in wanted}
-
-    if not wanted:
-        return {}
-    return await cluster.retrying(committed_offsets_once, f"committed offsets of group {group!r}", timeout_ms)
+    failed = [(code, where) for code, where in codes if code]
+    if failed:
+        code, where = min(failed, key=lambda failure: may_pass(failure[0]))
+        if code in LOST_COORDINATOR:
+            cluster.forget_coordinator(coordinator)
+        if any(code is ErrorCode.UNKNOWN_TOPIC_ID for code, _ in failed):
+            await cluster.describe_topics(ids)
+        raise error_for(code, f"committed offsets of group {group!r}{where}: {code.text}")
+    for partition in wanted:
+        if partition not in found:
+            text = f"committed offsets of group {group!r}: the answer says nothing of {partition}"
+            raise error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
 
 def offset_fetch(

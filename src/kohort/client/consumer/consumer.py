@@ -166,9 +166,9 @@ class Consumer(Lookups, SyncMethods):
         The current record of a loop over the consumer is not committed, and is returned again. When an exception leaves
         the `with`, the last poll's records are not committed either, beyond what the application has committed of them.
 
-        In a signal handler that interrupts `poll`, in a rebalance listener and in the callback of a commit, `close`
-        returns at once: the poll, or the next one, returns nothing and closes the consumer. Does nothing in a forked
-        child.
+        In a signal handler that interrupts `poll`, `close` returns at once: the poll returns nothing and closes the
+        consumer. In a rebalance listener or a commit's callback, the running or next poll does. Does nothing in a
+        forked child.
 
         Args:
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for

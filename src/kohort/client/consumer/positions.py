@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -13,9 +14,18 @@ from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata, PartitionInfo
 from kohort.client.net.runtime import Promise, Task, logged_kafka_error
-from kohort.client.offsets import EARLIEST, LATEST, committed_offsets, gather, list_offsets
+from kohort.client.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    committed_offsets_once,
+    gather,
+    is_retriable,
+    list_offsets_once,
+)
 from kohort.client.settings import ConsumerConfig, duration_ms
-from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError, error_for
+from kohort.errors import ErrorCode, KafkaError, OffsetError, error_for
 from kohort.ids import TopicPartition
 
 # -- Verification of a missing offset
@@ -96,6 +106,7 @@ class PositionFinder:
     ) -> None:
         self._error: KafkaError | None = None
         self._asked: dict[TopicPartition, int] = {}
+        self._moved: set[str] = set()
         self._cluster = cluster
         self._config = config
         self._partitions = partitions
@@ -125,12 +136,12 @@ class PositionFinder:
         """
         if self._error is None:
             return None
-        moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
+        moot = self._asked and not any(self._still_asked(partition, self._asked) for partition in self._asked)
         return None if moot else self._error
 
-    def _still_asked(self, partition: TopicPartition) -> bool:
+    def _still_asked(self, partition: TopicPartition, asked: Mapping[TopicPartition, int]) -> bool:
         state = self._partitions.get(partition)
-        return state is not None and state.position_version == self._asked[partition] and state.position is None
+        return state is not None and state.position_version == asked[partition] and state.position is None
 
     def take_error(self) -> KafkaError | None:
         """Return `error` once; the positions are then looked up again."""
@@ -192,35 +203,49 @@ class PositionFinder:
         while True:
             looked = self._looked
             try:
-                await self._committed()
-                again = await self._reset(looked)
+                failed = await self._committed()
+                try:
+                    again = await self._reset(looked, failed)
+                except KafkaError as unread:
+                    raise min([failed or unread, unread], key=is_retriable) from None
+                if failed is not None:
+                    raise failed
                 failures = 0
                 if again:
                     continue
-            except RetriableError as error:
-                failures += 1
-                log.debug("committed or reset positions of partitions could not be looked up, retrying: %s", error)
-                wait = self._cluster.backoff_ms(failures)
-                await self._cluster.runtime.first(looked, timeout_ms=wait)
-                continue
-            except Exception as error:  # noqa: BLE001 - the application gets any error
-                self._error = logged_kafka_error("positions", error)
+            except Exception as fault:  # noqa: BLE001 - the application gets any error
+                error = logged_kafka_error("positions", fault)
+                if is_retriable(error):
+                    failures += 1
+                    log.debug("committed or reset positions of partitions could not be looked up, retrying: %s", error)
+                    wait = self._cluster.backoff_ms(failures)
+                    await self._cluster.runtime.first(looked, timeout_ms=wait)
+                    continue
+                self._error = error
                 self._changed()
             await looked
 
-    async def _committed(self) -> None:
+    async def _committed(self) -> KafkaError | None:
+        """Look up committed offsets; return the error of partitions that must not keep the others waiting."""
         missing = self._partitions.without_position()
         if not missing:
-            return
-        self._asked = {part: self._partitions.of(part).position_version for part in missing}
-        known = {}
-        if self._config.group_id is not None:
-            known = await committed_offsets(self._cluster, self._config.group_id, missing)
-        for part in missing:
-            if not self._still_asked(part):
+            return None
+        asked = {part: self._partitions.of(part).position_version for part in missing}
+        known: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        failed: KafkaError | None = None
+        if self._config.group_id is None:
+            known = dict.fromkeys(missing)
+        else:
+            self._asked = asked
+            try:
+                await committed_offsets_once(self._cluster, self._config.group_id, missing, known)
+            except KafkaError as error:
+                failed = error
+        for part in [part for part in missing if part in known]:
+            if not self._still_asked(part, asked):
                 continue
             state = self._partitions.of(part)
-            value = known.get(part)
+            value = known[part]
             if value is not None:
                 self._partitions.place(part, FetchPosition(value.offset, value.leader_epoch))
             elif self._config.auto_offset_reset == "none":
@@ -236,6 +261,7 @@ class PositionFinder:
                 state.reset = self._first_policy(part)
         self._changed()
         self._found()
+        return failed
 
     def _first_policy(self, partition: TopicPartition) -> str:
         """Return the reset policy of a partition without a committed offset."""
@@ -245,17 +271,25 @@ class PositionFinder:
             return "earliest"
         return policy
 
-    async def _reset(self, looked: Promise[None]) -> bool:
-        """Look positions up by policy; True: look again at once. `looked` ends a wait for leaders."""
+    async def _reset(self, looked: Promise[None], failed: KafkaError | None) -> bool:
+        """Look positions up by policy; True: look again at once. `looked` ends a wait for leaders.
+
+        Args:
+            looked: Resolves with the next request for a look-up.
+            failed: The error of the look-up of committed offsets, if any.
+        """
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
-        self._asked = {part: self._partitions.of(part).position_version for part in wanted}
+        asked = {part: self._partitions.of(part).position_version for part in wanted}
+        self._asked = asked if failed is None else self._asked | asked
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
         for part, policy in wanted.items():
             by_leader[self._cluster.metadata.leader(part)][part] = self._time_of(policy)
         leaderless = by_leader.pop(-1, {})
-        await gather([self._cluster.runtime.spawn(self._reset_at(times), "positions") for times in by_leader.values()])
+        await gather(
+            [self._cluster.runtime.spawn(self._reset_at(times, asked), "positions") for times in by_leader.values()]
+        )
         if leaderless:  # they may not exist: other partitions must not wait for them
             await self._cluster.runtime.first(self._cluster.request_metadata(), looked)
             if any(self._cluster.metadata.leader(part) >= 0 for part in leaderless):
@@ -267,18 +301,29 @@ class PositionFinder:
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {', '.join(map(str, leaderless))} is known")
         return True
 
-    async def _reset_at(self, times: Mapping[TopicPartition, int]) -> None:
-        """Look up the positions of one leader's partitions."""
+    async def _reset_at(self, times: Mapping[TopicPartition, int], asked: Mapping[TopicPartition, int]) -> None:
+        """Look up the positions of one leader's partitions, each of which may fail without the others."""
         committed_only = self._config.isolation_level == "read_committed"
-        offsets = await list_offsets(self._cluster, times, read_committed=committed_only)
+        look_up = partial(list_offsets_once, self._cluster, moved=self._moved, read_committed=committed_only)
+        offsets: dict[TopicPartition, OffsetAndTimestamp] = {}
+        failed: KafkaError | None = None
+        try:
+            await look_up(times, offsets)
+        except KafkaError as error:
+            failed = error
         late = {part: LATEST for part, value in offsets.items() if value.offset < 0}
-        if late:
-            offsets.update(await list_offsets(self._cluster, late, read_committed=committed_only))
+        try:
+            if late:
+                await look_up(late, offsets)
+        except KafkaError as error:
+            failed = failed or error
         for part, value in offsets.items():
-            if self._still_asked(part):
+            if value.offset >= 0 and self._still_asked(part, asked):
                 self._partitions.place(part, FetchPosition(value.offset))
         self._changed()
         self._found()
+        if failed is not None:
+            raise failed
 
     def _time_of(self, policy: str | int) -> int:
         if isinstance(policy, int):

@@ -230,7 +230,7 @@ class Membership(ABC):
         self._overdue = False
         self._moved: Promise[None] = Promise()
         self._main: Task[None] | None = None
-        cluster.on_metadata(lambda _: self._metadata_changed())
+        self._ignore_metadata = cluster.on_metadata(lambda _: self._metadata_changed())
 
     # Called by the application.
 
@@ -419,6 +419,8 @@ class Membership(ABC):
         self.revocation = None
         self._hold((), None)
         self.cluster.drop_interest(self)
+        self._ignore_metadata()
+        self._ignore_metadata = lambda: None
         await self._leave_quietly(reason, timeout_ms)
         self._generation, self._lost = self.NOT_JOINED, Assignment()
         self._member_id = ""

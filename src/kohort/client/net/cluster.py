@@ -490,9 +490,10 @@ class Cluster:
     def drop_interest(self, owner: object) -> None:
         self._interests.pop(owner, None)
 
-    def on_metadata(self, listener: Callable[[Metadata], None]) -> None:
-        """Call `listener` after each merged response."""
+    def on_metadata(self, listener: Callable[[Metadata], None]) -> Callable[[], None]:
+        """Call `listener` after each merged response; the function that is returned ends this."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def before_refresh(self, listener: Callable[[], None]) -> None:
         """Call `listener` before each refresh, so that it can change what it wants."""

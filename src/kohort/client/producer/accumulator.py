@@ -231,6 +231,13 @@ class Accumulator(Appender[Delivery]):
             self.sticky_queues[topic] = self._queue(TopicPartition(topic, chosen))
         return chosen
 
+    def leave_missing(self, topic: str, count: int) -> None:
+        """Choose another partition for records without a key, if the topic was recreated without the present one."""
+        with self.mutex:
+            queue = self.sticky_queues.get(topic)
+            if queue is not None and queue.partition.partition >= count:
+                del self.sticky_queues[topic]
+
     def next_sticky(self, topic: str, choices: list[int]) -> int:
         """Choose another partition than the last, at random."""
         current = self._sticky.get(topic)

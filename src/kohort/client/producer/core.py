@@ -468,6 +468,7 @@ class ProducerCore:
                 numbers = sorted(info.partitions)
                 self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
+                self.accumulator.leave_missing(topic, len(numbers))
         gone = {topic for topic in self._partitions if _is_missing(metadata.topics.get(topic))}
         if gone and (self._creating is None or self._creating.done) and (gone := gone & self._with_records()):
             self._creating = self.cluster.keep_running(self._create_again(gone), "topics that were deleted")

@@ -37,7 +37,7 @@ from uuid import UUID
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task, logged_kafka_error
-from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids, may_pass
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
@@ -468,18 +468,25 @@ class TransactionManager:
             to,
         )
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        for topic in answer.topics:
-            for part in topic.partitions:
-                if part.error_code:
-                    name = topic.name or names.get(topic.topic_id, "")
-                    error = error_for(part.error_code, f"offset of {name}-{part.partition_index}")
-                    if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-                        raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", error.code)
-                    if error.code is ErrorCode.UNKNOWN_TOPIC_ID and await is_gone(self._cluster, name, ids):
-                        raise NotFoundError(f"offsets for group {group_id!r}: topic {name!r} was deleted since")
-                    if error.code in _MOVED:
-                        self._cluster.forget_coordinator(to)
-                    raise error
+        refusals = [
+            (ErrorCode.of(part.error_code), topic.name or names.get(topic.topic_id, ""), part.partition_index)
+            for topic in answer.topics
+            for part in topic.partitions
+            if part.error_code
+        ]
+        if not refusals:
+            return
+        code, name, number = min(refusals, key=lambda refusal: may_pass(refusal[0]))
+        error = error_for(code, f"offset of {name}-{number}")
+        if code is ErrorCode.GROUP_ID_NOT_FOUND:
+            raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", code)
+        unknown = {name for code, name, _ in refusals if code is ErrorCode.UNKNOWN_TOPIC_ID} if code.retriable else ()
+        for name in unknown:
+            if await is_gone(self._cluster, name, ids):
+                raise NotFoundError(f"offsets for group {group_id!r}: topic {name!r} was deleted since")
+        if code in _MOVED:
+            self._cluster.forget_coordinator(to)
+        raise error
 
     def _offset_request(
         self,
