@@ -38,7 +38,7 @@ def test_each_test_that_is_named_is_collected() -> None:
     [
         (who_wins_page.unproved, f"`{OWN}::test_committed_needs_a_group`", f"`{OWN}::test_renamed`", "no test_renamed"),
         (who_wins_page.unproved, "`tests/spark/test_changed.py::", "`tests/spark/test_gone.py::", "there is no tests/"),
-        (who_wins_page.unproved, f"`{OWN}::test_an_offset_without_records_is_data_loss`", "none", "names no test"),
+        (who_wins_page.unproved, f"`{OWN}::test_a_reset_while_members_run_is_refused`", "none", "names no test"),
         (who_wins_page.unproved, "| the reset |", "| |", "a cell is missing"),
         (who_wins_page.unproved, "| 7 | As before", "| 8 | As before", "not numbered"),
         (who_wins_page.unproved, f"| 1 | `{OWN}", f"| 99 | `{OWN}", "a line that is not there"),

@@ -11,6 +11,7 @@ import pytest
 
 from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import InvalidInputError, NotFoundError
+from kohort.schema_registry import json_values
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.json_values import json_writer
 from tests.schema_registry.raw_registry import http_answer, raw_registry
@@ -232,3 +233,83 @@ def test_confluents_client_reads_and_writes_the_same(embedded: EmbeddedSchemaReg
         data = JSONSerializer(PAYMENT, client)(FULL, context)
     assert data is not None and data[:5] == write(FULL)[:5]
     assert registry.deserialize(data) == FULL
+
+
+HOSTILE = "^(a+)+$"
+TEXT = "a" * 40 + "!"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        pytest.param({"pattern": HOSTILE}, TEXT, id="pattern"),
+        pytest.param({"pattern": HOSTILE.replace("^", "^(?=a)")}, TEXT, id="lookahead"),
+        pytest.param({"pattern": "^" + "a?" * 40 + "(?!!)" + "a" * 40 + "$"}, "a" * 39 + "!", id="options"),
+        pytest.param({"pattern": "^" + "(a|a)" * 40 + "(?!!)$"}, "a" * 40 + "!", id="alternatives"),
+        pytest.param({"pattern": r"(a*)*\1b"}, TEXT, id="back reference"),
+        pytest.param({"pattern": "(?=a*a*a*a*a*a*b)"}, "a" * 3_000, id="powers"),
+        pytest.param({"patternProperties": {HOSTILE: False}, "required": ["b"]}, {TEXT: 1}, id="names"),
+        pytest.param({"patternProperties": {HOSTILE: {}}, "additionalProperties": False}, {TEXT: 1}, id="other names"),
+        pytest.param({"allOf": [{"$schema": DRAFT, "pattern": HOSTILE}]}, TEXT, id="part of another draft"),
+        pytest.param(
+            {"$schema": DRAFT, "patternProperties": {HOSTILE: {}}, "unevaluatedProperties": False},
+            {TEXT: 1},
+            id="unevaluated names",
+        ),
+        pytest.param(
+            {"$schema": DRAFT, "$defs": {"a": {"pattern": HOSTILE}}, "$ref": "#/$defs/a"}, TEXT, id="reference"
+        ),
+    ],
+)
+def test_hostile_pattern_is_searched_in_bounded_time(schema: Any, value: Any) -> None:
+    """Python's engine alone needs hours for each of them."""
+    with pytest.raises(InvalidInputError, match="is not of the schema|could take too long"):
+        json_writer(json.dumps(schema), 1)(value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found", "missed"),
+    [
+        pytest.param(r"^(?!\s*$).+", "x ", "  ", id="not blank"),
+        pytest.param(r"^(?=.*[A-Z])(?=.*\d)(?=.*[a-z]).{8,}$", "aBcdefg1", "abcdefg1", id="password"),
+        pytest.param(r"^[\w.+-]+@[\w-]+(\.[\w-]+)+$", "a.b@c.de", "a@b", id="address"),
+        pytest.param(r"^[^\u0000-\u001f]*$", "é", "a\tb", id="escaped characters"),
+        pytest.param(r"^\\u0041$", r"\u0041", "A", id="backslash before u"),
+        pytest.param(r"^(\d{4})-\1$", "2024-2024", "2024-2025", id="back reference"),
+        pytest.param("b", "abc", "ac", id="anywhere"),
+        pytest.param("^x{2000}$", "x" * 2_000, "x" * 1_999, id="many times"),
+    ],
+)
+def test_pattern_finds_what_java_finds(pattern: str, found: str, missed: str) -> None:
+    write = json_writer(json.dumps({"pattern": pattern}), 1)
+    assert write(found)
+    with pytest.raises(InvalidInputError, match="is not of the schema"):
+        write(missed)
+
+
+@pytest.mark.parametrize("draft", ["", DRAFT], ids=["draft 7", "draft 2020-12"])
+def test_properties_by_pattern_and_all_others(draft: str) -> None:
+    schema = {"properties": {"id": {}}, "patternProperties": {"^x-": {"type": "integer"}}}
+    schema |= {"$schema": draft} if draft else {}
+    closed, typed = ({**schema, "additionalProperties": more} for more in (False, {"type": "string"}))
+    assert json_writer(json.dumps(closed), 1)({"id": None, "x-a": 1})
+    assert json_writer(json.dumps(typed), 1)({"id": None, "x-a": 1, "y": "z"})
+    for text, value, reason in (
+        (closed, {"y": 1}, "additional properties are not allowed: 'y'"),
+        (closed, {"x-a": "b"}, r"\$\['x-a'\]: 'b' is not of type 'integer'|\$\.x-a: 'b' is not of type 'integer'"),
+        (typed, {"y": 1}, r"\$\.y: 1 is not of type 'string'"),
+    ):
+        with pytest.raises(InvalidInputError, match=reason):
+            json_writer(json.dumps(text), 1)(value)
+
+
+def test_without_re2_only_patterns_of_few_steps_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_values, "_re2", lambda: None)
+    json_values._searcher.cache_clear()
+    try:
+        assert json_writer('{"pattern": "^[a-z]+-[0-9]+$"}', 1)("abc-123")
+        with pytest.raises(InvalidInputError, match="could take too long"):
+            json_writer(json.dumps({"pattern": HOSTILE}), 1)(TEXT)
+    finally:
+        json_values._searcher.cache_clear()

@@ -14,7 +14,6 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
-from kohort.spark import register
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 
@@ -162,29 +161,22 @@ def test_a_batch_that_failed_half_way_is_written_again(spark: Any, stage: Stage,
     assert all(number % PARTITIONS != 3 for number, times in found.items() if times > 1)
 
 
-def test_a_thread_of_the_program_writes_once_it_has_registered(spark: Any, stage: Stage, target: str) -> None:
-    """An executor's thread has no active session, in which Spark looks for the source; nor has one in foreachBatch."""
+def test_threads_of_the_program_write(spark: Any, stage: Stage, target: str) -> None:
+    """An executor's thread has no active session, in which Spark looks for the sink; nor has one in foreachBatch."""
 
-    def from_a_thread(frame: Any, *, registers: bool) -> None:
-        def whole() -> None:
-            if registers:
-                register(frame.sparkSession)
-            write(frame, stage, topic=target)
-
+    def from_a_thread(frame: Any) -> None:
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(whole).result()
+            threads.submit(write, frame, stage, topic=target).result()
 
     frame = spark.range(4).selectExpr("CAST(id AS STRING) AS value")
-    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND|find the data source"):
-        from_a_thread(frame, registers=False)
-    from_a_thread(frame, registers=True)
+    from_a_thread(frame)
     assert sorted(int(record.value) for record in records(stage, target)) == list(range(4))
     stage.produce(3)
     query = (
         spark.readStream.format("kohort")
         .options(**stage.options(columns="value"))
         .load()
-        .writeStream.foreachBatch(lambda frame, _: from_a_thread(frame, registers=True))
+        .writeStream.foreachBatch(lambda frame, _: from_a_thread(frame))
         .option("checkpointLocation", str(stage.folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()

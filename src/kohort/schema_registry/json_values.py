@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json  # not msgspec, without which clients start
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import urljoin
 
@@ -69,7 +71,7 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
     """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
 
     References within the schema, and to those that it is given, are followed. Nothing is fetched. `format` is not
-    checked.
+    checked. Patterns are searched in bounded time.
 
     Args:
         text: the schema.
@@ -97,10 +99,13 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
         raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}") from None
     except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
-    validator = kind(schema, registry=known)
+    validator = bounded(kind)(schema, registry=known)
+    unseen = unseen_patterns([schema, *(json.loads(text) for _, text in imports)])
 
     def check_value(value: Any) -> None:
         try:
+            for pattern in unseen:
+                refuse_slow(pattern, longest_name(value))
             error = next(validator.iter_errors(value), None)
         except Unresolvable as missing:
             raise InvalidInputError(
@@ -127,3 +132,236 @@ def _named(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str,
     base = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
     bases = [*([base] if isinstance(base, str) else []), *(name for name, _ in own)]
     return [(urljoin(base, name), resource) for base in bases for name, resource in found] + own
+
+
+# -- Patterns of a JSON Schema, which come from the registry: each search takes a bounded time
+#
+# Python's own engine takes years for the pattern `^(a+)+$` and forty characters. So RE2 searches, in time linear in the
+# text. It lacks lookarounds and back references. For such a pattern the steps that Python's engine may take are counted
+# first, and more than `STEPS_MAX` are refused.
+#
+# RE2 reads classes as Java and JavaScript do: `\d` and `\w` are ASCII, and `$` is the end of the text.
+
+PATTERN_CHARS_MAX = 10_000
+"""The longest pattern, in characters."""
+PATTERN_MEMORY_BYTES = 512 << 10
+"""RE2's `max_mem`. A larger program goes to Python's engine, if its steps are few."""
+STEPS_MAX = 10_000_000
+"""The most steps of Python's engine for one text: about a third of a second."""
+_SHOWN_MAX = 100
+_UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
+
+
+@cache
+def _re2() -> Any:
+    """Return the module `re2`; None where it has no wheel."""
+    try:
+        import re2
+    except ImportError:
+        return None
+    return re2
+
+
+@lru_cache(maxsize=256)
+def _searcher(pattern: str) -> Callable[[str], bool]:
+    """Return a function that says whether a text has a match.
+
+    Raises:
+        re.error: the pattern is malformed.
+    """
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise InvalidInputError(f"the schema has a pattern of more than {PATTERN_CHARS_MAX} characters")
+    engine = _re2()
+    if engine is not None:
+        options = engine.Options()
+        options.max_mem, options.log_errors, options.never_capture = PATTERN_MEMORY_BYTES, False, True
+        escaped = _UNICODE_ESCAPE.sub(lambda found: found[1] or rf"\x{{{found[2]}}}", pattern)
+        try:
+            search = engine.compile(escaped, options).search
+        except (engine.error, UnicodeEncodeError):
+            pass  # Python's engine may know it
+        else:
+            return lambda text: search(text) is not None
+    compiled = re.compile(pattern)
+
+    def search_counted(text: str) -> bool:
+        refuse_slow(pattern, len(text))
+        return compiled.search(text) is not None
+
+    return search_counted
+
+
+def has_match(pattern: str, text: str) -> bool:
+    """Return whether a text has a match of a schema's pattern.
+
+    Raises:
+        InvalidInputError: the search could take too long.
+        re.error: the pattern is malformed.
+    """
+    return _searcher(pattern)(text)
+
+
+def refuse_slow(pattern: str, length: int) -> None:
+    """Refuse a pattern that Python's engine could search for too long in a text of this many characters.
+
+    Raises:
+        InvalidInputError: it could take more than `STEPS_MAX` steps.
+    """
+    if steps(pattern, length) > STEPS_MAX:
+        shown = pattern if len(pattern) <= _SHOWN_MAX else f"{pattern[:_SHOWN_MAX]}…"
+        raise InvalidInputError(
+            f"the schema's pattern {shown!r} could take too long for a text of {length} characters: RE2 can't search "
+            "for it, because of a lookaround or a back reference, and repetitions within repetitions are bounded"
+        )
+
+
+@lru_cache(maxsize=1_024)
+def steps(pattern: str, length: int) -> int:
+    """Return an upper bound for the steps of Python's engine, or a number greater than `STEPS_MAX`.
+
+    Raises:
+        re.error: the pattern is malformed.
+    """
+    parser: Any = importlib.import_module("re._parser")
+    tree = [*parser.parse(pattern)]
+    anchored = bool(tree) and str(tree[0][0]) == "AT" and str(tree[0][1]) in ("AT_BEGINNING", "AT_BEGINNING_STRING")
+    _, work = _sequence(tree, length)
+    return _bounded(work + length if anchored else work * (length + 1))
+
+
+def _bounded(number: int) -> int:
+    return min(number, STEPS_MAX + 1)
+
+
+def _sequence(items: Any, length: int) -> tuple[int, int]:
+    """Return the ways in which a sequence of a parsed pattern can match at one place, and the steps to try all."""
+    ways = work = 1
+    for name, argument in items:
+        item_ways, item_work = _item(str(name), argument, length)
+        work = _bounded(work + ways * item_work)
+        ways = _bounded(ways * item_ways)
+    return ways, work
+
+
+def _item(name: str, argument: Any, length: int) -> tuple[int, int]:
+    if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+        low, high, body = argument
+        ways, work = _repeat(int(low), min(int(high), max(length, int(low))), _sequence(body, length))
+        return (1 if name == "POSSESSIVE_REPEAT" else ways), work
+    if name == "SUBPATTERN":
+        return _sequence(argument[-1], length)
+    if name == "ATOMIC_GROUP":
+        return 1, _sequence(argument, length)[1]
+    if name in ("ASSERT", "ASSERT_NOT"):
+        return 1, _sequence(argument[1], length)[1]
+    if name in ("BRANCH", "GROUPREF_EXISTS"):
+        parts = argument[1] if name == "BRANCH" else [part for part in argument[1:] if part is not None]
+        found = [_sequence(part, length) for part in parts]
+        return _bounded(1 + sum(ways for ways, _ in found)), _bounded(1 + sum(work for _, work in found))
+    return (1, 1 + length) if name.startswith("GROUPREF") else (1, 1)
+
+
+def _repeat(low: int, high: int, body: tuple[int, int]) -> tuple[int, int]:
+    ways, work = body
+    if ways == 1:
+        return _bounded(max(1, high - low + 1)), _bounded(1 + high * work)
+    total, power, tried = 0, 1, 1
+    for count in range(high + 1):
+        total += power if count >= low else 0
+        tried += power * work
+        power *= ways
+        if tried > STEPS_MAX:
+            return STEPS_MAX + 1, STEPS_MAX + 1
+    return _bounded(max(1, total)), _bounded(tried)
+
+
+# -- The keywords of a schema that have patterns
+
+
+@cache
+def bounded(kind: Any) -> Any:
+    """Return a validator class of jsonschema whose patterns are searched in bounded time."""
+    from jsonschema.validators import extend
+
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    made = extend(kind, keywords)
+    evolve = made.evolve
+
+    def evolve_bounded(validator: Any, **changes: Any) -> Any:
+        """A part of a schema that names a draft of its own gets that draft's validator: bound this one too."""
+        found = evolve(validator, **changes)
+        if isinstance(found, made):
+            return found
+        facts = {field.alias: getattr(found, field.name) for field in type(found).__attrs_attrs__ if field.init}
+        draft: Any = type(found)
+        return bounded(draft)(**facts)
+
+    made.evolve = evolve_bounded
+    return made
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    del schema
+    if validator.is_type(value, "string") and not has_match(pattern, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, schemas: Mapping[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+    del schema
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, inner in schemas.items():
+        for name, part in value.items():
+            if has_match(pattern, name):
+                yield from validator.descend(part, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if not validator.is_type(value, "object"):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    more = [name for name in value if name not in known and not any(has_match(pattern, name) for pattern in patterns)]
+    if validator.is_type(allowed, "object"):
+        for name in more:
+            yield from validator.descend(value[name], allowed, path=name)
+    elif not allowed and more:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, more))}")
+
+
+def unseen_patterns(schemas: Iterable[Any]) -> list[str]:
+    """Return the patterns that jsonschema itself searches names for, by Python's engine.
+
+    It does so for the keyword `unevaluatedProperties`, and takes the patterns of all `patternProperties` below it.
+
+    Args:
+        schemas: a schema, and those that it refers to.
+    """
+    found: dict[str, None] = {}
+    is_needed, rest = False, [*schemas]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, dict):
+            is_needed = is_needed or "unevaluatedProperties" in part
+            inner = part.get("patternProperties")
+            found |= dict.fromkeys(inner) if isinstance(inner, dict) else {}
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [*found] if is_needed else []
+
+
+def longest_name(value: Any) -> int:
+    """Return the length of the longest name in parsed JSON."""
+    longest, rest = 0, [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, dict):
+            longest = max(longest, *map(len, part), 0)
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return longest

@@ -16,7 +16,9 @@ A streaming query is a member of its consumer group.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +47,8 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     The driver program then listens to the session's queries. It tells a source at once when its sink has completed a
     batch. On Spark Connect a source learns that at the query's next trigger instead.
 
-    Call this also in a thread that the program starts, before the thread writes with `format("kohort")`. Examples are
-    an executor's thread of a notebook, or one in `foreachBatch`. Spark looks for the source in the thread's active
-    session, and such a thread has none.
+    Spark looks for a sink in the active session of the thread that writes, and a thread that the program starts has
+    none. So `DataFrameWriter.format("kohort")` makes the frame's session the active one of such a thread.
 
     In a local session the workers run the Python that runs this program: Spark would take the `python3` of the PATH,
     which may not have kohort. With any other master the workers run the PYSPARK_PYTHON of the time when the session was
@@ -68,6 +69,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     use_this_python(spark)
     with _active(spark):
         spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+    _wrap_writer()
     if in_place_of_kafka:
         from kohort.spark.in_place_of_kafka import cover
 
@@ -78,18 +80,13 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
 def _active(spark: SparkSession) -> Iterator[None]:
     """Make a session the thread's active session inside the block, and permanently if the thread had none.
 
-    Spark looks up a data source in the active session, and does not find one that only another session has. A thread
-    that the program starts has no active session, so it can't write to `format("kohort")`. On Spark Connect this does
-    nothing.
+    Spark looks up a data source in the active session, and does not find one that only another session has. On Spark
+    Connect this does nothing.
     """
-    try:
-        jvm = spark.sparkContext._jvm
-    except AttributeError:  # Spark Connect
-        jvm = None
-    if jvm is None:
+    sessions = _sessions_of(spark)
+    if sessions is None:
         yield
         return
-    sessions = jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
     try:
@@ -97,3 +94,42 @@ def _active(spark: SparkSession) -> Iterator[None]:
     finally:
         if before.isDefined():
             sessions.setActiveSession(before.get())
+
+
+def _sessions_of(spark: SparkSession) -> Any:
+    """Return the class that holds the active session of each thread; None on Spark Connect."""
+    try:
+        jvm = spark.sparkContext._jvm
+    except AttributeError:  # Spark Connect
+        return None
+    return None if jvm is None else jvm.org.apache.spark.sql.classic.SparkSession
+
+
+_threads = threading.local()
+"""`given`: whether this thread has its active session by `use_in_thread`."""
+
+
+def use_in_thread(spark: SparkSession) -> None:
+    """Make a session the active one of a thread that has none, so that Spark finds the sink of a write there."""
+    sessions = _sessions_of(spark)
+    if sessions is None:
+        return
+    if getattr(_threads, "given", False) or not sessions.getActiveSession().isDefined():
+        sessions.setActiveSession(spark._jsparkSession)
+        _threads.given = True
+
+
+@functools.cache
+def _wrap_writer() -> None:
+    """Wrap `DataFrameWriter.format` once, for writes in threads without an active session."""
+    from pyspark.sql.readwriter import DataFrameWriter
+
+    original = DataFrameWriter.format
+
+    @functools.wraps(original)
+    def format_in_thread(writer: DataFrameWriter, source: str) -> DataFrameWriter:
+        if isinstance(source, str) and source.lower() == "kohort":
+            use_in_thread(writer._spark)
+        return original(writer, source)
+
+    DataFrameWriter.format = format_in_thread

@@ -198,6 +198,10 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
         return original(end, source)
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
+    if hasattr(end, "_spark"):
+        from kohort.spark import use_in_thread
+
+        use_in_thread(session)
     return original(end, "kohort")
 
 

@@ -23,13 +23,15 @@ Run = Callable[[SparkSession, str, "JobSite"], Rows]
 
 @dataclass
 class Job:
-    """A job of the list: as its author wrote it, and mended where Spark refuses that."""
+    """A job of the list: as its author wrote it, and mended where Spark refuses that or hands over other rows."""
 
     run: Run
     chapter: str
     refused: str | None = None
     """Spark's words of refusal."""
     mended: Run | None = None
+    differs: bool = False
+    """Whether it ends with other rows as it is written."""
 
     @property
     def kind(self) -> str:
@@ -39,11 +41,11 @@ class Job:
 JOBS: dict[str, Job] = {}
 
 
-def job(refused: str | None = None, mended: Run | None = None) -> Callable[[Run], Run]:
-    """Put a function on the list; `mended` is what its author writes when Spark refuses the job with these words."""
+def job(refused: str | None = None, mended: Run | None = None, differs: bool = False) -> Callable[[Run], Run]:
+    """Put a function on the list; `mended` is what its author writes when Spark refuses it, or its rows differ."""
 
     def listed(run: Run) -> Run:
-        JOBS[run.__name__] = Job(run, run.__module__.rsplit(".", 1)[-1], refused, mended)
+        JOBS[run.__name__] = Job(run, run.__module__.rsplit(".", 1)[-1], refused, mended, differs)
         return run
 
     return listed

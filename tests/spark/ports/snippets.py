@@ -170,7 +170,7 @@ def pandas_over_the_values(spark: SparkSession, source: str, site: JobSite) -> R
 
 @job()
 def names_from_another_topic(spark: SparkSession, source: str, site: JobSite) -> Rows:
-    """A stream joined with reference data, which a batch read of another topic gives anew for each batch."""
+    """A stream joined with reference data, which a batch read of another topic gives."""
     users = [(f"u{number}", f"name {number}", []) for number in range(3)]
     names = site.batch(source, subscribe=site.fill("users", users, partitions=1)).selectExpr(
         "CAST(key AS STRING) AS user", "CAST(value AS STRING) AS name"

@@ -15,6 +15,7 @@ from tests.spark.region.desk import EPOCH, GENERATION, Region, region
 from tests.spark.region.faults import FAULTS
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark import source_sessions as sessions
@@ -259,6 +260,7 @@ def test_records_that_are_gone_are_reported(region: Region, strict: bool, where:
     if where == "below":
         region.place.admin.delete_records(dict.fromkeys(region.place.partitions(), 4)).all()
         first = 4
+    on = first if where == "below" else 10
     region.desk.hand({0: 2 if where == "below" else 12, 1: 5})
     query = region.query(failOnDataLoss=str(strict).lower())
     text = f"holds offsets {first} to 10, the region was at"
@@ -266,13 +268,35 @@ def test_records_that_are_gone_are_reported(region: Region, strict: bool, where:
         with pytest.raises(OffsetError, match=text):
             region.batch(query, FIRST)
     else:
-        assert region.spans(region.batch(query, FIRST)) == {0: (first, 10), 1: (5, 10)}
+        assert region.spans(region.batch(query, FIRST)) == {0: (on, 10), 1: (5, 10)}
     until(lambda: region.desk.lost_parts, "it is told")
     (lost,) = region.desk.lost_parts
     (part,) = lost.parts
     assert lost.fatal is strict and text in lost.text
     assert (part.topic, part.topic_id, part.partition) == (region.desk.topic, region.desk.topic_id, 0)
-    assert (part.assignment_version, part.at, part.next) == (1, region.desk.starts[1], first)
+    assert (part.assignment_version, part.at, part.next) == (1, region.desk.starts[1], on)
+    region.check()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_leader_that_was_paused_takes_no_records_away(
+    region: Region, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """The old leader wakes as if still leader, and its log ends before records read from its successor."""
+    stale, real = iter(range(2)), RangeReader.current_offsets
+
+    def asleep(self: RangeReader, wanted: Any) -> Any:
+        found = real(self, wanted)
+        if set(wanted.values()) == {"latest"} and next(stale, None) is not None:
+            found = {tp: replace(at, offset=3) for tp, at in found.items()}
+        return found
+
+    region.desk.hand({0: 5, 1: 5})
+    query = region.query(failOnDataLoss=str(strict).lower())
+    monkeypatch.setattr(RangeReader, "current_offsets", asleep)
+    until(lambda: region.trigger(query, FIRST) is not None, "there is a batch")
+    assert region.spans(region.batches[-1]) == {0: (5, 10), 1: (5, 10)}
+    assert next(stale, None) is None and region.desk.lost_parts == []
     region.check()
 
 

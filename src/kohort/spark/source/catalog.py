@@ -162,7 +162,21 @@ class TopicCatalog:
         """Return the end offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "latest"))
 
-    def ends_beyond(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def confirmed_ends(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Return end offsets, those before a position only after a second look.
+
+        Args:
+            positions: where reading is to continue.
+            ends: the end offsets that a broker has named; partitions that are not in it are left out.
+        """
+        beyond = {tp: at for tp, at in positions.items() if tp in ends and at > ends[tp]}
+        if not beyond:
+            return dict(ends)
+        return {tp: end for tp, end in ends.items() if tp not in beyond} | self._ends_beyond(beyond)
+
+    def _ends_beyond(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the end offsets of partitions that seemed to end before these positions.
 
         A leader that was suspended, and has been replaced, may answer with an old end offset. So the offsets are

@@ -261,16 +261,27 @@ def within(
     ends: Mapping[TopicPartition, int],
     catalog: TopicCatalog,
     options: SourceOptions,
+    *,
+    same: Container[str],
 ) -> dict[TopicPartition, int]:
     """Return these positions moved into their partitions' logs; a position outside means that records are lost.
+
+    A position beyond the end of the same topic's log moves to the end. The log was truncated, and what it still holds
+    has been read. If the topic may be another one of the same name, the position moves to the beginning.
+
+    Args:
+        positions: where reading is to continue.
+        beginnings: the first offsets; those that are missing are looked up where they are needed.
+        ends: the end offsets.
+        catalog: looks up offsets.
+        options: the options of the query.
+        same: topics whose ids say that the positions belong to them.
 
     Raises:
         OffsetError: records are lost, and failOnDataLoss ends the query.
     """
     settled = dict(positions)
-    beyond = {tp: at for tp, at in positions.items() if tp in ends and at > ends[tp]}
-    if beyond:
-        ends = {tp: end for tp, end in ends.items() if tp not in beyond} | catalog.ends_beyond(beyond)
+    ends = catalog.confirmed_ends(positions, ends)
     for tp, at in positions.items():
         if tp not in ends or beginnings.get(tp, 0) <= at <= ends[tp]:
             continue
@@ -280,8 +291,8 @@ def within(
         text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
         if options.group_id is not None:
             text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
-        report_loss(text, f"goes on at {first}", strict=options.fail_on_data_loss)
-        settled[tp] = first
+        settled[tp] = ends[tp] if at > ends[tp] and tp.topic in same else first
+        report_loss(text, f"goes on at {settled[tp]}", strict=options.fail_on_data_loss)
     return settled
 
 
@@ -437,11 +448,11 @@ class GroupOffsets:
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return None  # a topic was deleted meanwhile
         refuse_beyond(first, beginnings, ends)
-        positions = within(positions | first, beginnings, ends, self._catalog, self._options)
+        positions = within(positions | first, beginnings, ends, self._catalog, self._options, same=self._topics.certain)
         if not self._claim(held, positions | self._positions_of_others(held), batch):
             return None
         self._brought.clear()
-        self._topics.again -= {tp.topic for tp in positions}
+        self._topics.settled({tp.topic for tp in positions})
         self._restarted = self._restarted or bool(positions)
         return positions
 
@@ -522,7 +533,7 @@ class GroupOffsets:
         behind = [tp for tp, position in at.items() if position < ends.get(tp, 0)]
         looks = is_bounded and not options.fail_on_data_loss and behind
         beginnings = self._catalog.beginnings(behind) if looks else {}
-        return within(at, beginnings, ends, self._catalog, options)
+        return within(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
 
     def keeps_start(self) -> bool:
         """Return whether only the checkpoint keeps where a fresh query started.

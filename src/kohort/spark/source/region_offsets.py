@@ -203,24 +203,31 @@ class RegionOffsets:
     ) -> dict[TopicPartition, int]:
         """Return where to continue in each partition, after lost records, which are reported to the driver program.
 
+        A position beyond the end moves to the end of the same topic's log, which was truncated.
+
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
         """
+        ends = self._catalog.confirmed_ends({tp: at[tp] for tp in held.partitions}, ends)
         fresh = [tp for tp in held.partitions if held.assignment_versions[tp] not in self._checked]
         beginnings = self._catalog.beginnings(fresh) if fresh else {}
-        outside = [tp for tp in held.partitions if not beginnings.get(tp, 0) <= at[tp] <= ends[tp]]
+        there = [tp for tp in held.partitions if tp in ends]
+        outside = [tp for tp in there if not beginnings.get(tp, 0) <= at[tp] <= ends[tp]]
         beginnings |= self._catalog.beginnings(tp for tp in outside if tp not in beginnings)
         outside = [tp for tp in outside if tp in beginnings]  # otherwise deleted meanwhile; the next check reports it
         settled = dict(at)
         lost: list[LostPart] = []
         for tp in outside:
             part = self._parts[tp]
-            settled[tp] = beginnings[tp]
+            is_truncated = at[tp] > ends[tp] and part.topic_id != NO_TOPIC_ID
+            settled[tp] = ends[tp] if is_truncated else beginnings[tp]
             lost.append(LostPart(tp.topic, part.topic_id, tp.partition, part.assignment_version, at[tp], settled[tp]))
         if lost:
             tp = outside[0]
             more = f" (and so in {len(lost) - 1} more partitions)" if len(lost) > 1 else ""
-            text = f"{tp} holds offsets {settled[tp]} to {ends[tp]}, the region was at {at[tp]}: records are gone{more}"
+            text = (
+                f"{tp} holds offsets {beginnings[tp]} to {ends[tp]}, the region was at {at[tp]}: records are gone{more}"
+            )
             self._report_lost(text, lost, f"goes on at {settled[tp]}")
         self._checked.update(held.assignment_versions[tp] for tp in fresh if tp in beginnings)
         return settled

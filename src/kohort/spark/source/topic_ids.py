@@ -20,12 +20,14 @@ class TopicIds:
         ids: the ids of all topics that the query has offsets of, unless the brokers have none.
         gone: topics that do not exist, as far as is known; their loss has been reported.
         again: re-created topics, which are read from their beginning.
+        certain: topics whose offsets are known to belong to their ids; a checkpoint of Spark's own source has no ids.
     """
 
     def __init__(self, catalog: TopicCatalog, *, strict: bool) -> None:
         self.ids: dict[str, TopicId] = {}
         self.gone: set[str] = set()
         self.again: set[str] = set()
+        self.certain: set[str] = set()
         self._catalog = catalog
         self._strict = strict
         self._watched: set[str] = set()  # topics of the checkpoint, then of the last assignment: their loss is reported
@@ -44,8 +46,14 @@ class TopicIds:
         another = {topic for topic, of in offset.ids.items() if self.ids.get(topic, of) != of}
         self.again |= another
         self.ids |= offset.ids
+        self.certain |= offset.ids.keys()
         self._watched |= {tp.topic for tp in offset.spans}
         return another
+
+    def settled(self, topics: set[str]) -> None:
+        """Record that the query knows where to continue in all its partitions of these topics."""
+        self.again -= topics
+        self.certain |= topics & self.ids.keys()
 
     def look_up_topics(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
         """Look up the topics of the present assignment.
