@@ -132,6 +132,10 @@ def test_files_of_states_are_swept(
     until(lambda: all(len(list(folder.iterdir())) < 34 for folder in folders), "the first bases are gone")
     worker.close()
     assert len(folders) == 4 and worker.error is None
+    region.close()
+    with Region(name, own_servers, serves=False) as over:
+        folder = over.delete()
+    assert folder and (tmp_path / "states" / folder).is_dir(), "a person is told what is left"
 
 
 def test_describe_shows_how_large_states_are(

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kohort.errors import InvalidInputError
+from kohort.region.consuming.staging import Stager
 from kohort.region.staged import StagedKey, check_member
+from tests.region.conftest import Collected
 
 REGION = UUID(int=0xABC)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -65,3 +68,31 @@ def test_numbers_have_bounds(numbers: tuple[int, int]) -> None:
 )  # fmt: skip
 def test_no_other_text_is_a_key(text: str) -> None:
     assert StagedKey.parse(text) is None
+
+
+class _Lossy(Collected):
+    """A sink that stages the first rows, and whose answer is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[StagedKey] = []
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        super().stage(key, table)
+        self.asked.append(key)
+        if len(self.asked) == 1:
+            raise OSError("the answer is lost")
+
+
+def test_rows_whose_staging_failed_are_staged_under_another_key() -> None:
+    """A store may still carry out the request that failed."""
+    sink = _Lossy()
+    stager = Stager(sink, UUID(int=1), "m1")
+    stager.begin(1)
+    stager.add(pa.table({"value": [b"1"]}))
+    with pytest.raises(OSError, match="lost"):
+        stager.stage_rest()
+    again = stager.stage_rest()
+    first, second = sink.asked
+    assert first != second
+    assert second in again and first not in again

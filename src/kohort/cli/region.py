@@ -382,6 +382,8 @@ def _refuse_served(region: Region) -> None:
 def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Delete a region that nobody serves: its sequences, and its claims of groups. The data in its sinks stays.
 
+    So do keyed states; a note names their folder.
+
     Args:
         name: the region's name.
         execute: do it; without this it is only shown.
@@ -390,7 +392,9 @@ def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
     with _region(name, common) as region:
         if not _agreed(region, f"Delete region {name}?", execute, common):
             return FAILED
-        region.delete()
+        folder = region.delete()
+    if folder:
+        print_note(f"the keyed states stay: remove the folder {folder} where its members saved them")
     show([{"region": name, "done": True}], ("region", "done"), as_json=common.json)
     return DONE
 

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import UUID, uuid4
@@ -500,10 +500,22 @@ class Region(ClosedOnExit):
         with self._call("reseal"):
             return self._home.reseal()
 
-    def delete(self) -> None:
-        """Delete the region's records; no application may serve it. Its sinks keep their rows."""
+    def delete(self) -> str:
+        """Delete the region's records; no application may serve it. Its sinks keep their rows.
+
+        Returns:
+            The folder of the region's keyed states, in the `KeyedState` of its members; empty: it had none. The folder
+            is not removed.
+        """
         with self._call("delete"):
+            folder = ""
+            with suppress(InvalidInputError):  # no record is valid: which states they name is unknown
+                saved = self._home.saved()
+                last = saved.manifests.get(saved.sequence)
+                if last is not None and any(position.state is not None for position in last.positions):
+                    folder = last.region_id.hex
             self._home.delete()
+            return folder
 
     @contextmanager
     def _call(self, method: str) -> Iterator[None]:
