@@ -221,7 +221,7 @@ class TransactionManager:
             return error
         return None
 
-    async def end(self, *, commit: bool) -> None:
+    async def end_transaction(self, *, commit: bool) -> None:
         """Commit or abort; everything sent must be delivered or dropped before.
 
         Raises:
