@@ -428,7 +428,6 @@ async def committed_offsets(
     group: str,
     partitions: Iterable[TopicPartition],
     *,
-    identity: GroupIdentity | None = None,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
     """Return the group's committed offsets; None for a partition that has none.
@@ -446,7 +445,7 @@ async def committed_offsets(
     async def committed_offsets_once() -> dict[TopicPartition, OffsetAndMetadata | None]:
         ids = known_ids(cluster, wanted)
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        request = offset_fetch(group, wanted, identity=identity, require_stable=True, ids=ids)
+        request = offset_fetch(group, wanted, require_stable=True, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
         response = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
@@ -485,7 +484,6 @@ def offset_fetch(
     group: str,
     partitions: Iterable[TopicPartition] | None,
     *,
-    identity: GroupIdentity | None = None,
     require_stable: bool = False,
     ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
@@ -507,8 +505,6 @@ def offset_fetch(
             for name, numbers in wanted.items()
         ]
         older = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
-    if identity is not None and identity.member_id:
-        group_request.member_id, group_request.member_epoch = identity.member_id, identity.generation
     return OffsetFetchRequest(group_id=group, topics=older, groups=[group_request], require_stable=require_stable)
 
 
