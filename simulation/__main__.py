@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from simulation.harness.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
+from simulation.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
 from simulation.harness.plan import Plan
 from simulation.harness.run import Result
 from simulation.harness.shrink import Shrinker

@@ -140,7 +140,7 @@ class Disk:
         self.apply_fault_rates()
         points = StoreCheckpoints.read(FOLDER, files)
         options = replace(
-            points.of(JOURNAL, same_boot=self._same_boot),
+            points.open_options(JOURNAL, same_boot=self._same_boot),
             clean=False,
             files=FileCache(self._open_files, 1, files),
             topic_id=TOPIC_ID,

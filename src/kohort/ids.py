@@ -9,7 +9,6 @@ from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-GroupId: TypeAlias = str
 MemberId: TypeAlias = str
 Generation: TypeAlias = int
 Offset: TypeAlias = int

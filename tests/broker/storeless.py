@@ -139,7 +139,7 @@ class Coordinators:
 
         def do() -> None:
             index = java_hash(group) % SHARDS
-            self.hosts[self.map.owners[index]].groups.end(index)
+            self.hosts[self.map.owners[index]].groups.release_shard(index)
             self._take(index, owner)
 
         self.call(do)

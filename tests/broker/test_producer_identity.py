@@ -215,7 +215,7 @@ class Ending:
         return self.transactions.add("x", producer, [TopicPartition("t", 0)])
 
     def end(self, name: str, producer: tuple[int, int], *, version: int = 2) -> None:
-        self.transactions.end("x", producer, commit=True, new_epoch=version == 2, done=self._done(name))
+        self.transactions.end_transaction("x", producer, commit=True, new_epoch=version == 2, done=self._done(name))
 
     def taken(self) -> list[tuple[str, ErrorCode, int, int]]:
         """Return the answers since the last call."""

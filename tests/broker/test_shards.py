@@ -50,7 +50,7 @@ def test_who_waits_in_a_shard_that_ends_is_sent_to_look_for_the_coordinator(tmp_
     shards.begin(TERM)
     answers = shards.commit(1)
     assert answers == []
-    shards.groups.end(0)
+    shards.groups.release_shard(0)
     assert answers == [ErrorCode.NOT_COORDINATOR]
     shards.driven.turns.settle()
     assert answers == [ErrorCode.NOT_COORDINATOR]
@@ -83,7 +83,7 @@ def test_shard_has_what_was_committed_after_it_returns(tmp_path: Path) -> None:
     committed = shards.commit(5)
     shards.driven.turns.settle()
     assert isinstance(committed[0], OffsetCommitReply)
-    shards.groups.end(0)
+    shards.groups.release_shard(0)
     assert 0 not in shards.groups
     shards.begin(TERM + 1)
     assert 0 in shards.groups
@@ -120,7 +120,7 @@ def test_news_for_a_shard_that_is_gone_goes_nowhere(tmp_path: Path) -> None:
     shards.fetch()
     assert shards.client.shards == {0}
     shards.client.held[3] = 0
-    shards.groups.end(0)
+    shards.groups.release_shard(0)
     shards.groups.release(shards.client)
     assert shards.client.held == {}
     shards.groups.connection_lost(shards.client, noticed=True, ended=False)

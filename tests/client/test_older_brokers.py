@@ -241,7 +241,7 @@ def test_a_coordinator_that_can_not_check_the_epoch_is_not_asked_for_the_next_on
     own.begin()
     own._batch_lost(KafkaError("lost", ErrorCode.REQUEST_TIMED_OUT))
     with pytest.raises(KafkaError) as caught:
-        world.call(own.end(commit=False))
+        world.call(own.end_transaction(commit=False))
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
     assert own.state is TxnState.DEAD
     assert len(world.sent("InitProducerId")) == 1

@@ -62,7 +62,7 @@ def test_enter_suspect_retire(all_services: AnyServices) -> None:
         await services.agreed(*services.open)
         after = last.placement
         assert after is not None
-        assert all(after.of(other) >= before.of(other) for other in services.open)
+        assert all(after.shards_of(other) >= before.shards_of(other) for other in services.open)
         assert after.version > before.version
 
     async def story(services: AnyServices) -> None:
@@ -80,8 +80,8 @@ def test_enter_suspect_retire(all_services: AnyServices) -> None:
         (left,) = services.open
         await retiring.retire()
         assert retiring.placement is not None
-        assert not retiring.placement.of(elected)
-        assert retiring.placement.of(left) == frozenset(range(SHARDS))
+        assert not retiring.placement.shards_of(elected)
+        assert retiring.placement.shards_of(left) == frozenset(range(SHARDS))
         await services.agreed(left)
 
     run(all_services, story)

@@ -24,7 +24,7 @@ def test_each_is_given_the_same_map() -> None:
     maps = {gift.placement for gift in gifts.values()}
     (placement,) = maps
     assert (placement.version, placement.elected) == (7, 2)
-    assert {number: len(placement.of(number)) for number in (1, 2, 3)} == {1: 4, 2: 3, 3: 3}
+    assert {number: len(placement.shards_of(number)) for number in (1, 2, 3)} == {1: 4, 2: 3, 3: 3}
     assert all(gift.members == {1: "a", 2: "b", 3: "c"} and not gift.refused for gift in gifts.values())
 
 

@@ -81,7 +81,7 @@ def test_restarted_process_keeps_its_shards() -> None:
     assert after.version == before.version + 1
     assert after.owners == before.owners
     assert after.candidate(2) == again[1]
-    assert after.of(2) == before.of(2)
+    assert after.shards_of(2) == before.shards_of(2)
 
 
 @given(ids, st.integers(0, 64))

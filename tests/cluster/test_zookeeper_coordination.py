@@ -58,7 +58,7 @@ def test_the_nodes_of_the_leader(zookeeper: ZooKeeper) -> None:
         there: list[bool] = []
 
         def look() -> None:
-            if retiring.placement is not None and not retiring.placement.of(2):
+            if retiring.placement is not None and not retiring.placement.shards_of(2):
                 there.append(services.owner(f"{IDS}/2") is not None)
 
         retiring.on_changes(look)

@@ -197,7 +197,7 @@ def test_nodes_of_a_user_are_refused_to_everyone_else(secured_zookeeper: Secured
             for other in others:
                 with pytest.raises(NotAuthorizedError, match="may not change what is there"):
                     await ZooKeeperCoordination(other).open(candidate(2), SHARDS)
-            assert service.placement is not None and service.placement.of(1)
+            assert service.placement is not None and service.placement.shards_of(1)
         finally:
             await service.close()
 

@@ -90,7 +90,7 @@ def test_the_same_options_are_warned_of_where_ids_can_not_distinguish(
 def test_a_killed_process_has_no_claim(tmp_path: Path) -> None:
     program = (
         "import sys, time, kohort.spark.source.single_reader_lock as s; "
-        "c = s.ReaderLock.of('x'); print(c is not None, flush=True); input()"
+        "c = s.ReaderLock.acquire('x'); print(c is not None, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],
@@ -100,10 +100,10 @@ def test_a_killed_process_has_no_claim(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "True\n"
-        assert ReaderLock.of("x") is None
+        assert ReaderLock.acquire("x") is None
         process.send_signal(signal.SIGKILL)
         process.wait(60)
-    claim = ReaderLock.of("x")
+    claim = ReaderLock.acquire("x")
     assert claim is not None
     claim.release()
     assert list(tmp_path.rglob("*.lock")) == []

@@ -348,7 +348,7 @@ class AssignmentThreads:
     def __init__(self, count: int) -> None:
         self._threads: list[ThreadPoolExecutor | None] = [None] * count
 
-    def of(self, group_id: str) -> ThreadPoolExecutor:
+    def executor_of(self, group_id: str) -> ThreadPoolExecutor:
         """Return the thread executor that computes a group's assignments; it is started on first use."""
         index = crc32(group_id.encode()) % len(self._threads)
         found = self._threads[index]
@@ -566,7 +566,7 @@ class GroupHost:
     def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
         """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
         if isinstance(work, DividePartitions):
-            return self._dividers.of(work.group_id)
+            return self._dividers.executor_of(work.group_id)
         return self._matching if isinstance(work, ResolveRegexes) else self._workers
 
     def match_names(

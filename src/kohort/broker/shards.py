@@ -79,11 +79,11 @@ class GroupShards:
 
     def begin(self, index: int, term: int) -> None:
         """Take a shard over for a term: load it, then serve it. A shard that is here already is closed first."""
-        self.end(index)
+        self.release_shard(index)
         shard = self._shards[index] = self._make(index, term)
         shard.start_loading()
 
-    def end(self, index: int) -> None:
+    def release_shard(self, index: int) -> None:
         """Give a shard up: waiting requests fail with NOT_COORDINATOR. A shard that is not here is ignored."""
         shard = self._shards.pop(index, None)
         if shard is not None:

@@ -95,7 +95,6 @@ _OF_MEMBER = (
 )  # fmt: skip
 _OF_SINK = ("region", "sink", "published", "unpublished", "publisher", "waits_for")
 _OF_ADOPTED = ("region", "sink", "says")
-NO_PLANE = "nobody serves"
 
 
 @app.command(name="list")

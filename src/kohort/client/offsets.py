@@ -471,7 +471,6 @@ async def committed_offsets(
     group: str,
     partitions: Iterable[TopicPartition],
     *,
-    identity: GroupIdentity | None = None,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
     """Return the group's committed offsets; None for a partition that has none.
@@ -488,7 +487,7 @@ async def committed_offsets(
 
     async def committed_offsets_of_rest() -> dict[TopicPartition, OffsetAndMetadata | None]:
         missing = [partition for partition in wanted if partition not in found]
-        await committed_offsets_once(cluster, group, missing, found, identity)
+        await committed_offsets_once(cluster, group, missing, found)
         return {partition: found[partition] for partition in wanted}
 
     if not wanted:
@@ -501,7 +500,6 @@ async def committed_offsets_once(
     group: str,
     wanted: Sequence[TopicPartition],
     found: dict[TopicPartition, OffsetAndMetadata | None],
-    identity: GroupIdentity | None = None,
 ) -> None:
     """Fetch committed offsets as `committed_offsets`, in one attempt; `found` also gets those beside failed ones.
 
@@ -511,7 +509,7 @@ async def committed_offsets_once(
     coordinator = Coordinator(group)
     ids = known_ids(cluster, wanted)
     names = {topic_id: topic for topic, topic_id in ids.items()}
-    request = offset_fetch(group, wanted, identity=identity, require_stable=True, ids=ids)
+    request = offset_fetch(group, wanted, require_stable=True, ids=ids)
     answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
     response = answer.groups[0] if answer.groups else answer
     codes = [(ErrorCode.of(response.error_code), "")]
@@ -546,7 +544,6 @@ def offset_fetch(
     group: str,
     partitions: Iterable[TopicPartition] | None,
     *,
-    identity: GroupIdentity | None = None,
     require_stable: bool = False,
     ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
@@ -568,8 +565,6 @@ def offset_fetch(
             for name, numbers in wanted.items()
         ]
         older = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
-    if identity is not None and identity.member_id:
-        group_request.member_id, group_request.member_epoch = identity.member_id, identity.generation
     return OffsetFetchRequest(group_id=group, topics=older, groups=[group_request], require_stable=require_stable)
 
 

@@ -111,7 +111,7 @@ class ShardOwnership:
             return frozenset(self.owned) - self._leaving()  # without a placement the journal decides
         named = placement.candidate(me.id)
         same = named is not None and named.incarnation == me.incarnation
-        return placement.of(me.id) if same else frozenset()
+        return placement.shards_of(me.id) if same else frozenset()
 
     def follow(self) -> None:
         """Begin and end shards as the placement says. Call this whenever it may have changed."""
@@ -232,6 +232,6 @@ class ShardOwnership:
         for timer in (tenure.again, tenure.leaving):
             if timer is not None:
                 timer.cancel()
-        self._groups.end(index)
+        self._groups.release_shard(index)
         if tenure.journal is not None:
             tenure.journal.end_term()

@@ -36,10 +36,10 @@ def parse_arguments(what: str | None) -> argparse.Namespace:
     return arguments
 
 
-def start_spark(arguments: argparse.Namespace, cores: int = 1) -> SparkSession:
+def start_spark(arguments: argparse.Namespace) -> SparkSession:
     """Start a small local Spark, and register the source in it."""
     spark = (
-        SparkSession.builder.master(f"local[{cores}]")
+        SparkSession.builder.master("local[1]")
         .appName(arguments.name)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "512m")

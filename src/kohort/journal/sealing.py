@@ -7,6 +7,7 @@ and position are encoded a column at a time. Other records are encoded one by on
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import struct
 import sys
@@ -38,12 +39,8 @@ _POSITION_SIZE: Final = 12
 """The bytes of offset and leader epoch."""
 PACK_OFFSETS: Callable[[list[OffsetCommitted], int, int], bytes | None] | None = None
 """The kernel: encodes records from a number on in so many bytes at most, or declines; None where it was not built."""
-try:
+with contextlib.suppress(ImportError):
     PACK_OFFSETS = importlib.import_module("kohort.journal._offset_rows").pack_offsets
-except ImportError:
-    COMPILED = False
-else:
-    COMPILED = True
 _GROUP: Final = itemgetter(0)
 _TOPIC: Final = itemgetter(1)
 

@@ -33,8 +33,6 @@ log = logging.getLogger("kohort.lag")
 SERVICE = "externalscaler.ExternalScaler"
 READ_TIMEOUT_MS = 10_000
 """The limit of a read of the cluster."""
-START_CHECK_MS = 2_000
-"""How long a new process tries to connect before it logs that it can't. Shorter than the wait of the first request."""
 FIRST_DECISION_S = 5.0
 """How long the first request for a group waits for its first read."""
 STALE_INTERVALS, STALE_MIN_S = 3, 60.0

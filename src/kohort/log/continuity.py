@@ -168,7 +168,6 @@ class _Survey:
     """A scan of one file. A batch is accepted once its successor fits, so that the right one of the two is reported."""
 
     def __init__(self, file: OpenFile, size: int, rules: Rules, begin: int, crc: bool) -> None:
-        self._file = file
         self._pread = partial(file.fs.pread, file.fd)
         self.size = size
         self.rules = rules

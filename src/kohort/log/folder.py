@@ -57,7 +57,7 @@ class FolderOwnership:
             os.close(self.lock_fd)
 
 
-def take(path: Path, node_id: int, cluster_id: str | None) -> FolderOwnership:
+def lock_data_folder(path: Path, node_id: int, cluster_id: str | None) -> FolderOwnership:
     """Lock a data folder; create it if it does not exist.
 
     Raises:

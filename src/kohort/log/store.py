@@ -153,7 +153,7 @@ class StoreCheckpoints:
         """Return the names of the topics that the checkpoints mention."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
-    def of(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
+    def open_options(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
         """Return the options for opening one log. `same_boot`: the machine kept running since the log was written."""
         synced = (self.synced or {}).get(tp, 0)
         return OpenOptions(
@@ -222,8 +222,7 @@ class LogStore(ClosedOnExit):
         self.path = Path(data_dir)
         self.defaults = defaults or LogConfig()
         self.limits = limits or StoreLimits()
-        self.node_id = node_id
-        self._owned = folder.take(self.path, node_id, cluster_id)
+        self._owned = folder.lock_data_folder(self.path, node_id, cluster_id)
         self.cluster_id = self._owned.cluster_id
         self._logs: dict[tuple[str, int], PartitionLog] = {}
         self._files = FileCache(self.limits.open_files, self.limits.lent_files)
@@ -268,7 +267,7 @@ class LogStore(ClosedOnExit):
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
                 known = replace(
-                    points.of(tp, same_boot=self._owned.same_boot),
+                    points.open_options(tp, same_boot=self._owned.same_boot),
                     epoch_without_folder=catalog.power_losses,
                     topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
                 )

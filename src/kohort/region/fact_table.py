@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kohort.errors import CorruptDataError
@@ -205,8 +205,8 @@ class TrustingTable(FactTable):
 class IgnoredLog:
     """The throttled log of records that are ignored."""
 
-    def __init__(self, partition: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._partition, self._throttle = partition, IntervalThrottle(SAY_S, now_s, REASONS_MAX)
+    def __init__(self, partition: str) -> None:
+        self._partition, self._throttle = partition, IntervalThrottle(SAY_S, time.monotonic, REASONS_MAX)
 
     def add(self, offset: int, author: Author, why: str) -> None:
         """Count a record, and log it unless another one was logged for the same reason a moment ago."""

@@ -79,11 +79,10 @@ class LeaderElection:
         *,
         serves: bool = True,
         host: str = "127.0.0.1",
-        advertised: str | None = None,
     ) -> None:
-        """Initialise a candidate that listens on `host`, and that others reach as `advertised`, by default the same."""
+        """Initialise a candidate that listens on `host`, where others reach it too."""
         self._place, self._config, self._serves = place, config, serves
-        self._host, self._advertised = host, host if advertised is None else advertised
+        self._host = host
         self._lock = threading.Lock()
         self._missed: dict[int, float] = {}
         self._announced_term: set[int] = set()
@@ -166,7 +165,7 @@ class LeaderElection:
             self._plane.close()
         listening = listen(self._host)
         try:
-            region_log, known = self._place.take_over(self._advertised, listening.port, listening.pin)
+            region_log, known = self._place.take_over(self._host, listening.port, listening.pin)
             token = self._place.token(known.term)
         except BaseException:
             listening.close()
@@ -174,7 +173,7 @@ class LeaderElection:
         self._plane = ControlPlane(region_log, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
-        return ControlPlaneAddress(known.term, self._advertised, listening.port, token, listening.pin)
+        return ControlPlaneAddress(known.term, self._host, listening.port, token, listening.pin)
 
     def plane(self) -> ControlPlane | None:
         """Return the control plane, if this process runs it."""

@@ -6,7 +6,6 @@ thus rarely wait for another region's open transaction. Source: spec 5.1, 5.3.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import zlib
@@ -46,8 +45,6 @@ from kohort.region.records import (
     reserved_by,
 )
 from kohort.region.region_key import KEY_VARIABLE, SEAL, Author, RegionKey
-
-log = logging.getLogger("kohort.region")
 
 TOPIC = "__kohort_regions"
 PARTITIONS = 9

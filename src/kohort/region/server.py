@@ -238,7 +238,6 @@ class ControlPlane:
         self._machine = RegionMachine(known, config, _now_ms())
         self._links: dict[int, AsyncLink] = {}
         self._gate = ConnectionGate(CONNECTIONS_MAX)
-        self._asks: dict[int, int] = {}
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()

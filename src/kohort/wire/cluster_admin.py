@@ -402,14 +402,7 @@ class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], key=
     class EntryData(Struct):
         """An entity, with the changes of its quotas."""
 
-        class EntityData(Struct):
-            """One part of the entity that the quotas apply to: user, client-id or ip, and its name.
-
-            Null names the default.
-            """
-
-            entity_type: str = string()
-            entity_name: str | None = string(nullable=True)
+        EntityData = DescribeClientQuotasResponse.EntityData
 
         class OpData(Struct):
             """The new value of one quota, or its removal."""
@@ -418,7 +411,7 @@ class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], key=
             value: float = float64()
             remove: bool = boolean()
 
-        entity: list[EntityData] = array(EntityData)
+        entity: list[DescribeClientQuotasResponse.EntryData.EntityData] = array(EntityData)
         ops: list[OpData] = array(OpData)
 
     EntityData = EntryData.EntityData
@@ -434,18 +427,11 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
     class EntryData(Struct):
         """The result for one entity."""
 
-        class EntityData(Struct):
-            """One part of the entity that the quotas apply to: user, client-id or ip, and its name.
-
-            Null names the default.
-            """
-
-            entity_type: str = string()
-            entity_name: str | None = string(nullable=True)
+        EntityData = DescribeClientQuotasResponse.EntityData
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)
-        entity: list[EntityData] = array(EntityData)
+        entity: list[DescribeClientQuotasResponse.EntryData.EntityData] = array(EntityData)
 
     EntityData = EntryData.EntityData
 

@@ -194,14 +194,6 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
         topic_id: UUID = uuid(since=13, ignorable=True)
         partitions: list[PartitionData] = array(PartitionData)
 
-    class NodeEndpoint(Struct):
-        """The address of a leader that the response names."""
-
-        node_id: int = int32()
-        host: str = string()
-        port: int = int32()
-        rack: str | None = string(nullable=True, default=None)
-
     PartitionData = FetchableTopicResponse.PartitionData
     AbortedTransaction = FetchableTopicResponse.PartitionData.AbortedTransaction
     EpochEndOffset = FetchableTopicResponse.PartitionData.EpochEndOffset
@@ -212,7 +204,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     error_code: int = int16(since=7, ignorable=True)
     session_id: int = int32(since=7)
     responses: list[FetchableTopicResponse] = array(FetchableTopicResponse)
-    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, since=16, tag=0)
+    node_endpoints: list[ProduceResponse.NodeEndpoint] = array(ProduceResponse.NodeEndpoint, since=16, tag=0)
 
 
 class ListOffsetsRequest(RequestMessage["ListOffsetsResponse"], key=2, versions=(1, 11), flexible=6):

@@ -200,19 +200,15 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
         partitions: list[DescribeTopicPartitionsResponsePartition] = array(DescribeTopicPartitionsResponsePartition)
         topic_authorized_operations: int = int32(default=-2147483648)
 
-    class Cursor(Struct):
-        """Where the next request continues; null if everything was described."""
-
-        topic_name: str = string()
-        partition_index: int = int32()
-
     DescribeTopicPartitionsResponsePartition = (
         DescribeTopicPartitionsResponseTopic.DescribeTopicPartitionsResponsePartition
     )
 
     throttle_time_ms: int = int32()
     topics: list[DescribeTopicPartitionsResponseTopic] = array(DescribeTopicPartitionsResponseTopic)
-    next_cursor: Cursor | None = struct(Cursor, nullable=True, default=None)
+    next_cursor: DescribeTopicPartitionsRequest.Cursor | None = struct(
+        DescribeTopicPartitionsRequest.Cursor, nullable=True, default=None
+    )
 
 
 class CreateTopicsRequest(RequestMessage["CreateTopicsResponse"], key=19, versions=(2, 7), flexible=5):
@@ -462,13 +458,7 @@ class IncrementalAlterConfigsRequest(
 class IncrementalAlterConfigsResponse(Message, key=44, versions=(0, 1), flexible=1):
     """The result for each resource."""
 
-    class AlterConfigsResourceResponse(Struct):
-        """The result for one resource."""
-
-        error_code: int = int16()
-        error_message: str | None = string(nullable=True)
-        resource_type: int = int8()
-        resource_name: str = string()
-
     throttle_time_ms: int = int32()
-    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+    responses: list[AlterConfigsResponse.AlterConfigsResourceResponse] = array(
+        AlterConfigsResponse.AlterConfigsResourceResponse
+    )

@@ -5,10 +5,14 @@ Source: Kafka 4.4, message schemas.
 
 from __future__ import annotations
 
+from typing import TypeAlias
 from uuid import UUID
 
+from kohort.wire.groups import ConsumerGroupDescribeResponse
 from kohort.wire.message import Message, RequestMessage
 from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, string, struct, uuid
+
+_Assignment: TypeAlias = ConsumerGroupDescribeResponse.DescribedGroup.Member.Assignment
 
 
 class ShareGroupDescribeRequest(RequestMessage["ShareGroupDescribeResponse"], key=77, versions=(1, 1), flexible=0):
@@ -27,25 +31,13 @@ class ShareGroupDescribeResponse(Message, key=77, versions=(1, 1), flexible=0):
         class Member(Struct):
             """A member's client, subscription and partitions."""
 
-            class Assignment(Struct):
-                """The partitions that a member may read."""
-
-                class TopicPartitions(Struct):
-                    """Partitions of one topic."""
-
-                    topic_id: UUID = uuid()
-                    topic_name: str = string()
-                    partitions: list[int] = array(int32)
-
-                topic_partitions: list[TopicPartitions] = array(TopicPartitions)
-
             member_id: str = string()
             rack_id: str | None = string(nullable=True, default=None)
             member_epoch: int = int32()
             client_id: str = string()
             client_host: str = string()
             subscribed_topic_names: list[str] = array(string)
-            assignment: Assignment = struct(Assignment)
+            assignment: _Assignment = struct(_Assignment)
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True, default=None)

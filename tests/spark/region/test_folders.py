@@ -25,7 +25,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_files import Operator, StateKind, Store
+from kohort.spark.region.checkpoint_files import Operator, Store
 from kohort.spark.region.folders import (
     check_place,
     clone_checkpoint,
@@ -33,7 +33,6 @@ from kohort.spark.region.folders import (
     last_batch,
     operators,
     remove_old_epochs,
-    state_kinds,
 )
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
@@ -158,8 +157,6 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
 
 
 def test_state_and_operators_are_read(checkpoints: dict[str, Path]) -> None:
-    assert state_kinds(str(checkpoints["rocksdb"])) == {StateKind("rocksdb", changelog=True, version=1)}
-    assert state_kinds(str(checkpoints["hdfs"])) == {StateKind("hdfs", changelog=False, version=1)}
     sides = [f"{side}-{kind}" for side in ("left", "right") for kind in ("keyToNumValues", "keyWithIndexToValue")]
     joined = operators(str(checkpoints["hdfs"]))
     assert joined == [Operator(0, "symmetricHashJoin", tuple(Store(name, 2) for name in sides), "")]
@@ -169,7 +166,7 @@ def test_state_and_operators_are_read(checkpoints: dict[str, Path]) -> None:
 
 
 def test_nothing_is_read_of_a_query_without_state(tmp_path: Path) -> None:
-    assert state_kinds(str(tmp_path)) == frozenset() and operators(str(tmp_path)) == []
+    assert operators(str(tmp_path)) == []
 
 
 # -- a start without a batch, and a second call

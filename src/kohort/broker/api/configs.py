@@ -56,8 +56,6 @@ class NamedResource(Protocol):
 
 
 _TYPES = {*ConfigResourceType}
-R = TypeVar("R", bound=NamedResource)
-A = TypeVar("A")
 B = TypeVar("B", bound=Message)
 C = TypeVar("C", AlterConfigsRequest.AlterConfigsResource, IncrementalAlterConfigsRequest.AlterConfigsResource)
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -142,7 +140,6 @@ def _described(
 
 def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse | None:
     """Replace all settings of resources. Return None if a key store is loaded first: the response follows."""
-    message = request.message
 
     def settings_after_change(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         configs = {}
@@ -153,16 +150,7 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         return configs
 
-    def alter_all_resources(stores: StoreChanges) -> AlterConfigsResponse:
-        def alter_resource(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
-            _store(node, resource, settings_after_change(resource), message.validate_only, stores)
-
-        make = AlterConfigsResponse.AlterConfigsResourceResponse
-        return AlterConfigsResponse(
-            responses=[_changed(resource, alter_resource, make) for resource in message.resources]
-        )
-
-    return _with_stores(node, request, message.resources, settings_after_change, alter_all_resources)
+    return _alter_resources(node, request, request.message.resources, settings_after_change, AlterConfigsResponse)
 
 
 def incremental_alter_configs(
@@ -175,24 +163,15 @@ def incremental_alter_configs(
         _check_right(node, request, AclOperation.ALTER_CONFIGS, resource)
         return _altered(node, resource)
 
-    def alter_all_resources(stores: StoreChanges) -> IncrementalAlterConfigsResponse:
-        def alter_resource(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
-            _store(node, resource, settings_after_change(resource), message.validate_only, stores)
-
-        make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-        return IncrementalAlterConfigsResponse(
-            responses=[_changed(resource, alter_resource, make) for resource in message.resources]
-        )
-
-    return _with_stores(node, request, message.resources, settings_after_change, alter_all_resources)
+    return _alter_resources(node, request, message.resources, settings_after_change, IncrementalAlterConfigsResponse)
 
 
-def _with_stores(
+def _alter_resources(
     node: Node,
-    request: Request[Message],
+    request: Request[AlterConfigsRequest] | Request[IncrementalAlterConfigsRequest],
     resources: Sequence[C],
     wanted: Callable[[C], dict[str, str]],
-    alter: Callable[[StoreChanges], B],
+    make_response: Callable[..., B],
 ) -> B | None:
     """Alter settings; before, load in a thread the key and trust stores that are named or change, if there are any.
 
@@ -201,8 +180,15 @@ def _with_stores(
         request: the request that a response is sent to, if it comes later.
         resources: those of the request.
         wanted: returns all settings of a resource after the change.
-        alter: makes the change, and returns the response.
+        make_response: makes the response to the request.
     """
+
+    def alter(stores: StoreChanges) -> B:
+        def alter_resource(resource: C) -> None:
+            _store(node, resource, wanted(resource), request.message.validate_only, stores)
+
+        return make_response(responses=[_changed(resource, alter_resource) for resource in resources])
+
     changes = StoreChanges(node.listeners)
     before: dict[str, dict[str, str]] = node.live.stores
     for resource in resources:
@@ -231,7 +217,7 @@ def _with_stores(
     return None
 
 
-def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -> A:
+def _changed(resource: C, change: Callable[[C], None]) -> AlterConfigsResponse.AlterConfigsResourceResponse:
     error, text = ErrorCode.NONE, None
     try:
         change(resource)
@@ -241,7 +227,7 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
         text = "the configs of %s could not be altered, answering KAFKA_STORAGE_ERROR: %s"
         log.error(text, resource.resource_name, failure)
         error, text = ErrorCode.KAFKA_STORAGE_ERROR, str(failure)
-    return make(
+    return AlterConfigsResponse.AlterConfigsResourceResponse(
         error_code=error,
         error_message=text,
         resource_type=resource.resource_type,

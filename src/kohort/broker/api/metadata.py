@@ -175,7 +175,7 @@ def describe_topic_partitions(
         topic = there.get(name)
         start = 0
         if topic is not None and after < topic.partitions:
-            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=after)
+            response.next_cursor = DescribeTopicPartitionsRequest.Cursor(topic_name=name, partition_index=after)
             break
     first, refused = cursor.topic_name if cursor is not None else "", ErrorCode.TOPIC_AUTHORIZATION_FAILED
     response.topics += [_Described(error_code=refused, name=name) for name in sorted(hidden) if name >= first]

@@ -181,7 +181,7 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
         request.reply(response)
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.end(message.transactional_id, producer, message.committed, version >= 5, reply_end)
+    node.transactions.end_transaction(message.transactional_id, producer, message.committed, version >= 5, reply_end)
 
 
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:

@@ -39,13 +39,12 @@ NOTICE_PAUSE_S = 60.0
 class HostNotices:
     """Log lines about clients that keep failing: one for each host and problem in a minute."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def is_new(self, host: str, problem: str) -> bool:
         """Return whether a line about this host and problem is due, and count it as logged."""
-        now = self._clock()
+        now = time.monotonic()
         logged = self._times.get((host, problem))
         if logged is not None and now - logged < NOTICE_PAUSE_S:
             return False

@@ -169,11 +169,6 @@ class ServerTls:
         )
 
     @property
-    def shows_certificates(self) -> bool:
-        """Whether every client proves who it is by a certificate."""
-        return self._config.client_auth == "required"
-
-    @property
     def changed(self) -> bool:
         """Whether a file differs from the one that was loaded last."""
         return _file_stamps(self._config) != self._stamps
@@ -314,12 +309,6 @@ class TlsTransport:
     def certificate(self) -> bytes | None:
         """The client's certificate as DER; None: it showed none."""
         return self._tls.getpeercert(binary_form=True)
-
-    @property
-    def cipher(self) -> str:
-        """The TLS version and cipher suite of the connection, for the log."""
-        suite = self._tls.cipher()
-        return f"{self._tls.version()} {suite[0] if suite else ''}"
 
     # -- data
 

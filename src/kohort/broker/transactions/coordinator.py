@@ -376,7 +376,9 @@ class Transactions:
 
     # -- ending
 
-    def end(self, transactional_id: str, producer: tuple[int, int], commit: bool, new_epoch: bool, done: Done) -> None:
+    def end_transaction(
+        self, transactional_id: str, producer: tuple[int, int], commit: bool, new_epoch: bool, done: Done
+    ) -> None:
         """Commit or abort a transaction; answered when all markers are written.
 
         Args:

@@ -9,16 +9,14 @@ from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType
 from kohort.client.net.cluster import ANY, BrokerById, Cluster, Target
 from kohort.errors import KafkaError, error_for
 from kohort.wire.discovery import (
+    AlterConfigsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
 
 V = TypeVar("V")
-_Result: TypeAlias = (
-    DescribeConfigsResponse.DescribeConfigsResult | IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-)
+_Result: TypeAlias = DescribeConfigsResponse.DescribeConfigsResult | AlterConfigsResponse.AlterConfigsResourceResponse
 
 _SET, _DELETE = 0, 1
 _SOURCE_DEFAULT = 5

@@ -102,7 +102,6 @@ class PositionFinder:
         partitions: Partitions,
         found: Callable[[], None],
         changed: Callable[[], None],
-        wall_ms: Callable[[], float] = lambda: time.time() * 1000,
     ) -> None:
         self._error: KafkaError | None = None
         self._asked: dict[TopicPartition, int] = {}
@@ -112,7 +111,6 @@ class PositionFinder:
         self._partitions = partitions
         self._found = found
         self._changed = changed
-        self._wall_ms = wall_ms
         self._at_first = TopicsAtFirstSight()
         self._task: Task[None] | None = None
         self._looked: Promise[None] = Promise()
@@ -332,4 +330,4 @@ class PositionFinder:
             return EARLIEST
         if policy == "latest":
             return LATEST
-        return round(self._wall_ms() - duration_ms(policy.removeprefix("by_duration:")))
+        return round(time.time() * 1000 - duration_ms(policy.removeprefix("by_duration:")))

@@ -33,9 +33,7 @@ def existing_topics(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
     return {name: info for name, info in found.items() if info.partitions}
 
 
-async def present_topics(
-    cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
-) -> dict[str, TopicInfo]:
+async def present_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicInfo]:
     """Return the topics that exist, asked now; a topic left out was unknown `LOOKUP_ATTEMPTS` times in a row.
 
     Raises:
@@ -46,7 +44,7 @@ async def present_topics(
     for turn in range(LOOKUP_ATTEMPTS):
         if turn:
             await cluster.runtime.sleep(LOOKUP_RETRY_DELAY_MS)
-        found |= existing_topics(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
+        found |= existing_topics(await cluster.describe_topics(wanted - found.keys()))
         if len(found) == len(wanted):
             break
     return found

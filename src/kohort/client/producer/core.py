@@ -289,7 +289,7 @@ class ProducerCore:
         transactions = self._need_transactions()
         with transactions.refusing_records():
             await self.accumulator.flush(None)
-            await transactions.end(commit=True)
+            await transactions.end_transaction(commit=True)
 
     async def abort_transaction(self) -> None:
         """Abort the transaction; records that still wait fail.
@@ -303,7 +303,7 @@ class ProducerCore:
             if transactions.state in (TxnState.OPEN, TxnState.FAILED):
                 self._drop()
             await self.accumulator.flush(None)
-            await transactions.end(commit=False)
+            await transactions.end_transaction(commit=False)
 
     def hurried_ms(self) -> float:
         """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
@@ -327,7 +327,7 @@ class ProducerCore:
             await self.accumulator.flush(None if timeout_ms is None else timeout_ms * _SETTLE)
             left_ms = self.config.max_block_ms if until_ms is None else max(0.0, until_ms - runtime.now_ms)
             with contextlib.suppress(KafkaError):  # the coordinator aborts it after its timeout
-                await runtime.within(transactions.end(commit=False), left_ms, "abort at close")
+                await runtime.within(transactions.end_transaction(commit=False), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
         self.end()

@@ -238,7 +238,7 @@ class TransactionManager:
         finally:
             self._being_ended = False
 
-    async def end(self, *, commit: bool) -> None:
+    async def end_transaction(self, *, commit: bool) -> None:
         """Commit or abort; everything sent must be delivered or dropped before.
 
         Raises:

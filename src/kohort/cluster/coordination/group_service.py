@@ -44,7 +44,6 @@ _JOIN_GRACE_MS = 5_000
 _OPEN_MS = 30_000
 """Timeout of `open`. Kafka delays the first join of an empty group by 3 s, and waits a session for a silent member."""
 _LEAVE_MS = 1_000
-_BACKOFF_MAX_MS = 1_000
 _MEMBER, _ASIDE = "member", "aside"
 """Two connections, so that a pending JoinGroup request does not delay other requests."""
 _AGAIN = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.MEMBER_ID_REQUIRED)

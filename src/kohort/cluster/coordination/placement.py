@@ -61,7 +61,7 @@ class Placement:
     candidates: tuple[Candidate, ...]
     owners: tuple[int, ...]
 
-    def of(self, candidate_id: int) -> frozenset[int]:
+    def shards_of(self, candidate_id: int) -> frozenset[int]:
         """Return the shards that the placement assigns to one candidate."""
         return frozenset(shard for shard, owner in enumerate(self.owners) if owner == candidate_id)
 

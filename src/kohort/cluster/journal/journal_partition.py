@@ -73,7 +73,6 @@ class JournalPartition:
     Attributes:
         cluster: the client's core.
         channel: the name of its connections.
-        repeats: the number of requests that were sent again.
     """
 
     def __init__(self, cluster: Cluster, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
@@ -85,7 +84,6 @@ class JournalPartition:
         self.transactional_id = f"{topic.name}-{index}"
         self.to_coordinator = Coordinator(self.transactional_id, TRANSACTION)
         self.channel = f"journal-{index}"
-        self.repeats = 0
 
     def __str__(self) -> str:
         return str(self.partition)
@@ -101,7 +99,6 @@ class JournalPartition:
 
     async def back_off(self, failures: int) -> None:
         """Refresh metadata after a failed request, and back off, longer after each failure in a row."""
-        self.repeats += 1
         self.cluster.request_metadata().mark_handled()
         await self.cluster.runtime.sleep(self.cluster.connections.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 

@@ -104,7 +104,6 @@ class KafkaJournal:
         bodies = list(_bodies(records))
         current.append(Append(self._token + 1, bodies, now_ms))
         self._token += 1
-        self.metrics.repeats = self._place.repeats
         self._link.wake()
         return self._token
 

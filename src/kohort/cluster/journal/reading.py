@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.runtime import Promise
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
 from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, passes
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
@@ -53,14 +53,12 @@ class JournalReading:
 
     Attributes:
         offset: the offset of the next record to read.
-        read_bytes: the bytes read so far.
     """
 
     def __init__(self, place: JournalPartition, fetch_bytes: int = FETCH_BYTES) -> None:
         self._place = place
         self._fetch_bytes = fetch_bytes
         self.offset = 0
-        self.read_bytes = 0
 
     async def fetch(self) -> memoryview | None:
         """Fetch once, and return the complete batches of the response; None: nothing new yet.
@@ -86,7 +84,6 @@ class JournalReading:
                 raise JournalUnavailable(f"{self._place}: a batch at offset {self.offset} came in part only")
             return None
         self.offset = following
-        self.read_bytes += end
         return view[:end]
 
     async def up_to(self, end: int) -> memoryview:
@@ -172,8 +169,7 @@ def _complete_end(view: memoryview) -> tuple[int, int]:
 class Handover:
     """A bounded queue of responses between the fetching task and the decoder."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self) -> None:
         self._views: deque[memoryview] = deque()
         self._changed: Promise[None] = Promise()
 

@@ -264,27 +264,19 @@ class JournalMetrics:
         producer_id: the producer id of the newest term.
         epoch: the producer epoch of the newest term.
         fence_offset: the offset of its fence.
-        end_offset: the offset behind the last record written or read.
         fences: terms begun here.
         appends: acknowledged appends, empty ones too.
-        repeats: requests that were sent again.
         load_ms: the duration of the last load.
-        load_bytes: the bytes that the last load read.
         acknowledged_ms: when the newest acknowledged append was sent, by the monotonic clock.
-        append_ms: the duration of that append.
     """
 
     producer_id: int = -1
     epoch: int = -1
     fence_offset: int = -1
-    end_offset: int = 0
     fences: int = 0
     appends: int = 0
-    repeats: int = 0
     load_ms: float = 0.0
-    load_bytes: int = 0
     acknowledged_ms: int = 0
-    append_ms: float = 0.0
 
 
 Body: TypeAlias = tuple[bytes, int]
@@ -314,7 +306,7 @@ class JournalTerm:
         self._place = place
         self._owner = owner
         self._metrics = metrics
-        self._handover = Handover(place.cluster.runtime)
+        self._handover = Handover()
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
         self._news: Promise[None] = Promise()
@@ -405,8 +397,7 @@ class JournalTerm:
         self._check_authors(writer.identity)
         writer.expected = reading.offset
         await self._keep_first(writer)
-        metrics.end_offset = writer.expected
-        metrics.load_ms, metrics.load_bytes = place.cluster.runtime.now_ms - began_ms, reading.read_bytes
+        metrics.load_ms = place.cluster.runtime.now_ms - began_ms
         self.loaded = True
         self._owner.continue_reading()
 
@@ -484,14 +475,12 @@ class JournalTerm:
     async def _serve(self, writer: JournalWriter) -> None:
         """Write the owner's appends one after the other, and a fence when there was none for a while."""
         place, metrics = self._place, self._metrics
-        runtime = place.cluster.runtime
         append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
         while True:
             await self._wait_until(append_at_ms, writer.identity)
             if self._renewed is not None:
                 await self._continue_under(self._renewed, writer)
             wanted = self._wanted
-            began_ms = runtime.now_ms
             now_ms = self._now_ms if wanted is None else wanted.now_ms
             first, *others = (wanted.bodies if wanted is not None else ()) or [self._proof(writer.identity)]
             written = await writer.write(*first, now_ms)
@@ -499,8 +488,7 @@ class JournalTerm:
                 await writer.write(*body, now_ms)
             append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
             metrics.appends += 1
-            metrics.acknowledged_ms, metrics.append_ms = written.sent_ms, runtime.now_ms - began_ms
-            metrics.end_offset = writer.expected or 0
+            metrics.acknowledged_ms = written.sent_ms
             if wanted is not None:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)

@@ -222,7 +222,6 @@ class GroupMirror:
         self,
         coordination: ZooKeeperCoordination,
         host: GroupHost,
-        interval_s: float = INTERVAL_S,
         now_s: Callable[[], float] = time.monotonic,
         owners_look_s: float = OWNERS_LOOK_S,
     ) -> None:
@@ -231,13 +230,11 @@ class GroupMirror:
         Args:
             coordination: the coordination service, through whose session the groups are written to ZooKeeper.
             host: the host of the groups.
-            interval_s: the interval at which offsets are written (`INTERVAL_S`).
             now_s: the clock of the full checks.
             owners_look_s: the interval between full checks (`OWNERS_LOOK_S`).
         """
         self._coordination = coordination
         self._host = host
-        self._interval_s = interval_s
         self._now_s = now_s
         self._owners_look_s = owners_look_s
         self._news = asyncio.Event()
@@ -257,7 +254,7 @@ class GroupMirror:
         while True:
             try:
                 await self.settle()
-                wait_s, trouble = self._interval_s, ""
+                wait_s, trouble = INTERVAL_S, ""
             except KafkaError as error:
                 if error.message != trouble:  # by text: logged once
                     log.warning("groups in ZooKeeper could not be updated, retrying: %s", error)

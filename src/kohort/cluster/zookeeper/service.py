@@ -270,7 +270,9 @@ class ZooKeeperCoordination:
             self._mine = Registration(self._mine.candidate, retiring=True, exclusive=self._exclusive)
             self._look.set()
             with contextlib.suppress(KafkaError):  # nobody is there to take them
-                await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
+                await self._wait(
+                    lambda: self.placement is None or not self.placement.shards_of(number), self._session_ms
+                )
         await self.close()
 
     async def ask(self) -> None:
@@ -327,7 +329,7 @@ class ZooKeeperCoordination:
         changes = [Change(PLACEMENT, version=self._map_node.version)]
         if self.is_leader and self._epoch is not None:
             changes.append(Change(EPOCH, version=self._epoch.version))
-        return Guard(tuple(changes), stands.of(mine.candidate.id))
+        return Guard(tuple(changes), stands.shards_of(mine.candidate.id))
 
     def read_again(self) -> None:
         """Read all nodes again, because one of them was not as expected."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from kohort.consumer_protocol import read_topics
 from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups import admission
@@ -269,25 +271,9 @@ class ClassicRequests(ClassicRebalance):
             leads = self.is_leader(new.member_id)
             self.leader_unaware |= leads
             if not event.can_skip_assignment:
-                reply = JoinGroupReply(
-                    ErrorCode.NONE,
-                    new.member_id,
-                    reply.generation,
-                    reply.protocol_type,
-                    reply.protocol_name,
-                    old_leader,
-                )
+                reply = replace(reply, leader=old_leader, members=())
             elif leads:
-                reply = JoinGroupReply(
-                    ErrorCode.NONE,
-                    new.member_id,
-                    reply.generation,
-                    reply.protocol_type,
-                    reply.protocol_name,
-                    reply.leader,
-                    skip_assignment=True,
-                    members=reply.members,
-                )
+                reply = replace(reply, skip_assignment=True)
             self.answer_join(step, new, reply)
             return
         text = f"static member {event.instance_id} came back"

@@ -127,12 +127,11 @@ class Stager:
         self._letters = None if letters is None else _Units(letters, region_id, name, unit_bytes)
         self._letter_log = LetterLog(name, "" if letters is None else letters.place)
         self._units = [units for units in (self._rows, self._letters) if units is not None]
-        self._epoch = self.rows = 0
+        self.rows = 0
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch, in which nothing is staged yet; discard what was staged before."""
         with self._lock:
-            self._epoch = epoch
             for units in self._units:
                 units.begin(epoch)
 

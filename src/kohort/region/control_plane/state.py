@@ -175,8 +175,6 @@ class OngoingCheckpoint:
 
     Attributes:
         names: the members that were registered when it began.
-        again: another checkpoint follows, because a member has held back partitions or asked to leave since this one
-            began.
     """
 
     cut: CheckpointAttempt
@@ -184,7 +182,6 @@ class OngoingCheckpoint:
     contributions: dict[str, Contribution] = field(default_factory=dict)
     manifest: Manifest | None = None
     unidentified: frozenset[str] = frozenset()
-    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import msgspec
 
 from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confined
-from kohort.region.files import SYSTEM, FileCalls
+from kohort.region.files import SYSTEM, FileCalls, local_path
 from kohort.region.records import Position
 from kohort.region.sinks import owner_marker
 from kohort.region.sinks.owner_marker import OwnerMarker
@@ -21,6 +21,22 @@ from kohort.region.staged import StagedKey
 PROBE: Final = "_probe-"
 """How the names of files begin that tell whether a folder can be written."""
 _PROBES: Final = 5
+
+
+def folder_path(path: str, storage_options: Mapping[str, str], what: str) -> str:
+    """Return the absolute path of a sink's folder.
+
+    Args:
+        path: the path as given.
+        storage_options: options of an object store, which a folder does not take.
+        what: the sink, as the subject of the message.
+
+    Raises:
+        InvalidInputError: there are options, or the path is none of this machine.
+    """
+    if storage_options:
+        raise InvalidInputError(f"storage_options are for object stores: {path} is a folder")
+    return local_path(path, what)
 
 
 class BoundSink:

@@ -7,6 +7,7 @@ guess would be fixed for ever.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,28 @@ def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
 
 def _fits(given: pa.Field[Any], kept: pa.Field[Any]) -> bool:
     return with_types_filled(given.type, kept.type).equals(kept.type) and (kept.nullable or not given.nullable)
+
+
+def typed_schema(given: pa.Schema, kept: Callable[[], pa.Schema | None], evolve: str = "refuse") -> pa.Schema:
+    """Return a schema with the sink's type for each column that holds only nulls.
+
+    With `evolve="add"` a new column without any value is left out, until a table gives it a type.
+
+    Args:
+        given: the schema of a table.
+        kept: returns the sink's columns; None: no table has fixed them yet.
+        evolve: add or refuse.
+
+    Raises:
+        InvalidInputError: a column has only nulls, and the sink does not know its type.
+    """
+    if any(has_null_type(field.type) for field in given):
+        if (there := kept()) is not None:
+            given = filled_schema(given, there)
+            if evolve == "add":
+                given = pa.schema([field for field in given if not is_empty(field)])
+        refuse_untyped(given)
+    return given
 
 
 def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:

@@ -25,7 +25,6 @@ rows. They are left to the sweep.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,8 +49,6 @@ from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import PIECE, DeltaTable
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.rows import Evolution, Mode
-from kohort.region.sinks.staged_files import Codec
 
 _LOG: Final = "_delta_log"
 _TRIED: Final = "conditional-put"
@@ -190,19 +187,8 @@ class DeltaObjects(DeltaTable):
 
     _LATE: ClassVar = True
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        mode: Mode = "append",
-        keys: Sequence[str] = (),
-        partition_by: Sequence[str] = (),
-        compression: Codec = "zstd",
-        evolve: Evolution = "refuse",
-        storage_options: Mapping[str, str] | None = None,
-    ) -> None:
-        self._keep_options(mode, keys, partition_by, compression, evolve)
-        self._store = ObjectStore(os.fspath(path), storage_options or {})
+    def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self._store = ObjectStore(path, storage_options)
         self.path = self._store.url
 
     def __repr__(self) -> str:

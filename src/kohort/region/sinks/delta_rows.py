@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
 from kohort.region.sinks.delta_log import arrow_of
-from kohort.region.sinks.parquet_schema import unsupported_column
-from kohort.region.sinks.rows import plain
+from kohort.region.sinks.parquet_schema import returned_as
+from kohort.region.sinks.rows import plain, storable_schema
 
 TEXT_MAX: Final = 32
 """Maximum number of characters of a text in a file's statistics; longer ones are left out."""
@@ -38,25 +38,17 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
     """
-    kept, refused = [], []
-    for given, field in zip(schema, plain(schema), strict=True):
-        if refusal := unsupported_column(given):
-            refused.append(refusal)
-            continue
-        try:
-            back = arrow_of(pa.schema([field])).field(0)
-        except Exception as error:  # noqa: BLE001 - the library raises plain ones
-            refused.append(f"column {given.name!r} of type {given.type} ({str(error).splitlines()[0]})")
-            continue
-        finer = pa.types.is_timestamp(back.type) and back.type.unit == "ns"
-        if finer or pa.types.is_null(back.type):
-            refused.append(f"column {given.name!r} of type {given.type}")
-        elif not _holds(back.type, field.type):
-            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
-        kept.append(pa.field(field.name, back.type, field.nullable))
-    if refused:
-        raise InvalidInputError(f"Delta does not take {'; '.join(refused)}: cast these columns")
-    return pa.schema(kept)
+    return storable_schema(schema, "Delta", _stored_type)
+
+
+def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
+    try:
+        back = arrow_of(pa.schema([field])).field(0).type
+    except Exception as error:  # noqa: BLE001 - the library raises plain ones
+        return str(error).splitlines()[0]
+    if pa.types.is_null(back) or (pa.types.is_timestamp(back) and back.unit == "ns"):
+        return ""
+    return back if _holds(back, field.type) else returned_as(back)
 
 
 def _holds(kept: pa.DataType, given: pa.DataType) -> bool:

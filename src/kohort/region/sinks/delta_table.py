@@ -47,7 +47,6 @@ from kohort.region.files import (
     Output,
     copy_file,
     is_store_url,
-    local_path,
     make_folder,
     names_in,
     read_file,
@@ -56,8 +55,8 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import PROBE, FolderSink
-from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
+from kohort.region.sinks.bound import PROBE, FolderSink, folder_path
+from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -184,14 +183,7 @@ class DeltaTable(FolderSink):
             storage_options: credentials and settings of an object store, named as obstore names them. What is not given
                 is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
-        if storage_options:
-            raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
-        self._keep_options(mode, keys, partition_by, compression, evolve)
-        self.path = local_path(path, "A DeltaTable")
-
-    def _keep_options(
-        self, mode: Mode, keys: Sequence[str], partition_by: Sequence[str], compression: Codec, evolve: Evolution
-    ) -> None:
+        self._keep_path(os.fspath(path), storage_options or {})
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         check_mode(mode, keys)
@@ -200,13 +192,16 @@ class DeltaTable(FolderSink):
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
         self.compression, self.evolve = compression, evolve
 
+    def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self.path = folder_path(path, storage_options, "A DeltaTable")
+
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.partition_by, "partition_by")
-        schema = self._typed(schema)
+        schema = typed_schema(schema, self._known_columns, self.evolve)
         given = delta_schema(schema)
         check_keys(given, self.keys)
         if self.mode == "update" and (bad := [name for name in given.names if "`" in name]):
@@ -259,20 +254,10 @@ class DeltaTable(FolderSink):
                 self._log.settle_columns(table.version())
         return bool(missing)
 
-    def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the table's type for each column that holds only nulls.
-
-        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
-        """
-        if any(has_null_type(field.type) for field in schema):
-            if self._is_claimed():
-                schema = filled_schema(schema, self._reload()[0].rows())
-            elif self._log.exists():
-                schema = filled_schema(schema, schema_of(self._log.load()))
-            if self.evolve == "add" and (self._is_claimed() or self._log.exists()):
-                schema = pa.schema([field for field in schema if not is_empty(field)])
-            refuse_untyped(schema)
-        return schema
+    def _known_columns(self) -> pa.Schema | None:
+        if self._is_claimed():
+            return self._reload()[0].rows()
+        return schema_of(self._log.load()) if self._log.exists() else None
 
     def _make(self, schema: pa.Schema) -> None:
         try:

@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.sinks.parquet_schema import unsupported_column
-from kohort.region.sinks.rows import plain
+from kohort.region.sinks.parquet_schema import returned_as
+from kohort.region.sinks.rows import plain, storable_schema
 
 CATALOG: Final = "catalog.sqlite"
 DATA: Final = "data"
@@ -227,26 +227,19 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
     Raises:
         InvalidInputError: it can't keep a column unchanged; the message names the columns.
     """
-    kept, refused = [], []
     _database()  # without which no column is at fault
-    for given, field in zip(schema, plain(schema), strict=True):
-        if refusal := unsupported_column(given):
-            refused.append(refusal)
-            continue
+
+    def stored_type(field: pa.Field[Any]) -> pa.DataType | str:
         kind = _micros(field.type)
         one = pa.schema([pa.field(field.name, kind)])
         try:
             with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
                 back = normal(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
         except (InvalidInputError, RetriableError) as error:
-            refused.append(f"column {given.name!r} of type {given.type} ({error})")
-            continue
-        if not back.equals(_loose(kind)):
-            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back})")
-        kept.append(pa.field(field.name, back, field.nullable))
-    if refused:
-        raise InvalidInputError(f"DuckLake does not take {'; '.join(refused)}: cast these columns")
-    return pa.schema(kept)
+            return str(error)
+        return back if back.equals(_loose(kind)) else returned_as(back)
+
+    return storable_schema(schema, "DuckLake", stored_type)
 
 
 def column_types(place: str, schema: pa.Schema) -> dict[str, str]:

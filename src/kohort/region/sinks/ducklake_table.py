@@ -43,7 +43,7 @@ from kohort.region.files import Output, local_path, make_folder, names_in, read_
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import FolderSink, offsets_text
-from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
+from kohort.region.sinks.columns import filled_schema, typed_schema
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
 from kohort.region.sinks.sql_dialects import quoted
@@ -262,7 +262,7 @@ class DuckLakeTable(FolderSink):
         check_names(schema, (), "")
         if ours := [name for name in schema.names if name.lower() in _VIRTUAL]:
             raise InvalidInputError(f"Columns of DuckLake's own names: {', '.join(ours)}: rename them")
-        given = given_schema(self.place, self._typed_schema(schema))
+        given = given_schema(self.place, typed_schema(schema, self._known_columns))
         try:
             make_folder(self._files, f"{self.path}/{DATA}")
             for name in (self.path, f"{self.path}/{DATA}"):
@@ -279,14 +279,11 @@ class DuckLakeTable(FolderSink):
         except NotADirectoryError as error:
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
 
-    def _typed_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the table's type for each column that holds only nulls."""
-        if any(has_null_type(field.type) for field in schema):
-            if self._newest_state() is not None:
-                with self._lake.transaction() as at:
-                    schema = filled_schema(schema, at.schema(self._target))
-            refuse_untyped(schema)
-        return schema
+    def _known_columns(self) -> pa.Schema | None:
+        if self._newest_state() is None:
+            return None
+        with self._lake.transaction() as at:
+            return at.schema(self._target)
 
     def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
         """Return the state with this region's claim; create what is missing, in steps that may be repeated."""

@@ -50,8 +50,8 @@ from sqlalchemy.exc import IntegrityError
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks.iceberg_catalog import catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_schema import unsupported_column
-from kohort.region.sinks.rows import plain
+from kohort.region.sinks.parquet_schema import returned_as
+from kohort.region.sinks.rows import plain, storable_schema
 
 _MERGE: Final = "commit.manifest-merge.enabled"
 _REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
@@ -376,29 +376,23 @@ def kept_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         InvalidInputError: an Iceberg table can't store a column unchanged; the message names the columns.
     """
-    kept, refused = [], []
-    for given, field in zip(schema, plain(schema), strict=True):
-        if refusal := unsupported_column(given):
-            refused.append(refusal)
-            continue
-        try:
-            back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0)
-        except Exception as error:  # noqa: BLE001 - the library raises plain ones
-            refused.append(f"column {given.name!r} of type {given.type} ({_line(error)})")
-            continue
-        if not _holds(back.type, field.type):
-            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
-        kept.append(pa.field(field.name, back.type, field.nullable))
-    if refused:
-        raise InvalidInputError(f"Iceberg does not take {'; '.join(refused)}: cast these columns")
+    kept = storable_schema(schema, "Iceberg", _stored_type)
     try:
-        iceberg_schema_of(pa.schema(kept))
+        iceberg_schema_of(kept)
     except ValueError as error:
         raise InvalidInputError(
             f"Iceberg does not take these columns together: {_line(error)}. There 'a.b' is the field b of a struct a, "
             "too: rename a column"
         ) from error
-    return pa.schema(kept)
+    return kept
+
+
+def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
+    try:
+        back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0).type
+    except Exception as error:  # noqa: BLE001 - the library raises plain ones
+        return _line(error)
+    return back if _holds(back, field.type) else returned_as(back)
 
 
 def _holds(kept: pa.DataType, given: pa.DataType) -> bool:

@@ -35,7 +35,7 @@ from kohort.region.files import SYSTEM, local_path, make_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import BoundSink, offsets_text
-from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
+from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
@@ -286,7 +286,7 @@ class IcebergTable(BoundSink):
         self._bound()
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         check_names(schema, (field.column for field in fields), "partition_by")
-        schema = self._typed(schema)
+        schema = typed_schema(schema, self._known_columns, self.evolve)
         given = kept_schema(schema)
         check_keys(given, self.keys)
         iceberg_partitions.check_fields(self.place, iceberg_schema_of(given), fields)
@@ -329,19 +329,9 @@ class IcebergTable(BoundSink):
                 return None
         raise self._too_late()
 
-    def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the table's type for each column that holds only nulls.
-
-        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
-        """
-        if any(has_null_type(field.type) for field in schema):
-            table = self._log.find() if self._is_there() else None
-            if table is not None:
-                schema = filled_schema(schema, arrow_of(table.schema()))
-                if self.evolve == "add":
-                    schema = pa.schema([field for field in schema if not is_empty(field)])
-            refuse_untyped(schema)
-        return schema
+    def _known_columns(self) -> pa.Schema | None:
+        table = self._log.find() if self._is_there() else None
+        return None if table is None else arrow_of(table.schema())
 
     def _made(self, schema: pa.Schema) -> Table:
         """Return the table with this region's claim; create what is missing."""

@@ -45,7 +45,6 @@ from kohort.region.confined_files import folders_kept_open
 from kohort.region.files import (
     Output,
     is_store_url,
-    local_path,
     make_folder,
     names_in,
     read_file,
@@ -57,8 +56,8 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import PROBE, FolderSink
-from kohort.region.sinks.columns import filled_schema, has_null_type, is_empty, refuse_untyped
+from kohort.region.sinks.bound import PROBE, FolderSink, folder_path
+from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
 from kohort.region.sinks.compaction import (
     GRACE,
     TARGET_FILE_BYTES,
@@ -183,24 +182,15 @@ class ParquetFolder(FolderSink):
             storage_options: credentials and settings of an object store, named as obstore names them. What is not given
                 is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
-        if storage_options:
-            raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
-        self._keep_options(compression, row_group_size, partition_by, target_file_size, evolve)
-        self.path = local_path(path, "A ParquetFolder")
-
-    def _keep_options(
-        self,
-        compression: Codec,
-        row_group_size: int | None,
-        partition_by: Sequence[str],
-        target_file_size: int,
-        evolve: Evolution,
-    ) -> None:
+        self._keep_path(os.fspath(path), storage_options or {})
         staged_files.check_pages(compression, row_group_size)
         check_evolution(evolve)
         self.compression, self.row_group_size, self.evolve = compression, row_group_size, evolve
         self.partition_by = hive_partitions.partition_columns(partition_by)
         self.target_file_size = check_target(target_file_size)
+
+    def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self.path = folder_path(path, storage_options, "A ParquetFolder")
 
     # -- before the first record
 
@@ -217,23 +207,13 @@ class ParquetFolder(FolderSink):
 
     def _check_columns(self, schema: pa.Schema) -> pa.Schema:
         """Check that Parquet supports the columns, and those of the partitions are among them; return their types."""
-        typed = self._typed(schema)
+        typed = typed_schema(schema, self._known_columns, self.evolve)
         check_writable(typed)
         hive_partitions.check_partitions(typed, self.partition_by)
         return typed
 
-    def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the folder's type for each column that holds only nulls.
-
-        With `evolve="add"` a new column without any value is left out, until a table gives it a type.
-        """
-        if any(has_null_type(field.type) for field in schema):
-            if self._is_owned():
-                schema = filled_schema(schema, self._reload().rows)
-                if self.evolve == "add":
-                    schema = pa.schema([field for field in schema if not is_empty(field)])
-            refuse_untyped(schema)
-        return schema
+    def _known_columns(self) -> pa.Schema | None:
+        return self._reload().rows if self._is_owned() else None
 
     def _evolve(self, given: pa.Schema) -> None:
         """Add the new columns of tables to the layout, once: each addition has a number that one process can create."""

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -46,7 +45,6 @@ from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_file
 from kohort.region.sinks.compaction import (
     COMPACTED,
     GENERATION,
-    TARGET_FILE_BYTES,
     CompactedFile,
     Generation,
     GenerationStore,
@@ -57,8 +55,6 @@ from kohort.region.sinks.compaction import (
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
-from kohort.region.sinks.rows import Evolution
-from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
 _OWN: Final = "_region"
@@ -341,19 +337,8 @@ class ParquetObjects(ParquetFolder):
         evolve: as of `ParquetFolder`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        compression: Codec = "zstd",
-        row_group_size: int | None = None,
-        partition_by: Sequence[str] = (),
-        target_file_size: int = TARGET_FILE_BYTES,
-        evolve: Evolution = "refuse",
-        storage_options: Mapping[str, str] | None = None,
-    ) -> None:
-        self._keep_options(compression, row_group_size, partition_by, target_file_size, evolve)
-        self._store = ObjectStore(os.fspath(path), storage_options or {})
+    def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self._store = ObjectStore(path, storage_options)
         self._log = SequenceLog(self._store)
         self.path = self._store.url
 

@@ -46,7 +46,7 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
     except (pa.ArrowException, NotImplementedError) as error:
         return f"column {field.name!r} of type {field.type} ({error})"
     if back.type != field.type:
-        return f"column {field.name!r} of type {field.type} (it would come back as {back.type})"
+        return f"column {field.name!r} of type {field.type} ({returned_as(back.type)})"
     return ""
 
 
@@ -57,6 +57,11 @@ def unsupported_column(field: pa.Field[pa.DataType]) -> str:
     """
     why = "a zero character in its name" if "\0" in field.name else _unsupported_part(field.type)
     return f"column {field.name!r} of type {field.type} ({why})" if why else ""
+
+
+def returned_as(kind: pa.DataType) -> str:
+    """Return the reason why a column is refused that would come back as another type."""
+    return f"it would come back as {kind}"
 
 
 def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one

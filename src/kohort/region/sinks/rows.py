@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.parquet_schema import misfits
+from kohort.region.sinks.parquet_schema import misfits, unsupported_column
 from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]
@@ -98,6 +98,33 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
         item = kind.item_field
         return pa.map_(_plain(kind.key_type), pa.field("value", _plain(item.type), item.nullable))
     return kind
+
+
+def storable_schema(
+    schema: pa.Schema, table_format: str, stored_type: Callable[[pa.Field[Any]], pa.DataType | str]
+) -> pa.Schema:
+    """Return the types in which tables of a format store these columns.
+
+    Args:
+        schema: the columns as given.
+        table_format: the name of the format.
+        stored_type: returns the type in which the format stores a column of a `plain` type; or why it can't store the
+            column unchanged.
+
+    Raises:
+        InvalidInputError: the format can't store a column unchanged; the message names the columns.
+    """
+    kept, refused = [], []
+    for given, field in zip(schema, plain(schema), strict=True):
+        if refusal := unsupported_column(given):
+            refused.append(refusal)
+        elif isinstance(found := stored_type(field), str):
+            refused.append(f"column {given.name!r} of type {given.type}{found and f' ({found})'}")
+        else:
+            kept.append(pa.field(field.name, found, field.nullable))
+    if refused:
+        raise InvalidInputError(f"{table_format} does not take {'; '.join(refused)}: cast these columns")
+    return pa.schema(kept)
 
 
 def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:

@@ -30,7 +30,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
-from kohort.region.sinks.columns import filled_schema, has_null_type, refuse_untyped
+from kohort.region.sinks.columns import filled_schema, typed_schema
 from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import (
     Mode,
@@ -150,7 +150,7 @@ class SqlTable(BoundSink):
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.keys, "keys=[…]")
-        given = self._typed(plain(schema))
+        given = typed_schema(plain(schema), self._known_columns)
         check_keys(given, self.keys)
         if zeros := [repr(name) for name in given.names if "\0" in name]:
             raise InvalidInputError(f"Columns {', '.join(zeros)} have a zero character in their names: rename them")
@@ -175,14 +175,11 @@ class SqlTable(BoundSink):
         self._kept = None
         check_fits(f"table {self.table}", self._fixed(), given)
 
-    def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """Return the schema, with the type that the region has stored for each column that holds only nulls."""
-        if any(has_null_type(field.type) for field in schema):
-            with self._transaction() as at:
-                owned = self._owner(at) if at.has_sequences() else None
-            schema = schema if owned is None else filled_schema(schema, owned[1])
-            refuse_untyped(schema)
-        return schema
+    def _known_columns(self) -> pa.Schema | None:
+        """Return the columns that the region has stored; None: it has not written the table yet."""
+        with self._transaction() as at:
+            owned = self._owner(at) if at.has_sequences() else None
+        return None if owned is None else owned[1]
 
     def _first(self, at: _Cursor, found: ExistingTable | None, schema: pa.Schema, types: dict[str, str]) -> None:
         """Create the table, or claim an empty one, for this region."""

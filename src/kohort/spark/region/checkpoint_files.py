@@ -29,7 +29,7 @@ import json  # not msgspec: text of other programs, with NaN and integers of any
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import SYSTEM, FileCalls, names_in, read_file
@@ -166,23 +166,6 @@ _PATHS: Final = "stateSchemaFilePaths"
 _SCHEMA: Final = re.compile(r"([0-9]+)_[0-9a-f-]{36}")
 _SCHEMA_PATH: Final = re.compile(rf"/{STATE}/([0-9]+/{SCHEMAS}/[^/]+/[^/]+)$")
 
-StoreKind: TypeAlias = Literal["hdfs", "rocksdb"]
-
-
-@dataclass(frozen=True, slots=True)
-class StateKind:
-    """The format in which state is stored.
-
-    Attributes:
-        store: HDFS-backed, or RocksDB.
-        changelog: RocksDB writes changelogs, and complete snapshots in the background.
-        version: `spark.sql.streaming.stateStore.checkpointFormatVersion`; with 2, files have unique names.
-    """
-
-    store: StoreKind
-    changelog: bool
-    version: int
-
 
 @dataclass(frozen=True, slots=True)
 class Store:
@@ -240,24 +223,6 @@ def schema_batch(name: str) -> int | None:
     """Return the first batch of the run that wrote a schema, from its file name; None if the name is not a schema's."""
     found = _SCHEMA.fullmatch(name)
     return int(found[1]) if found else None
-
-
-def state_kinds(checkpoint: str, *, files: FileCalls = SYSTEM) -> frozenset[StateKind]:
-    """Return the formats of the operators' state, from the files of their first partitions; empty if there is none."""
-    found: set[StateKind] = set()
-    for operator in numbers(names_in(files, f"{checkpoint}/{STATE}")):
-        first = f"{checkpoint}/{STATE}/{operator}/0"
-        names = names_in(files, first)
-        for name in names:
-            if not name.startswith((".", "_")) and name not in SHARED and version_file(name) is None:
-                names = [*names, *names_in(files, f"{first}/{name}")]
-        kept = [file for name in names if (file := version_file(name)) is not None]
-        kinds = {file.kind for file in kept}
-        if kinds:
-            store: StoreKind = "rocksdb" if kinds & {"changelog", "zip"} else "hdfs"
-            version = 2 if any(file.id for file in kept) else 1
-            found.add(StateKind(store, "changelog" in kinds, version))
-    return frozenset(found)
 
 
 def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = SYSTEM) -> list[Operator]:

@@ -60,7 +60,6 @@ from kohort.spark.region.checkpoint_files import (
     operator_metadata_in_folder,
     operators,
     schema_batch,
-    state_kinds,
     version_file,
 )
 from kohort.spark.source.single_reader_lock import folder as user_folder
@@ -269,7 +268,6 @@ __all__ = [
     "offsets_of",
     "operators",
     "remove_old_epochs",
-    "state_kinds",
 ]
 
 _EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")

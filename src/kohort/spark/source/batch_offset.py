@@ -124,7 +124,7 @@ class BatchOffset:
             found.get("from") == "kafka",
         )
 
-    def of(self, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
+    def with_spans(self, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
         """Return a copy of the batch with other offsets."""
         return replace(self, spans=spans)
 

@@ -373,7 +373,7 @@ class GroupOffsets:
                 return None
             self._taken, known = held, found
             self._void.clear()
-        return replace(held, starts=known, ids=self._topics.of(held.partitions))
+        return replace(held, starts=known, ids=self._topics.ids_of(held.partitions))
 
     def _assigned(self) -> AssignedPartitions:
         if self._options.group_id is None:
@@ -486,7 +486,7 @@ class GroupOffsets:
         claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
         left = {tp: at for tp, at in claims.items() if self._is_left(tp)}
         rest = {tp: at for tp, at in claims.items() if tp not in left}
-        ids = self._topics.of(positions)
+        ids = self._topics.ids_of(positions)
         try:
             if left and self._repeated is not None:
                 self._group.commit(left, CommitSource(self._query, self._repeated.batch, held.generation, ids))
@@ -625,7 +625,7 @@ class GroupOffsets:
             del self._done[tp]  # the previous batch ended in the deleted topic
         if self._options.group_id is None:
             self._present(AssignedPartitions(tuple(planned.spans)))
-            readable = planned.of(self._readable(planned))
+            readable = planned.with_spans(self._readable(planned))
             return Replay(readable, readable)
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
         self._repeated = planned
@@ -639,7 +639,7 @@ class GroupOffsets:
             for tp, span in kept.items()
             if tp in held.partitions and span.start <= at[tp] <= span.end  # otherwise the group's offset was set
         }
-        ids = self._topics.of(kept)
+        ids = self._topics.ids_of(kept)
         released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning(
@@ -667,7 +667,7 @@ class GroupOffsets:
         while True:
             held = self.wait_assigned(start, at)
             at = held.starts
-            readable = planned.of(self._readable(planned))
+            readable = planned.with_spans(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
             if self._mark_left(readable, kept, held) and self.begin_batch(held, planned.batch) and self.begin_reading():
                 return held, readable, kept
@@ -711,7 +711,7 @@ class GroupOffsets:
                 left[tp] = found.offset
         try:
             if left:
-                group.commit(left, CommitSource(self._query, planned.batch, held.generation, self._topics.of(left)))
+                group.commit(left, CommitSource(self._query, planned.batch, held.generation, self._topics.ids_of(left)))
         except (CommitFailedError, NotFoundError):
             return False
         return True

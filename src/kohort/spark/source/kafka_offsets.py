@@ -105,4 +105,4 @@ def unfinished_batch(
     before = {partition: OffsetRange(offset, offset) for partition, offset in start.items()}
     spans = {partition: OffsetRange(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}
     batch = BatchOffset(query, FINISHED, group="", from_kafka_source=True)
-    return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.of(spans)
+    return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.with_spans(spans)

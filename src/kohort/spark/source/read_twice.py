@@ -140,7 +140,7 @@ class ReadTwice:
         with self._lock:
             self._runs[run] = names
             for name in sorted(names - self._claims.keys()):
-                claim = ReaderLock.of(name)
+                claim = ReaderLock.acquire(name)
                 if claim is not None:
                     self._claims[name] = claim
 

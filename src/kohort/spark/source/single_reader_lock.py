@@ -60,7 +60,7 @@ class ReaderLock:
         self._path, self._descriptor = path, descriptor
 
     @classmethod
-    def of(cls, name: str) -> ReaderLock | None:
+    def acquire(cls, name: str) -> ReaderLock | None:
         """Lock a name; return None if another reader has it.
 
         Raises:
@@ -153,7 +153,7 @@ class LoadLocks:
                 self._warn_of_equal_options(group, load)
                 return
             deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while (claim := ReaderLock.of(load.id)) is None:
+            while (claim := ReaderLock.acquire(load.id)) is None:
                 if time.monotonic() >= deadline:
                     raise InvalidInputError(
                         "another query reads this same load() already, or this query does on the other side of a join "
@@ -171,7 +171,7 @@ class LoadLocks:
             )
 
     def _warn_of_equal_options(self, group: str, load: Load) -> None:
-        claim = ReaderLock.of(f"options-{load.likeness}")
+        claim = ReaderLock.acquire(f"options-{load.likeness}")
         if claim is not None:
             self._locks.append(claim)
             return

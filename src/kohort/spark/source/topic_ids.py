@@ -129,7 +129,7 @@ class TopicIds:
                 self.again.add(tp.topic)
         return valid
 
-    def of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
+    def ids_of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
         """Return the ids of these partitions' topics, as far as they are known."""
         return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
 
