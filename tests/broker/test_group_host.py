@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from kohort import Admin
+from kohort.broker.api import group_offsets
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
+from kohort.groups.effects import FetchedOffset
 from kohort.wire.discovery import ApiVersionsRequest, DescribeClusterRequest, MetadataRequest
 from kohort.wire.groups import (
     DescribeGroupsRequest,
@@ -145,3 +150,14 @@ def test_offsets_in_transactions_are_not_offered(coordinators: Coordinators) -> 
         assert not keys & {0, 1, 22, 25, 28}
         client.send(TxnOffsetCommitRequest(group_id="g", transactional_id="x"))
         assert client.closed()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+def test_topic_deleted_while_its_offsets_are_fetched_is_not_left_out(coordinators: Coordinators, again: bool) -> None:
+    """The answer names what was asked for: a client can't tell an answer without it from a damaged one."""
+    asked, name = uuid4(), TOPIC if again else "gone"
+    host: Any = SimpleNamespace(topics=coordinators.topics)
+    (topic,) = group_offsets._fetched(host, [FetchedOffset(name, 3, 5)], {name: asked}, by_id=True)
+    (part,) = topic.partitions
+    assert (topic.topic_id, part.partition_index, part.committed_offset) == (asked, 3, -1)
+    assert part.error_code == ErrorCode.UNKNOWN_TOPIC_ID

@@ -1,14 +1,16 @@
-"""The topics whose metadata a producer asks for, in virtual time."""
+"""The topics whose metadata a producer asks for, and which topics clients create, in virtual time."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kohort.client.consumer.core import ConsumerCore
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.sender import METADATA_IDLE_MS
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdResponse
 from tests.client.virtual import VirtualCluster
+from tests.client.written_log import carry_out
 
 
 class World:
@@ -125,3 +127,17 @@ def test_record_without_a_key_goes_to_a_partition_that_the_topic_still_has() -> 
     delivery = world.core.send("a", b"x", None, None, None, (), None)
     world.pass_ms(1_000)
     assert delivery.result(timeout_ms=0).partition == 0
+
+
+def test_consumer_with_a_pattern_brings_no_deleted_topic_back() -> None:
+    """The pattern matches topics that there are; requests that name one of them must not create it again."""
+    world = VirtualCluster(settings={"group_id": "g"}, topics={"a": 1})
+    core = ConsumerCore(world.cluster, world.config)
+    core.subscribe(pattern="a")
+    world.call(world.cluster.describe_topics(["a"]))
+    asked = world.sent("Metadata")
+    assert asked and not any(request.message.allow_auto_topic_creation for request in asked)
+    carry_out(world, core.unsubscribe())
+    core.subscribe(["a"])
+    world.call(world.cluster.describe_topics(["a"]))
+    assert world.sent("Metadata")[-1].message.allow_auto_topic_creation

@@ -219,7 +219,7 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """Finds damage between the producer and here. Default: True."""
 
     allow_auto_create_topics: bool
-    """Whether a metadata request for an unknown topic may create it. Default: True."""
+    """Whether a metadata request for an unknown topic may create it; never with a pattern. Default: True."""
 
     exclude_internal_topics: bool
     """Patterns do not match Kafka's own topics. Default: True."""
@@ -259,7 +259,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """How batches are compressed. Default: 'none' (none, gzip, snappy, lz4, zstd)."""
 
     compression_level: int | None
-    """The codec's own level; None: its default. Default: None."""
+    """The codec's own level; None or -1: its default; only zstd has others below 0. Default: None (from -131072 to
+    22)."""
 
     batch_size: int
     """A batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing,

@@ -409,7 +409,9 @@ class ConsumerConfig(ConnectionConfig):
     )
     check_crcs: bool = declare_setting("check.crcs", True, why="finds damage between the producer and here")
     allow_auto_create_topics: bool = declare_setting(
-        "allow.auto.create.topics", True, why="whether a metadata request for an unknown topic may create it"
+        "allow.auto.create.topics",
+        True,
+        why="whether a metadata request for an unknown topic may create it; never with a pattern",
     )
     exclude_internal_topics: bool = declare_setting(
         "exclude.internal.topics", True, why="patterns do not match Kafka's own topics"

@@ -400,7 +400,7 @@ def _fetch_group(
     version = request.version
     by_id = version >= 10
     wanted: list[TopicPartition] | None = None
-    named: dict[str, None] = {}
+    named: dict[str, UUID] = {}
     unknown: list[_FetchedTopic] = []
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
     if not is_allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, group.group_id):
@@ -425,7 +425,7 @@ def _fetch_group(
                 hidden.partitions = refused
                 unknown.append(hidden)
             else:
-                named[name] = None
+                named[name] = topic.topic_id
                 wanted += map(_NEW_PARTITION, zip(repeat(name), topic.partition_indexes, strict=False))
 
     def send_response(value: OffsetFetchReply | ErrorCode) -> None:
@@ -453,16 +453,25 @@ def _fetch_group(
 
 
 def _fetched(
-    host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
+    host: GroupHost, offsets: Iterable[FetchedOffset], named: Mapping[str, UUID], by_id: bool
 ) -> Iterator[_FetchedTopic]:
-    """Yield committed offsets by topic. Requested topics come first, also without an offset."""
+    """Yield committed offsets by topic. Requested topics come first, also without an offset.
+
+    A topic that was requested by its id and deleted meanwhile has the error of an unknown id: a client can't tell an
+    answer without it from a damaged one.
+    """
     by_topic: dict[str, list[FetchedOffset]] = {name: [] for name in named}
     for committed in offsets:
         by_topic.setdefault(committed.topic, []).append(committed)
     for name, found in by_topic.items():
         if not by_id:
             yield _FetchedTopic(name=name, partitions=_fetched_rows(found))
-        elif (known := host.topics.by_name.get(name)) is not None:
+            continue
+        known, asked = host.topics.by_name.get(name), named.get(name)
+        if asked is not None and (known is None or known.id != asked):
+            gone = [committed._replace(offset=-1, error=ErrorCode.UNKNOWN_TOPIC_ID) for committed in found]
+            yield _FetchedTopic(topic_id=asked, partitions=_fetched_rows(gone))
+        elif known is not None:
             yield _FetchedTopic(topic_id=known.id, partitions=_fetched_rows(found))
 
 

@@ -269,6 +269,8 @@ class ConsumerCore:
         self.listener = RebalanceListener() if listener is None else listener
         if self.membership is None:
             self.membership = join_group(self.cluster, self.config, changed=self._changed)
+        # A topic that a pattern matches is named by requests only: they would bring it back when it is deleted.
+        self.cluster.auto_create_topics = self.config.allow_auto_create_topics and pattern is None
         self.membership.polled()
         self.membership.subscribe(subscription)
 
@@ -287,6 +289,7 @@ class ConsumerCore:
         self.commits.commit_released({part: at for part, at in self.partitions.positions().items() if part not in kept})
         self.partitions.set(wanted)
         self.partitions.store_ids(self.cluster.metadata.topic_id)
+        self.cluster.auto_create_topics = self.config.allow_auto_create_topics
         self.cluster.want_topics(self, {part.topic for part in wanted})
         self._moved()
 
