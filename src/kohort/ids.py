@@ -25,6 +25,10 @@ TOPIC_NAME_RULE = "1 to 249 of letters, digits, '.', '_' and '-'"
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
+QUORUM_TOPIC = "__cluster_metadata"
+"""The name of the log of Apache Kafka's quorum, which no topic may have: its folder marks a data folder as Kafka's."""
+
+
 def topic_name_allowed(name: str) -> bool:
     """Return whether a topic may have this name."""
     return name not in (".", "..") and _TOPIC_NAME.fullmatch(name) is not None

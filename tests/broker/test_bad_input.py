@@ -61,6 +61,15 @@ def test_bytes_after_a_request_are_ignored(client: RawClient, topic: str) -> Non
     assert topic in [entry.name for entry in answer.topics]
 
 
+@pytest.mark.parametrize("size", [5, 300])
+def test_a_client_id_that_is_not_utf_8_is_served(client: RawClient, size: int) -> None:
+    """Clients in C send what they are configured with; Apache Kafka serves them."""
+    request = encode_request(ApiVersionsRequest(), 0, 1, "x" * size)
+    client.sock.sendall(request.replace(b"xxxxx", b"M\xfcllr", 1))
+    found, answer = decode_response(ApiVersionsResponse, 0, client.frame())
+    assert (found, answer.error_code) == (1, ErrorCode.NONE)
+
+
 def test_a_frame_that_only_claims_to_be_large_costs_nothing(broker: Broker) -> None:
     """100 MiB are allowed; what connections claim must not take a thousandth of it each."""
     with ExitStack() as waiting:

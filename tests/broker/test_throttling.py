@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -83,6 +84,31 @@ def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
     again = Throttling(Quotas(tmp_path), 11, 1000)
     assert again.active, "quotas count after a restart"
     assert again._limit(PRODUCER, "alice", "x") == ((PRODUCER, "alice", "x"), 7.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**64], ids=str)
+@pytest.mark.parametrize("kind", ["user", "ip"])
+def test_a_quota_that_is_no_number_or_too_large_is_refused(
+    client: RawClient, name: str, kind: str, value: float
+) -> None:
+    make = AlterClientQuotasRequest.EntryData
+    entity = make.EntityData(entity_type=kind, entity_name=name if kind == USER else "127.0.0.9")
+    for key in (PRODUCER, "request_percentage") if kind == USER else (CONNECTIONS,):
+        if math.isfinite(value) and key == "request_percentage":
+            continue  # a large percentage bounds nothing, as in Kafka
+        ops = [make.OpData(key=key, value=value)]
+        answer = client.ask(AlterClientQuotasRequest(entries=[make(entity=[entity], ops=ops)]))
+        assert answer.entries[0].error_code == ErrorCode.INVALID_REQUEST, (key, answer)
+
+
+def test_a_stored_quota_without_a_value_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier versions stored an infinite quota so; every description of quotas then closed its connection."""
+    (tmp_path / "quotas.json").write_text(
+        '{"[[\\"user\\",\\"u\\"]]": {"producer_byte_rate": 5.0, "request_percentage": null},'
+        ' "[[\\"user\\",\\"v\\"]]": {"request_percentage": null}}'
+    )
+    assert Quotas(tmp_path).all() == {((USER, "u"),): {PRODUCER: 5.0}}
+    assert caplog.text.count("has no value and is ignored") == 2
 
 
 def test_connections_of_an_address_have_a_rate(tmp_path: Path) -> None:

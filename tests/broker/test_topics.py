@@ -102,6 +102,20 @@ def test_more_partitions_than_one_change_may_make_are_refused_and_the_rest_made(
     client.ask(DeleteTopicsRequest(topic_names=[f"{name}-a", f"{name}-c"]), 5)
 
 
+def test_nobody_creates_the_topic_of_a_quorum(tmp_path: Path) -> None:
+    """The folder of such a topic would make the data folder another broker's, which the next start refuses."""
+    asked = MetadataRequest.MetadataRequestTopic(name="__cluster_metadata")
+    topic = CreateTopicsRequest.CreatableTopic(name="__cluster_metadata", num_partitions=1, replication_factor=1)
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        found = client.ask(MetadataRequest(topics=[asked], allow_auto_topic_creation=True)).topics[0]
+        assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert client.ask(CreateTopicsRequest(topics=[topic])).topics[0].error_code == ErrorCode.INVALID_REQUEST
+        produced = produce(client, "__cluster_metadata", 0, batch_of(b"x"))
+        assert produced.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    with Broker(tmp_path):
+        pass
+
+
 def test_what_is_deleted_takes_no_memory_any_more(tmp_path: Path) -> None:
     """Found by the fuzzer: an error that is kept holds its frame, and that all the logs of its request."""
     with Broker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:

@@ -64,6 +64,14 @@ def test_another_brokers_folder_is_refused(tmp_path: Path) -> None:
         LogStore(tmp_path)
 
 
+def test_a_topic_cannot_make_the_folder_look_like_another_brokers(tmp_path: Path) -> None:
+    """Earlier versions created it on request, and then refused their own folder."""
+    with LogStore(tmp_path) as store, pytest.raises(InvalidInputError, match="is the quorum's"):
+        store.create_topic("__cluster_metadata", 1)
+    (tmp_path / "__cluster_metadata-0").mkdir()
+    LogStore(tmp_path).close()
+
+
 def test_another_clusters_folder_is_refused(tmp_path: Path) -> None:
     LogStore(tmp_path / "d", cluster_id="one").close()
     with pytest.raises(InvalidInputError, match="belongs to cluster one, not two"):

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
+from kohort.ids import QUORUM_TOPIC, TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
 from kohort.log.config import LogConfig, StoreLimits, check_known, check_together
 from kohort.settings.config import from_properties, parse_value, settings
@@ -156,6 +156,8 @@ class Names:
                 f"topic name {name[:300]!r} is not allowed: {TOPIC_NAME_RULE}",
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
             )
+        if name == QUORUM_TOPIC:
+            raise InvalidInputError(f"topic name {name!r} is the quorum's", ErrorCode.INVALID_REQUEST)
         other = self._by_metric.get(_metric_name(name))
         if other == name:
             raise InvalidInputError(f"topic {name!r} exists", ErrorCode.TOPIC_ALREADY_EXISTS)

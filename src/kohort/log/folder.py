@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohort.errors import InvalidInputError
+from kohort.ids import QUORUM_TOPIC
+from kohort.log.catalog import FILE as CATALOG
 from kohort.log.checkpoints import encode_id, new_id, replace_file
 from kohort.log.filesystem import PRIVATE_MODE, sync_folder
 
@@ -123,7 +125,8 @@ def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
         lines = [line.partition("=") for line in file.read_text().splitlines() if not line.startswith("#")]
         fields = {key.strip(): value.strip() for key, _, value in lines}
         found = fields.get("cluster.id", "")
-        if not found or (path / "__cluster_metadata-0").exists():
+        is_quorum = (path / f"{QUORUM_TOPIC}-0").exists() and not (path / CATALOG).exists()
+        if not found or is_quorum:
             raise InvalidInputError(f"{path} is another kind of broker's data folder; choose another folder")
         if cluster_id is not None and cluster_id != found:
             raise InvalidInputError(

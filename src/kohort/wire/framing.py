@@ -150,7 +150,7 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
             if position > len(frame):
                 raise WireError("request header: the client id reaches past the end")
             raw = bytes(frame[_HEADER.size : position])
-            client_id = _client_name(raw) if length <= CLIENT_NAME_BYTES else raw.decode()
+            client_id = _client_name(raw) if length <= CLIENT_NAME_BYTES else raw.decode(errors="replace")
         elif length != -1:
             raise WireError(f"request header: a client id of length {length}")
         if version >= _FLEXIBLE_SINCE.get(key, NEVER):
@@ -158,14 +158,15 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
                 position += 1
             else:
                 position = skip_tags(frame, position, len(frame))
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError) as error:
         raise WireError(f"request header: {error}") from error
     return _new_header((key, version, correlation_id, client_id)), memoryview(frame)[position:]
 
 
 @lru_cache(maxsize=CLIENT_NAMES)
 def _client_name(raw: bytes) -> str:
-    return raw.decode()
+    """Return a client id. Clients in C send any encoding; Kafka, too, reads U+FFFD for what is not UTF-8."""
+    return raw.decode(errors="replace")
 
 
 def encode_response_frame(msg: Message, version: int, correlation_id: int) -> bytes:

@@ -53,6 +53,9 @@ def describes(side: Side, version: int) -> None:
     side.ask(describing(TOPIC, topic, ["retention.ms"], include_synonyms=False), version, keep=known_here)
     side.ask(describing(TOPIC, side.name("missing")), version, keep=known_here)
     side.ask(describing(TOPIC, ""), version, keep=known_here)
+    side.ask(describing(TOPIC, "bad/name"), version, keep=known_here)
+    side.ask(describing(LOGGER, ""), version, keep=known_here)
+    side.ask(describing(METRICS, ""), version, keep=known_here)
     side.ask(describing(GROUP, side.name("group")), version, keep=known_here)
     side.ask(describing(GROUP, ""), version, keep=known_here)
     side.ask(describing(BROKER, ""), version, keep=known_here)
@@ -94,6 +97,9 @@ def replaces(side: Side, version: int) -> None:
         altering(TOPIC, topic, {"retention.ms": None}),
         altering(TOPIC, topic, {}),
         altering(TOPIC, side.name("missing"), {"retention.ms": "1"}),
+        altering(TOPIC, "bad/name", {"retention.ms": "1"}),
+        altering(TOPIC, topic, {"cleanup.policy": "delete,"}),
+        altering(TOPIC, topic, {"retention.ms": "1_0"}),
         altering(GROUP, group, {"consumer.session.timeout.ms": "50000"}),
         altering(GROUP, group, {"consumer.session.timeout.ms": "1"}),
         altering(GROUP, group, {"unheard": "1"}),
@@ -116,6 +122,8 @@ def changes(side: Side, version: int) -> None:
         changing(TOPIC, topic, [("cleanup.policy", APPEND, "compact")]),
         changing(TOPIC, topic, [("cleanup.policy", SUBTRACT, "delete")]),
         changing(TOPIC, topic, [("cleanup.policy", APPEND, "unheard")]),
+        changing(TOPIC, topic, [("cleanup.policy", APPEND, "")]),
+        changing(TOPIC, topic, [("cleanup.policy", APPEND, "compact,")]),
         changing(TOPIC, topic, [("retention.ms", APPEND, "1")]),
         changing(TOPIC, topic, [("retention.ms", DELETE, None)]),
         changing(TOPIC, topic, [("retention.ms", DELETE, "1")]),
@@ -129,6 +137,7 @@ def changes(side: Side, version: int) -> None:
         changing(TOPIC, topic, []),
         changing(TOPIC, side.name("missing"), [("retention.ms", SET, "1")]),
         changing(TOPIC, "", [("retention.ms", SET, "1")]),
+        changing(TOPIC, "bad/name", [("retention.ms", SET, "1")]),
         changing(GROUP, group, [("consumer.heartbeat.interval.ms", SET, "6000")]),
         changing(GROUP, group, [("consumer.heartbeat.interval.ms", SET, "1")]),
         changing(GROUP, group, [("unheard", SET, "1")]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kohort.wire.cluster_admin import (
@@ -293,6 +294,11 @@ def quotas(side: Side, version: int) -> None:
         [("producer_byte_rate", -1.0, False)],
         [("producer_byte_rate", 0.0, False)],
         [("producer_byte_rate", 1.5, False)],
+        [("producer_byte_rate", math.nan, False)],
+        [("producer_byte_rate", 2.0**64, False)],
+        [("request_percentage", math.inf, False)],
+        [("request_percentage", -math.inf, False)],
+        [("controller_mutation_rate", math.nan, False)],
         [("connection_creation_rate", 1.0, False)],
         [("producer_byte_rate", 0.0, True)],
     ):
@@ -303,6 +309,8 @@ def quotas(side: Side, version: int) -> None:
     altered({}, [("producer_byte_rate", 5000.0, False)])
     altered({"ip": "127.0.0.9"}, [("connection_creation_rate", 100.0, False)])
     altered({"ip": "127.0.0.9"}, [("producer_byte_rate", 100.0, False)])
+    altered({"ip": "127.0.0.9"}, [("connection_creation_rate", 2.0**31, False)])
+    altered({"ip": "127.0.0.9"}, [("connection_creation_rate", math.inf, False)])
     altered({"ip": "not an address"}, [("connection_creation_rate", 100.0, False)])
     altered({"ip": "127.0.0.9", "user": user}, [("connection_creation_rate", 100.0, False)])
     described(("ip", 0, "127.0.0.9"), entries=1)

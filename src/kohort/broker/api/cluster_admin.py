@@ -22,7 +22,7 @@ from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.groups.effects import TransactionEndedReply
 from kohort.groups.events import TransactionEnded
-from kohort.ids import AclOperation
+from kohort.ids import QUORUM_TOPIC, AclOperation
 from kohort.log import Marker
 from kohort.wire.cluster_admin import (
     AlterPartitionReassignmentsRequest,
@@ -44,7 +44,6 @@ from kohort.wire.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResp
 
 log = logging.getLogger("kohort.broker")
 
-METADATA_TOPIC = "__cluster_metadata"
 QUORUM_EPOCH = 1
 """The leader epoch of a quorum with one node, which never changes."""
 PREFERRED, UNCLEAN = 0, 1
@@ -64,7 +63,7 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
     make, of_topic = DescribeQuorumResponse.PartitionData, DescribeQuorumResponse.TopicData
     topics = request.message.topics
     asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in topics]
-    if asked != [(METADATA_TOPIC, [0])]:
+    if asked != [(QUORUM_TOPIC, [0])]:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         refused = [
             of_topic(
@@ -79,7 +78,7 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
         replica_id=node.id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
     )
     quorum = make(leader_id=node.id, leader_epoch=QUORUM_EPOCH, current_voters=[me])
-    response = DescribeQuorumResponse(topics=[of_topic(topic_name=METADATA_TOPIC, partitions=[quorum])])
+    response = DescribeQuorumResponse(topics=[of_topic(topic_name=QUORUM_TOPIC, partitions=[quorum])])
     if request.version >= 2:
         listener = DescribeQuorumResponse.Listener
         response.nodes = [

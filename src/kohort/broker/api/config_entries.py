@@ -15,9 +15,10 @@ from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.settings import SECRET, reloadable
+from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
-from kohort.settings.config import Setting, format_value, settings
+from kohort.settings.config import Setting, format_value, parse_value, settings
 
 
 class Source(IntEnum):
@@ -94,6 +95,29 @@ def type_of(name: str, setting: Setting) -> Type:
     return next((kind for python, kind in kinds.items() if setting.type in (python, python | None)), Type.STRING)
 
 
+def shown_value(setting: Setting, text: str) -> str:
+    """Return a value as Kafka shows it: what was understood, and not what was written (` 05 `, `TRUE`, `a, b, b`)."""
+    value = parse_value(setting, text)
+    if value is None:
+        return text
+    return format_value(tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value)
+
+
+def check_written(configs: Mapping[str, str]) -> None:
+    """Check how a topic's settings are written, before they are stored. Stored ones are read as they always were.
+
+    Raises:
+        InvalidInputError: INVALID_CONFIG: a list has an empty word, as in `delete,`, or a number has an underscore.
+    """
+    known = settings(LogConfig)
+    for key, text in configs.items():
+        kind = type_of(key, known[key]) if key in known else Type.STRING
+        if kind == Type.LIST and text.strip() and not all(word.strip() for word in text.split(",")):
+            raise InvalidInputError(f"{key} has an empty word: {text!r}", ErrorCode.INVALID_CONFIG)
+        if kind in (Type.INT, Type.LONG, Type.DOUBLE) and "_" in text:  # a number for Python alone
+            raise InvalidInputError(f"{key} must be a number, not {text!r}", ErrorCode.INVALID_CONFIG)
+
+
 def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
     """Return a topic's settings in effect. `explicit` are those set on it; None: those of the existing topic."""
     if explicit is None:
@@ -103,7 +127,7 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
     for key, setting in settings(LogConfig).items():
         layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
         if key in explicit:
-            layers.insert(0, Synonym(key, explicit[key], Source.DYNAMIC_TOPIC))
+            layers.insert(0, Synonym(key, shown_value(setting, explicit[key]), Source.DYNAMIC_TOPIC))
         first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
         kind = type_of(key, setting)
         entries.append(Entry(key, first.value, first.source, kind, setting.declaration.why, False, tuple(layers)))
@@ -121,7 +145,8 @@ def broker_entries(node: Node) -> list[Entry]:
             layers = _layers(node, name, setting, given)
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
             why, fixed = setting.declaration.why, name not in alterable()
-            entries.append(Entry(name, first.value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
+            value = None if first.value is None else shown_value(setting, first.value)
+            entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
     return [*entries, *_facts(node), *_stores(node)]
 
 
@@ -208,7 +233,7 @@ def group_entries(node: Node, group: str) -> list[Entry]:
         chosen = getattr(node.group_config, setting.field)
         synonyms = []
         if key in explicit:
-            synonyms.append(Synonym(key, explicit[key], Source.DYNAMIC_GROUP))
+            synonyms.append(Synonym(key, shown_value(setting, explicit[key]), Source.DYNAMIC_GROUP))
         if chosen != setting.default:
             synonyms.append(Synonym("group." + key, format_value(chosen), Source.STATIC_BROKER))
         synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
-from kohort.broker.api.config_entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
+from kohort.broker.api.config_entries import (
+    Entry,
+    Type,
+    broker_entries,
+    check_written,
+    cluster_entries,
+    group_entries,
+    topic_entries,
+)
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
 from kohort.broker.config.live_settings import ALL, stores_of
 from kohort.broker.dispatch import ApiHandler, handled
@@ -21,8 +29,8 @@ from kohort.broker.security.settings import reloadable
 from kohort.broker.security.store_changes import StoreChanges
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
-from kohort.ids import AclOperation
-from kohort.log import LogConfig, check_known
+from kohort.ids import TOPIC_NAME_RULE, AclOperation, topic_name_allowed
+from kohort.log import CatalogTopic, LogConfig, check_known
 from kohort.settings.config import parse_value, settings
 from kohort.wire.cluster_admin import ListConfigResourcesRequest, ListConfigResourcesResponse
 from kohort.wire.discovery import (
@@ -104,9 +112,10 @@ def _entries(node: Node, resource: NamedResource) -> list[Entry]:
     if kind == ConfigResourceType.TOPIC:
         if not name:
             raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        if name not in node.store.topics:
-            raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        _existing_topic(node, name)
         return topic_entries(node, name)
+    if kind in (ConfigResourceType.BROKER_LOGGER, ConfigResourceType.CLIENT_METRICS) and not name:
+        raise InvalidInputError("the name of what is to be described is empty")
     if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         node.live.altered(name)
         if kind == ConfigResourceType.BROKER_LOGGER:
@@ -245,10 +254,16 @@ def _explicit(node: Node, resource: NamedResource) -> dict[str, str]:
         return dict(node.live.altered(name))
     if kind != ConfigResourceType.TOPIC:
         raise InvalidInputError("only settings of topics, groups and brokers can be altered")
+    return dict(_existing_topic(node, name).configs)
+
+
+def _existing_topic(node: Node, name: str) -> CatalogTopic:
+    if not topic_name_allowed(name):
+        raise InvalidInputError(f"a topic's name is {TOPIC_NAME_RULE}", ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = node.store.topics.get(name)
     if topic is None:
         raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return dict(topic.configs)
+    return topic
 
 
 def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
@@ -275,9 +290,9 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
         if entry is not None and entry.type != Type.LIST:
             raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
         words = [word for word in configs.get(config.name, (entry and entry.value) or "").split(",") if word]
-        given = [word.strip() for word in config.value.split(",")]
+        given = [word.strip() for word in config.value.rstrip(",").split(",")] if config.value != "," else []
         if config.config_operation == APPEND:
-            words += [word for word in given if word not in words]
+            words += [word for word in dict.fromkeys(given) if word not in words]
         else:
             words = [word for word in words if word not in given]
         configs[config.name] = ",".join(words)
@@ -305,6 +320,7 @@ def _store(
         return
     check_known(configs)
     known = settings(LogConfig)
+    check_written(configs)
     for key, value in configs.items():
         try:
             parse_value(known[key], value)

@@ -10,7 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kohort.broker.api.config_entries import topic_entries
+from kohort.broker.api.config_entries import check_written, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
 from kohort.broker.dispatch import ApiHandler, handled
 from kohort.broker.node import Node
@@ -93,6 +93,7 @@ def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     configs = {config.name: config.value for config in topic.configs if config.value is not None}
     if any(config.value is None for config in topic.configs):
         raise InvalidInputError("a configuration value is null", ErrorCode.INVALID_CONFIG)
+    check_written(configs)
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} is made by the broker", ErrorCode.TOPIC_ALREADY_EXISTS)
     return TopicPlan(topic.name, partitions, configs)

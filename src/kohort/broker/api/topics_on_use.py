@@ -27,7 +27,7 @@ from kohort.errors import (
     NotFoundError,
     RetriableError,
 )
-from kohort.ids import AclOperation
+from kohort.ids import QUORUM_TOPIC, AclOperation
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
@@ -70,6 +70,8 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if not may_see(node, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
             continue  # refused below, whether it exists or not
         error = node.topics.refusal(name)
+        if name == QUORUM_TOPIC:
+            error = NotFoundError(f"{name} is the quorum's", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if node.topics.is_internal(name):
             error = InvalidInputError(f"{name} is made by the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not (creates_all or is_allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):

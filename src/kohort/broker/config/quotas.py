@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -12,6 +14,8 @@ import msgspec
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.errors import ErrorCode, InvalidInputError
 
+log = logging.getLogger("kohort.broker")
+
 FILE = "quotas.json"
 Entity: TypeAlias = tuple[tuple[str, str | None], ...]
 """Entity types with names, sorted by type. The name None is the default of the type."""
@@ -19,6 +23,8 @@ USER, CLIENT, IP = "user", "client-id", "ip"
 _WHOLE = {"producer_byte_rate", "consumer_byte_rate"}
 _OF_USERS = {*_WHOLE, "request_percentage", "controller_mutation_rate"}
 _OF_IPS = {"connection_creation_rate"}
+_BYTE_RATE_MAX, _CONNECTION_RATE_MAX = 2.0**63, 2.0**31 - 1
+"""The largest whole quotas: Kafka keeps them in 64 and 32 bits."""
 
 
 def entity_key(*parts: tuple[str, str | None]) -> Entity:
@@ -59,8 +65,17 @@ def check(entity: Entity, key: str, value: float) -> None:
             raise InvalidInputError(f"{address} is no address", ErrorCode.INVALID_REQUEST) from None
     if key not in (_OF_IPS if entity[0][0] == IP else _OF_USERS):
         raise InvalidInputError(f"there is no quota {key} here", ErrorCode.INVALID_REQUEST)
-    if value <= 0 or ((key in _WHOLE or key in _OF_IPS) and value != int(value)):
+    if not _is_possible(key, value):
         raise InvalidInputError(f"{key} can't be {value}", ErrorCode.INVALID_REQUEST)
+
+
+def _is_possible(key: str, value: float) -> bool:
+    """Return whether a quota may have this value. JSON has no number for infinity, and would keep null instead."""
+    if not math.isfinite(value) or value <= 0:
+        return False
+    if key not in _WHOLE and key not in _OF_IPS:
+        return True
+    return value == int(value) and value <= (_BYTE_RATE_MAX if key in _WHOLE else _CONNECTION_RATE_MAX)
 
 
 class Quotas:
@@ -73,10 +88,19 @@ class Quotas:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.listeners: list[Callable[[], None]] = []
-        self._by_entity: dict[Entity, dict[str, float]] = {
-            tuple((kind, name) for kind, name in msgspec.json.decode(key)): values
-            for key, values in read_json(self._path).items()
-        }
+        self._by_entity = self._stored()
+
+    def _stored(self) -> dict[Entity, dict[str, float]]:
+        """Return the quotas of the file. Earlier versions stored an infinite one as null, which bounds nothing."""
+        found: dict[Entity, dict[str, float]] = {}
+        for key, values in read_json(self._path).items():
+            entity = tuple((kind, name) for kind, name in msgspec.json.decode(key))
+            for quota in [name for name, value in values.items() if value is None]:
+                log.warning("%s: the quota %s of %s has no value and is ignored", self._path, quota, key)
+                del values[quota]
+            if values:
+                found[entity] = values
+        return found
 
     def all(self) -> Mapping[Entity, Mapping[str, float]]:
         """Return all entities with quotas of their own."""
