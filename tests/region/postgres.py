@@ -43,6 +43,13 @@ class Server:
             connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[arg-type]
         return f"{self.url}&options=-csearch_path%3D{name}"
 
+    def fresh_database(self) -> str:
+        """A URL of a new database."""
+        name = f"d{next(self._numbers)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        return self.url.replace("/postgres?", f"/{name}?")
+
 
 @contextmanager
 def running(bin_folder: str) -> Iterator[Server]:

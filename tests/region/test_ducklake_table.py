@@ -26,7 +26,7 @@ from kohort.region.sinks import ducklake_catalog, ducklake_table, publish_rows
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction, given_schema
 from kohort.region.staged import StagedKey
-from tests.region.ducklake_process import MEMBERS, REGION, ROWS_EACH, keys
+from tests.region.ducklake_process import MEMBERS, REGION, ROWS_EACH, keys, sink_at
 from tests.region.places import REGION as PLACE_REGION
 from tests.region.places import Calls, DuckLakePlace
 from tests.support.long_runs import IS_LONG
@@ -441,10 +441,17 @@ def test_a_catalog_that_is_none_or_a_folder_that_may_not_be_written(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
     """Each process publishes what is left until SIGKILL; two at once at times. The reader sees whole sequences."""
+    catalog = ""
+    if kind == "postgres":
+        pytest.importorskip("duckdb_extension_postgres_scanner", reason="DuckDB's extension for PostgreSQL")
+        catalog = request.getfixturevalue("postgres").fresh_database()
     sequences, schema = 8 if IS_LONG else 4, pa.schema([("sequence", pa.int64()), ("number", pa.int64())])
-    sink = DuckLakeTable("air.flights", lake=tmp_path).bind("flights", REGION)
+    sink = sink_at(str(tmp_path), catalog)
     sink.check(schema)
     for sequence in range(1, sequences + 1):
         for staged in keys(sequence):
@@ -453,15 +460,16 @@ def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(tmp_pat
             )
     whole, chance, seen = len(MEMBERS) * ROWS_EACH, random.Random(7), Counter[int]()
     command = [sys.executable, "-m", "tests.region.ducklake_process", str(tmp_path)]
+    more = [catalog] if catalog else []
     root = Path(__file__).parents[2]
     with subprocess.Popen(
-        [*command, "read"], text=True, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*command, "read", *more], text=True, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
         assert reader.stdin is not None and reader.stdout is not None
         assert reader.stdout.readline() == "ready\n"
         while sink.published() < sequences:
             publishers = [
-                subprocess.Popen([*command, str(sequences)], text=True, cwd=root, stdout=subprocess.PIPE)
+                subprocess.Popen([*command, str(sequences), *more], text=True, cwd=root, stdout=subprocess.PIPE)
                 for _ in range(chance.choice((1, 1, 2)))
             ]
             for publisher in publishers:
@@ -477,14 +485,16 @@ def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(tmp_pat
                 killer.join()
                 publisher.stdout.close()
         reader.stdin.close()
-    found = ask(tmp_path, "SELECT sequence, number, count(*) FROM {lake}.air.flights GROUP BY ALL")
+    with sink._lake.transaction() as at:
+        found = at.ask("SELECT sequence, number, count(*) FROM {lake}.air.flights GROUP BY ALL")
     assert sorted(found) == [(n, row, len(MEMBERS)) for n in range(1, sequences + 1) for row in range(ROWS_EACH)]
     assert len(files(tmp_path)) == sequences * len(MEMBERS) and len(seen) > 1
     for sequence in range(1, sequences + 1):
         sink.publish(sequence, keys(sequence))
     sink.sweep(Keep(2))
     assert not list(tmp_path.glob("_kohort/*/*/staged/*"))
-    assert len(ask(tmp_path, "FROM {lake}.air.flights")) == sequences * whole
+    with sink._lake.transaction() as at:
+        assert at.ask("SELECT count(*) FROM {lake}.air.flights") == [(sequences * whole,)]
 
 
 def test_names_with_the_lake_s_own_word_stay_as_they_are(tmp_path: Path) -> None:

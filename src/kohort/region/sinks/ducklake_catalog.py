@@ -1,10 +1,14 @@
-"""Transactions on a DuckLake whose catalog is a SQLite file, and the errors of DuckDB.
+"""Transactions on a DuckLake whose catalog is a SQLite file or a database of PostgreSQL, and the errors of DuckDB.
 
 DuckDB's extension repeats a refused commit on the newest snapshot, after a look at what the snapshots since have
 changed. A snapshot that was expired meanwhile does not count there (ducklake #1472), so that a late commit could add
 its files once more. `ducklake_max_retry_count=0` switches that off. A commit then is one transaction of SQLite with
 all that was read before it. SQLite refuses it if any other transaction has committed since, whatever that one did and
 whatever has expired. The callers begin anew, and look first.
+
+PostgreSQL refuses such a commit too. Each commit of DuckLake inserts a snapshot, whose number is a primary key, and
+updates the counters of the tables that it writes. At the isolation level REPEATABLE READ, the update of a row that
+another has updated since is refused. So a late publication is refused even if all snapshots since have expired.
 
 SQLite's write-ahead log keeps a process that sleeps in a transaction from holding up others: it only reads until its
 commit.
@@ -21,8 +25,8 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 import duckdb
@@ -57,6 +61,9 @@ _REFUSED: Final = (
     duckdb.TypeMismatchException,
 )
 """Errors of a statement that fails again, however often it is repeated."""
+_ISOLATED: Final = ("repeatable read", "serializable")
+_NO_RIGHT: Final = ("permission denied for", "password authentication failed", "no password supplied")
+"""PostgreSQL's texts for a catalog that this user may not read or write."""
 _ESCAPED_NAME: Final = "{lake\0}"
 """What a statement has in place of `{lake}` in others' names. DuckDB takes no zero, so that no name has it."""
 _COLUMNS_REFUSED: Final = "too many columns on "
@@ -125,9 +132,20 @@ class LakeTransaction:
 class DuckLake:
     """The lake in a folder: its catalog and, below `data`, the files that DuckDB writes."""
 
+    _kind: ClassVar[str] = "sqlite"
+
     def __init__(self, folder: str, place: str) -> None:
         self._folder, self._place = folder, place
         self.catalog = f"{folder}/{CATALOG}"
+
+    def check_rights(self) -> None:
+        """Check that this process may write the catalog.
+
+        Raises:
+            NotAuthorizedError: it may not.
+        """
+        if self.is_there() and not os.access(self.catalog, os.W_OK):
+            raise NotAuthorizedError(f"No right to write {self.catalog}, the catalog of {self._place}")
 
     def is_there(self) -> bool:
         """Return whether there is a catalog's file; attaching it would create one.
@@ -170,13 +188,10 @@ class DuckLake:
     def _attach(self, at: LakeTransaction, create: bool) -> None:
         """Attach the lake under the transaction's name."""
         make = create and not self._has_lake(at)
-        options = [
-            f"META_BUSY_TIMEOUT {_LOCK_WAIT_MS}",
-            "META_JOURNAL_MODE 'WAL'",
-            f"DATA_PATH {literal(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false",
-        ]
+        make_or_not = f"DATA_PATH {literal(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false"
+        options = [*self._attach_options(), make_or_not]
         try:
-            at.call(f"ATTACH {literal(f'ducklake:sqlite:{self.catalog}')} AS {{lake}} ({', '.join(options)})")
+            at.call(f"ATTACH {literal(f'ducklake:{self._kind}:{self.catalog}')} AS {{lake}} ({', '.join(options)})")
         except duckdb.Error as error:
             if make:
                 raise CommitOpenError(f"{self._place} can't be made: {line_of(error)}") from error
@@ -185,11 +200,14 @@ class DuckLake:
                 raise NoLakeError(f"{self.catalog} holds no DuckLake yet") from error
             raise
 
+    def _attach_options(self) -> list[str]:
+        return [f"META_BUSY_TIMEOUT {_LOCK_WAIT_MS}", "META_JOURNAL_MODE 'WAL'"]
+
     def _has_lake(self, at: LakeTransaction) -> bool:
         """Return whether the catalog has the tables of a DuckLake, without making them."""
         if not self.is_there():
             return False
-        at.call(f"ATTACH {literal(self.catalog)} AS {{lake}}_file (TYPE sqlite, READ_ONLY)")
+        at.call(f"ATTACH {literal(self.catalog)} AS {{lake}}_file (TYPE {self._kind}, READ_ONLY)")
         try:
             return bool(
                 at.ask(
@@ -212,6 +230,43 @@ class DuckLake:
                     "of them into a struct"
                 ) from error
             raise CommitOpenError(f"{self._place} was written by another meanwhile: {line_of(error)}") from error
+
+
+class PostgresLake(DuckLake):
+    """A lake whose catalog is a database of PostgreSQL; its files are below a folder.
+
+    A statement has the connection's parameters, and so have errors of DuckDB. They are without a password, which libpq
+    takes from a file or from the environment.
+    """
+
+    _kind: ClassVar[str] = "postgres"
+
+    def __init__(self, folder: str, place: str, parameters: str) -> None:
+        super().__init__(folder, place)
+        self.catalog = parameters
+
+    def check_rights(self) -> None:
+        """Do nothing: the tables are made, and PostgreSQL checks the rights."""
+
+    def is_there(self) -> bool:
+        """Return True: the database exists before the lake, or no connection can be opened."""
+        return True
+
+    def _attach_options(self) -> list[str]:
+        return []
+
+    def _attach(self, at: LakeTransaction, create: bool) -> None:
+        _load(at.call, "postgres_scanner")
+        super()._attach(at, create)
+        [(level,)] = at.ask(
+            "FROM postgres_query(?, 'SELECT current_setting(''transaction_isolation'')')",
+            f"__ducklake_metadata_{at.name}",
+        )
+        if level not in _ISOLATED:
+            raise InvalidInputError(
+                f"{self._place} is written at the isolation level {level}, at which a late commit could count twice: "
+                "take away the setting pg_isolation_level, or install the version of DuckDB that kohort names"
+            )
 
 
 def _abandon_transaction(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
@@ -333,6 +388,8 @@ def lake_errors(place: str) -> Iterator[None]:
     except duckdb.SerializationException as error:
         raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
     except duckdb.Error as error:
+        if any(text in str(error) for text in _NO_RIGHT):  # by text: PostgreSQL's errors have no class in DuckDB
+            raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
         if "file is not a database" in str(error):  # by text: SQLite's errors have no class in DuckDB
             raise InvalidInputError(f"The catalog of {place} is no SQLite file: {line_of(error)}") from error
         raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
@@ -367,15 +424,20 @@ def _open_database() -> duckdb.DuckDBPyConnection:
     config: dict[str, Any] = {"autoinstall_known_extensions": False, "threads": 1}
     database = duckdb.connect(":memory:", config=config)
     for name in _EXTENSIONS:
-        try:
-            database.execute(f"LOAD {_sql_text(_extension(name))}")
-        except duckdb.Error as error:
-            raise InvalidInputError(
-                f"DuckLakeTable needs DuckDB's extension {name}: pip install 'kohort[ducklake]', or run INSTALL {name} "
-                f"in DuckDB {duckdb.__version__} ({line_of(error)})"
-            ) from error
+        _load(database.execute, name)
     database.execute("SET ducklake_max_retry_count = 0")
     return database
+
+
+def _load(execute: Callable[[str], object], name: str) -> None:
+    try:
+        execute(f"LOAD {_sql_text(_extension(name))}")
+    except duckdb.Error as error:
+        package = "'kohort[ducklake]'" if name in _EXTENSIONS else f"duckdb-extension-{name.replace('_', '-')}"
+        raise InvalidInputError(
+            f"DuckLakeTable needs DuckDB's extension {name}: pip install {package}, or run INSTALL {name} "
+            f"in DuckDB {duckdb.__version__} ({line_of(error)})"
+        ) from error
 
 
 def _extension(name: str) -> str:

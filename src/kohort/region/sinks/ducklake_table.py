@@ -1,6 +1,6 @@
 """A DuckLake table that is written to exactly once: a sequence is one transaction of the lake, and so one snapshot.
 
-    catalog.sqlite                                    the lake's catalog
+    catalog.sqlite                                    the lake's catalog, unless PostgreSQL has it
     data/                                             files that DuckDB writes: of other writers, and of compactions
     _kohort/TABLE-ID/REGION-ID/data/…                 rows, where they stay; before they are published too
     _kohort/TABLE-ID/REGION-ID/staged/KEY.json        what a member staged: its files
@@ -46,7 +46,7 @@ from kohort.region.sinks.bound import FolderSink, offsets_text
 from kohort.region.sinks.columns import filled_schema, typed_schema
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
-from kohort.region.sinks.sql_dialects import quoted
+from kohort.region.sinks.sql_dialects import PostgresUrl, postgres_parameters, quoted
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
@@ -58,6 +58,7 @@ try:
         DuckLake,
         LakeTransaction,
         NoLakeError,
+        PostgresLake,
         column_types,
         columns_with_statistics,
         given_schema,
@@ -123,10 +124,12 @@ class DuckLakeTable(FolderSink):
     """A DuckLake table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
     Rows are appended. The lake is a folder with a catalog in SQLite, which all members see; it is created if missing,
-    and so is the table. Other programs may write into the same lake and the same table.
+    and so is the table. With `catalog` the catalog is a database of PostgreSQL instead. Other programs may write into
+    the same lake and the same table.
 
     Attributes:
         path: the absolute path of the folder.
+        catalog: the URL of PostgreSQL's database, without a password; empty: SQLite.
         table: the schema and the name of the table, with a dot; without a schema it is `main`'s.
         compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
     """
@@ -134,7 +137,9 @@ class DuckLakeTable(FolderSink):
     KIND: ClassVar[str] = "ducklake"
     _kept: OwnerMarker | None
 
-    def __init__(self, table: str, *, lake: str | os.PathLike[str], compression: Codec = "zstd") -> None:
+    def __init__(
+        self, table: str, *, lake: str | os.PathLike[str], catalog: str = "", compression: Codec = "zstd"
+    ) -> None:
         names = table.split(".")
         if not all(names) or len(names) > 2:
             raise InvalidInputError(f"The table is {table!r}: give its name, or its schema and its name: 'air.flights'")
@@ -145,19 +150,23 @@ class DuckLakeTable(FolderSink):
         if bad := sorted(set(_GLOBS).intersection(self.path)):
             raise InvalidInputError(f"The lake {self.path} holds {bad[0]!r}, which DuckDB takes for a pattern")
         self._names = names if len(names) == 2 else ["main", *names]
-        self.table, self.compression = ".".join(self._names), compression
+        self.table, self.compression, self.catalog = ".".join(self._names), compression, catalog
+        self._parameters = postgres_parameters(catalog) if catalog else ""
 
     def __repr__(self) -> str:
         return f"DuckLakeTable({self.table!r}, lake={self.path!r})"
 
     def _named(self) -> str:
-        """Return the folder with all links resolved, and the table's name, whose case does not matter."""
-        return f"{self.KIND}:{os.path.realpath(self.path)}#{self.table.lower()}"
+        """Return the catalog, without what differs between members, and the table's name in lower case."""
+        home = PostgresUrl(self.catalog).home() if self.catalog else os.path.realpath(self.path)
+        return f"{self.KIND}:{home}#{self.table.lower()}"
 
     # -- the catalog
 
     @property
     def _lake(self) -> DuckLake:
+        if self.catalog:
+            return PostgresLake(self.path, self.place, self._parameters)
         return DuckLake(self.path, self.place)
 
     def _beside(self, table: str) -> str:
@@ -269,8 +278,7 @@ class DuckLakeTable(FolderSink):
                 self._files.listdir(name)
                 if not os.access(name, os.W_OK | os.X_OK):
                     raise NotAuthorizedError(f"No right to write {name}, a folder of {self.place}")
-            if self._lake.is_there() and not os.access(self._lake.catalog, os.W_OK):
-                raise NotAuthorizedError(f"No right to write {self._lake.catalog}, the catalog of {self.place}")
+            self._lake.check_rights()
             state, claim = self._made(given)
             check_fits(self.place, claim.rows(), given)
             self._try_empty_file(state, claim.rows())

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
+from kohort.settings.validation import shown_url
 
 Connect: TypeAlias = Callable[[], Any]
 """Type of a function that opens a connection of Python's database API."""
@@ -566,6 +567,26 @@ class PostgresUrl:
         if path := _SEARCH_PATH.search(given["options"]):
             more["search_path"] = path[1].replace("\\", "")
         return f"postgresql://{quote(','.join(servers), safe=':,[]')}/{name}{'?' if more else ''}{urlencode(more)}"
+
+
+def postgres_parameters(url: str) -> str:
+    """Return a URL of PostgreSQL as libpq's parameters, with limits on the time that a dead server is waited for.
+
+    Raises:
+        InvalidInputError: psycopg is not installed, or can't read the URL; or the URL has a password.
+    """
+    psycopg = _psycopg()
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.Error as error:
+        raise InvalidInputError(f"psycopg can't read the URL of the catalog: {shown_url(url)}") from error
+    if given.pop("password", None):
+        raise InvalidInputError(
+            f"The catalog's URL {shown_url(url)} has a password, which errors of DuckDB would repeat: give it in "
+            "~/.pgpass or in PGPASSWORD"
+        )
+    waits = {"connect_timeout": "10", "tcp_user_timeout": "60000"}
+    return str(psycopg.conninfo.make_conninfo("", **waits | given))
 
 
 def _psycopg() -> Any:
