@@ -82,6 +82,12 @@ def test_pyspark_without_java_is_a_lack(tmp_path: Path) -> None:
     assert code == 1
 
 
+def test_java_home_without_a_java_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    _, found = doctor("--listen", "127.0.0.1:0", JAVA_HOME=str(tmp_path))
+    assert found["Java 17 or newer"]["found"].startswith(f"JAVA_HOME is {tmp_path}, which has no bin/java")
+
+
 @pytest.mark.parametrize(
     ("version", "state", "advice"),
     [

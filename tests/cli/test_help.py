@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from cyclopts import App
 
-from kohort.cli.app import COMMANDS, run, tree
+from kohort.cli.app import COMMANDS, USUAL_OPTIONS, run, tree
 
 CHILD = (
     "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); "
@@ -139,6 +139,46 @@ def test_a_page_that_is_not_there_names_the_nearest(
     assert f"did you mean {reported}?" in capsys.readouterr().err
     assert run(words) == 2
     assert f'Did you mean "{reported}"?' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        pytest.param(["consume", "--topic", "t"], "as the argument TOPICS...", id="kafkas-topic-of-consume"),
+        pytest.param(["groups", "lag", "--group", "g"], "as the argument GROUPS...", id="kafkas-group-of-lag"),
+        pytest.param(["groups", "describe", "--group=g"], "as the argument GROUPS...", id="kafkas-group-of-describe"),
+        pytest.param(["groups", "reset-offsets", "g", "--to-beginning"], "Did you mean --to-earliest?", id="beginning"),
+        pytest.param(["groups", "reset-offsets", "g", "--to-end"], "Did you mean --to-latest?", id="end"),
+        pytest.param(["consume", "t", "--from-earliest"], "Did you mean --from-beginning?", id="from-earliest"),
+        pytest.param(["broker", "--port", "9092"], "Did you mean --listen?", id="port-of-broker"),
+        pytest.param(["exporter", "--port", "9308"], "Did you mean --listen?", id="port-of-exporter"),
+        pytest.param(["topics", "list", "--broker-list", "a:1"], "Did you mean --bootstrap-server?", id="broker-list"),
+        pytest.param(["lag", "g"], 'Did you mean "groups lag"?', id="command-of-a-family"),
+        pytest.param(["members"], 'Did you mean "groups members"?', id="another-command-of-a-family"),
+    ],
+)
+def test_words_of_other_tools_name_what_to_write(
+    words: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_each_usual_option_has_a_counterpart_somewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = ""
+    for words in (["consume"], ["exporter"], ["groups", "reset-offsets"]):
+        assert run([*words, "--help"]) == 0
+        pages += capsys.readouterr().out
+    for ours in USUAL_OPTIONS.values():
+        for name in ours:
+            assert f"  {name}" in pages, name
+
+
+def test_help_of_the_exporter_does_not_call_every_shared_option_one_about_security(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["exporter", "--help"]) == 0
+    assert "\nFurther options:\n  --otlp" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", ["10", "40", "400"])

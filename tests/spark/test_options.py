@@ -20,6 +20,7 @@ from kohort.spark.option_names import distance
 from kohort.spark.options import client_settings, parse_options, parse_partition_offsets, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
+from kohort.spark.source.bounds import ending_bound, starting_bound
 from kohort.spark.source.readers import Reading
 from kohort.spark.tasks.write import Writing
 
@@ -171,6 +172,13 @@ def test_json_forms() -> None:
     for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}'):
         with pytest.raises(InvalidInputError, match="assign must be JSON"):
             partitions_of_json("assign", bad)
+
+
+def test_refused_word_of_offsets_names_the_words_that_are_known() -> None:
+    with pytest.raises(InvalidInputError, match="startingOffsets must be earliest, latest, committed, or JSON like"):
+        starting_bound(parse_options(LEAST | {"startingOffsets": "begin"}), streaming=False)
+    with pytest.raises(InvalidInputError, match="endingOffsets must be earliest, latest, committed, or JSON like"):
+        ending_bound(parse_options(LEAST | {"endingOffsets": "end"}))
 
 
 def test_columns_come_in_the_order_asked_for() -> None:

@@ -28,6 +28,13 @@ def read_once(place: Place) -> Place:
     return place
 
 
+def test_missing_topic_names_the_nearest_that_exists(place: Place) -> None:
+    place.make("orders")
+    misspelt = place.topic("ordres")
+    with pytest.raises(KafkaError, match=f"no topic {misspelt} at .*; did you mean {place.topic('orders')}"):
+        batch_reader(place.options(subscribe=misspelt, **{"group.id": None})).partitions()
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

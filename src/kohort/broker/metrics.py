@@ -165,7 +165,7 @@ class Rate:
             self._began += passed * RATE_WINDOW_S
 
 
-class MirrorMeter:
+class ZooKeeperMirrorMetrics:
     """Metrics of the ZooKeeper mirror: how closely ZooKeeper follows the journals.
 
     Attributes:
@@ -266,7 +266,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.mirror: MirrorMeter | None = None
+        self.mirror: ZooKeeperMirrorMetrics | None = None
         self.meters = {meter: Rate() for meter in Meter}
         self.apis = {key: ApiMetrics() for key in API_NAMES}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()

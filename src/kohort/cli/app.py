@@ -25,7 +25,10 @@ DONE, FAILED, WRONG_USE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
 ABOUT = "Kafka consumer groups: a broker, records in and out, topics, groups, their offsets and their lag."
 COMMANDS = {
-    "demo": ("kohort.cli.demo:demo", "The main job, start to finish: flights through a group of Spark queries."),
+    "demo": (
+        "kohort.cli.demo:demo",
+        "Two Spark queries share a group, one is killed, and every flight is counted once.",
+    ),
     "broker": ("kohort.cli.broker:broker", "Serve as a Kafka broker with real consumer groups."),
     "coordinator": ("kohort.cli.coordinator:app", "Serve consumer groups over an existing Apache Kafka cluster."),
     "topics": ("kohort.cli.topics:app", "List, describe, create, delete and alter topics."),
@@ -36,7 +39,7 @@ COMMANDS = {
     "scaler": ("kohort.cli.scaling:scaler", "How many members groups need, for KEDA over gRPC."),
     "dashboard": ("kohort.cli.dashboard:dashboard", "Web page of a cluster's groups: lag, members, topics, records."),
     "acls": ("kohort.cli.acls:app", "List, add and remove access control lists: who may do what."),
-    "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
+    "region": ("kohort.cli.region:app", "Describe, reset, adopt and delete consistent regions."),
     "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.broker:zookeeper", "A real ZooKeeper for trying things."),
@@ -100,13 +103,55 @@ def run(tokens: Sequence[str]) -> int:
 
 def _usage_text(error: CycloptsError) -> str:
     """Return an error of the arguments as text. An argument that is absent is named as the help page names it."""
-    from cyclopts import MissingArgumentError
+    from cyclopts import MissingArgumentError, UnknownCommandError, UnknownOptionError
 
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         is_given = error.keyword is not None or error.argument.tokens or error.unused_tokens
         if not is_given:
             return f"{_label(error.argument)} is missing"
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).split("=")[0]
+        if advice := _usual_option(word, error.argument_collection):
+            return advice
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        word = error.unused_tokens[0]
+        there = [f'"{family} {word}"' for family in _families() if word in _commands(tree()[family])]
+        if word not in COMMANDS and there and not error.command_chain:
+            return f'Unknown command "{word}". Did you mean {" or ".join(there)}?'
     return str(error)
+
+
+USUAL_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "--bootstrap": ("--bootstrap-server",),
+    "--bootstrap-servers": ("--bootstrap-server", "--servers"),
+    "--broker-list": ("--bootstrap-server", "--servers"),
+    "--brokers": ("--bootstrap-server", "--servers"),
+    "--from-earliest": ("--from-beginning", "--to-earliest"),
+    "--host": ("--listen",),
+    "--port": ("--listen",),
+    "--to-begin": ("--to-earliest",),
+    "--to-beginning": ("--to-earliest",),
+    "--to-start": ("--to-earliest",),
+    "--to-end": ("--to-latest",),
+}
+"""Options of other tools, and guesses, with ours: what is alike in letters would name another one for them."""
+
+
+def _usual_option(word: str, known: Iterable[Argument]) -> str:
+    """Return what to write for an option that other tools have; empty: nothing better than the nearest letters."""
+    arguments = list(known)
+    names = {name for argument in arguments for name in argument.names}
+    if found := [name for name in USUAL_OPTIONS.get(word, ()) if name in names]:
+        return f"Unknown option: {word}. Did you mean {found[0]}?"
+    for argument in arguments:
+        if argument.index is not None and _label(argument).rstrip(".").removesuffix("S") == word[2:].upper():
+            return f"Unknown option: {word}. Write the value without it, as the argument {_label(argument)}"
+    return ""
+
+
+def _families() -> list[str]:
+    """Return the commands that have commands of their own."""
+    return [name for name, (place, _) in COMMANDS.items() if place.endswith(":app")]
 
 
 _SECURITY = ("security.protocol", "ssl.", "sasl.")
@@ -222,6 +267,8 @@ NO_COMMANDS: Mapping[str, str] = {}
 _OF_HELP = ("-h, --help", "print this page")
 COMMON_OPTIONS = frozenset({"bootstrap_server", "command_config", "json", "timeout"})
 """The options of every command, which are the fields of `Common`."""
+SECURITY_OPTIONS = frozenset({"tls", "client_ca", "sasl", "secure", "insecure", "command_config", "trust_everyone"})
+"""The options of servers that are about security, which are fields of `SecurityOptions` and `ServerOptions`."""
 
 
 def help_page(tokens: Sequence[str]) -> str:
@@ -287,15 +334,18 @@ def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMAN
     if every:
         common = [argument for argument in common if COMMON_OPTIONS & {*argument.keys}]
     own = [argument for argument in arguments if argument.index is None and argument not in common]
+    security = [] if every else [argument for argument in common if SECURITY_OPTIONS & {*argument.keys}]
+    shared = [argument for argument in common if argument not in security]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
         ("Arguments", [(_label(argument), _about(argument)) for argument in positional]),
         ("Options", [*((_label(argument), _about(argument)) for argument in own), _OF_HELP]),
         (
-            "Options of every command" if every else "Options about security",
-            [(_label(argument), _about(argument)) for argument in common],
+            "Options of every command" if every else "Further options",
+            [(_label(option), _about(option)) for option in shared],
         ),
+        ("Options about security", [(_label(argument), _about(argument)) for argument in security]),
     ]
     return _page(usage, _description(getattr(app.default_command, "__doc__", None)), sections)
 

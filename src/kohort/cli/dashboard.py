@@ -156,7 +156,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise UsageError(f"the dashboard takes the package {error.name}: pip install 'kohort[dashboard]'") from None
+        raise UsageError(f"the dashboard needs the package {error.name}: pip install 'kohort[dashboard]'") from None
     from kohort.client.settings import ConnectionConfig, ConsumerConfig
     from kohort.dashboard.cluster_lookups import LOOKUP_MS, ClusterLookups
     from kohort.lag import LagReader

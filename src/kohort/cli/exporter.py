@@ -65,7 +65,7 @@ class OtlpOptions:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("opentelemetry", "requests", "google"):
                 raise
-            text = "--otlp takes the package opentelemetry-exporter-otlp-proto-http: pip install 'kohort[otlp]'"
+            text = "--otlp needs the package opentelemetry-exporter-otlp-proto-http: pip install 'kohort[otlp]'"
             raise UsageError(text) from None
         try:
             return collector_url(self.otlp, is_insecure=self.otlp_insecure)

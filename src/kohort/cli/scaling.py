@@ -167,7 +167,7 @@ def scaler(
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise
-        raise UsageError("the scaler takes the package grpcio: pip install 'kohort[scaler]'") from None
+        raise UsageError("the scaler needs the package grpcio: pip install 'kohort[scaler]'") from None
     from kohort.client.settings import ConnectionConfig
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED

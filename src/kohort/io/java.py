@@ -63,6 +63,8 @@ def java_path() -> Path:
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    if found is None and home:
+        raise NotFoundError(f"JAVA_HOME is {home}, which has no bin/java: correct it, or unset it to use PATH's Java")
     if found is None:
         raise NotFoundError(f"no Java found; install Java {JAVA_VERSION_MIN} or newer, or set JAVA_HOME")
     version = java_version(Path(found))

@@ -159,7 +159,7 @@ def _pkcs12(location: str, data: bytes, password: str | None) -> list[bytes]:
         from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
     except ImportError:
         raise InvalidInputError(
-            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
+            f"{location} is a PKCS12 store, which needs the package cryptography: install it, or make PEM of "
             f"the store (openssl pkcs12 -in {Path(location).name} -nokeys -out ca.pem) and name that in ssl.ca.location"
         ) from None
     try:
@@ -312,7 +312,7 @@ def _of_pkcs12(location: str, data: bytes, given: KeyStore) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
     except ImportError:
         raise InvalidInputError(
-            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
+            f"{location} is a PKCS12 store, which needs the package cryptography: install it, or make PEM of "
             f"the store (openssl pkcs12 -in {Path(location).name} -nodes -out client.pem) and name that instead"
         ) from None
     store, _ = _passwords(location, given)

@@ -26,8 +26,7 @@ NAME_LETTERS: Letters = frozenset(string.ascii_letters + string.digits + "._-")
 INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 """Kafka's own topics, which Spark's source leaves out of every pattern. Source: Kafka's `Topic.INTERNAL_TOPICS`."""
 RE2_REPETITIONS_MAX = 1_000
-"""Kafka's internal topics, which Spark's source leaves out of every pattern. Source: Kafka's `Topic.INTERNAL_TOPICS`.
-"""
+"""Most repetitions that RE2 allows. A KIP-848 coordinator matches with RE2, so there a larger pattern is refused."""
 REPETITIONS_MAX = 1_000_000
 NEVER = r"[^\x00-\x7f]"
 """A pattern that matches nothing in a topic's name."""
@@ -180,7 +179,7 @@ class _PatternPart:
 
 
 class _Parser:
-    """A parser that translates a pattern from beginning to end."""
+    """Translates a Java regular expression into one for Python and RE2, from beginning to end."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0

@@ -73,7 +73,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 def bind_error_text(host: str, port: int, error: OSError) -> str:
     """Return why a socket cannot listen on this address."""
     if error.errno == errno.EADDRINUSE:
-        return f"can't listen on {host}:{port}: the port is in use by another process"
+        return f"can't listen on {host}:{port}: the port is in use by another process; end it, or choose another port"
     if error.errno == errno.EACCES:
         return f"can't listen on {host}:{port}: ports below 1024 need more rights"
     if error.errno == errno.EADDRNOTAVAIL:

@@ -39,7 +39,7 @@ class TokenVerifier:
         try:
             from kohort.broker.security.key_sets import IssuerKeys, is_trustworthy
         except ImportError:
-            raise InvalidInputError("OAUTHBEARER takes the package joserfc: pip install 'kohort[security]'") from None
+            raise InvalidInputError("OAUTHBEARER needs the package joserfc: pip install 'kohort[security]'") from None
         url = config.jwks_url
         if url is None or not is_trustworthy(url):
             raise InvalidInputError(

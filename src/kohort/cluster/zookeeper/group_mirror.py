@@ -32,7 +32,7 @@ from itertools import takewhile
 from typing import Any
 
 from kohort.broker.host import GroupHost, KnownTopic
-from kohort.broker.metrics import MirrorMeter
+from kohort.broker.metrics import ZooKeeperMirrorMetrics
 from kohort.cluster.zookeeper.nodes import (
     OFFSETS,
     OWNERS,
@@ -242,7 +242,7 @@ class GroupMirror:
         self._leaders: dict[str, tuple[KnownTopic, list[int]]] = {}
         self._connection = 0
         self._tops_due = self._names_due = True
-        self.meter = MirrorMeter()
+        self.meter = ZooKeeperMirrorMetrics()
 
     def soon(self, *_: object) -> None:
         """Let the mirror run before its interval is over, because a group has changed."""

@@ -345,7 +345,7 @@ class ClassicMembers(GroupMembership):
         return self.saved is not None or self.started > 0
 
     def tombstones(self) -> Iterator[RecordKey]:
-        """Yield both keys; that of the group in any case."""
+        """Yield the keys of the records to remove: of the generation, if one was started, and last of the group."""
         if self.started:
             yield (Kind.GENERATION, self.group_id)
         yield (Kind.GROUP, self.group_id)

@@ -415,9 +415,9 @@ class ObjectStore:
     def race_puts(self, path: str) -> int:
         """Return how many of several puts at once created an object."""
 
-        def wins_conditional_put(number: int) -> bool:
+        def wins_conditional_put(racer: int) -> bool:
             with contextlib.suppress(BaseError, OSError):
-                self._raw.put(path, str(number).encode(), mode="create", use_multipart=False)
+                self._raw.put(path, str(racer).encode(), mode="create", use_multipart=False)
                 return True
             return False
 

@@ -441,7 +441,7 @@ class ParquetFolder(FolderSink):
         """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
         files = self._files
         if not self._is_marked(sequence):
-            if not self._stands(sequence):
+            if not self._has_folder(sequence):
                 self._bring(sequence, names)
             sync_folder(files, self.path)
         self._mark(sequence)
@@ -470,7 +470,7 @@ class ParquetFolder(FolderSink):
             self._compactor().fence_emptied(sequence)
             shown = [int(found[1]) for name in names_in(files, self.path) if (found := SHOWN.fullmatch(name))]
             for number in shown:
-                if number <= sequence and self._stands(number):
+                if number <= sequence and self._has_folder(number):
                     self._hide_folder(self._folder(number))
             sync_folder(files, self.path)  # before any file is removed: a power loss must not restore a part
         self._mark(sequence)
@@ -489,12 +489,12 @@ class ParquetFolder(FolderSink):
             except FileNotFoundError as error:
                 self._excuse(sequence, str(error))
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not self._stands(sequence):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not self._has_folder(sequence):
                     raise
 
     def _excuse(self, sequence: int, lost: str) -> None:
         """Raise an error for missing staged files, unless another process has published them."""
-        if not self._is_marked(sequence) and not self._stands(sequence):
+        if not self._is_marked(sequence) and not self._has_folder(sequence):
             raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
 
     def _rename(self, sequence: int, full: list[str]) -> None:
@@ -532,8 +532,12 @@ class ParquetFolder(FolderSink):
         content = read_file(self._files, f"{self.path}/_staging/{name}")
         return msgspec.json.decode(content, type=dict[str, str])
 
-    def _stands(self, sequence: int) -> bool:
-        """Return whether the folder of the sequence exists; refuse anything else of that name."""
+    def _has_folder(self, sequence: int) -> bool:
+        """Return whether the folder of the sequence exists.
+
+        Raises:
+            InvalidInputError: a file, or the folder of another region, has its name.
+        """
         folder, own = self._folder(sequence), self._says(sequence)
         try:
             names = names_in(self._files, folder)
@@ -569,7 +573,7 @@ class ParquetFolder(FolderSink):
             return 0
         marked = self._last_marked()
         later = [int(found[1]) for name in names_in(self._files, self.path) if (found := SHOWN.fullmatch(name))]
-        last = max((number for number in later if number > marked and self._stands(number)), default=marked)
+        last = max((number for number in later if number > marked and self._has_folder(number)), default=marked)
         if last > marked:  # its publisher ended before it was marked
             sync_folder(self._files, self.path)
             self._mark(last)

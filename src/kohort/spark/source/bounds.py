@@ -116,6 +116,10 @@ def _offset_bound(name: str, text: str) -> ReadBound:
     word = text.strip().lower()
     if word in ("earliest", "latest", "committed"):
         return ReadBound(word)  # type: ignore[arg-type]
+    if not text.lstrip().startswith("{"):
+        raise InvalidInputError(
+            f'{name} must be earliest, latest, committed, or JSON like {{"topic": {{"0": 23}}}}, not {text!r}'
+        )
     numbers = parse_partition_offsets(name, text)
     for tp, number in numbers.items():
         if number < EARLIEST:

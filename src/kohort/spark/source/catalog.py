@@ -12,6 +12,7 @@ from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.range_reader import RangeReader, When
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.settings.config import did_you_mean
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Stamp
 from kohort.spark.source.bounds import ReadBound
@@ -134,8 +135,10 @@ class TopicCatalog:
             topic for topic in topics if known is not None and topic not in known and topic not in found.present_topics
         ]
         if missing and options.subscribe_pattern is None:
+            near = did_you_mean(missing[0], self._reader.topics())
             raise NotFoundError(
-                f"no topic {' or '.join(missing)} at {options.bootstrap_servers}; create it before the query starts"
+                f"no topic {' or '.join(missing)} at {options.bootstrap_servers}; create it before the query "
+                f"starts{near}"
             )
         absent = sorted(tp for tp in set(wanted) - found.partitions if known is not None and tp.topic not in known)
         if absent:

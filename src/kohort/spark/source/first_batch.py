@@ -34,7 +34,7 @@ BY_HAND = (
 )
 
 
-def initial_positions(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
+def ask_driver_for_start(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
     """Ask the driver program where the batch that ends at `end` starts.
 
     Raises:
@@ -57,7 +57,7 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
 
     Args:
         sessions: the sessions whose queries are searched.
-        message: a request of `initial_positions`.
+        message: a request of `ask_driver_for_start`.
     """
     found = []
     for session in sessions:

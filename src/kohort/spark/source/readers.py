@@ -593,9 +593,9 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_kafka_offset(start):
             return unfinished_batch(positions_of(start), end, self._identity)
         self._driver(self._identity)
-        from kohort.spark.source.first_batch import initial_positions
+        from kohort.spark.source.first_batch import ask_driver_for_start
 
-        return unfinished_batch(initial_positions(self._receiver, end), end, self._identity)
+        return unfinished_batch(ask_driver_for_start(self._receiver, end), end, self._identity)
 
     def sink_done(self, end: str, stateful: bool = False) -> bool:
         """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.
