@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import traceback
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from pyiceberg.types import LongType
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region import IcebergTable, Keep, Sink
+from kohort.region.files import Output
 from kohort.region.records import Position
 from kohort.region.sinks import iceberg_table, publish_rows
 from kohort.region.sinks.bound import offsets_text
@@ -86,6 +88,30 @@ def test_published_files_are_the_staged_ones(tmp_path: Path) -> None:
     sink.publish(1, [key(1)])
     assert [(file.name, file.stat().st_ino) for file in os.scandir(data)] == staged
     assert ids(tmp_path) == [1, 2]
+
+
+def test_a_data_file_does_not_wait_in_memory_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written as they are made. A whole file was in memory three times."""
+    sink, write, held = made(tmp_path), Output.write, list[int]()
+    count = 200_000
+    rows = pa.table(
+        {"id": range(count), "at": [TIMES[0]] * count, "name": [os.urandom(100).hex() for _ in range(count)]},
+        schema=SCHEMA,
+    )
+    before = pa.total_allocated_bytes()
+
+    def measured(output: Output, data: Any) -> int:
+        held.append(pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[0])
+        return write(output, data)
+
+    monkeypatch.setattr(Output, "write", measured)
+    tracemalloc.start()
+    try:
+        sink.stage(key(1), rows)
+    finally:
+        tracemalloc.stop()
+    (file,) = (tmp_path / "air" / "flights" / "data").iterdir()
+    assert file.stat().st_size > 20_000_000 and max(held) < 15_000_000
 
 
 def test_a_snapshot_says_which_sequence_it_is(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.staging import Stager
+from kohort.region.files import SYSTEM, Output
+from kohort.region.sinks.staged_files import parquet_content, write_parquet
 from kohort.region.staged import StagedKey, check_member
 from tests.region.conftest import Collected
 
@@ -96,3 +102,26 @@ def test_rows_whose_staging_failed_are_staged_under_another_key() -> None:
     first, second = sink.asked
     assert first != second
     assert second in again and first not in again
+
+
+def test_a_column_of_unique_numbers_takes_no_large_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parquet's default limit is of the dictionary's size in the file, in memory it takes up to 30 times as much."""
+    numbers, write, held = pa.table({"offset": range(600_000)}), Output.write, list[int]()
+    before = pa.total_allocated_bytes()
+
+    def measured(output: Output, data: Any) -> int:
+        held.append(pa.total_allocated_bytes() - before)
+        return write(output, data)
+
+    monkeypatch.setattr(Output, "write", measured)
+    with contextlib.closing(Output(SYSTEM, str(tmp_path / "numbers.parquet"))) as output:
+        write_parquet(numbers, output, "here", "zstd", None)
+    assert max(held) < 12_000_000
+    assert pq.read_table(tmp_path / "numbers.parquet").equals(numbers)
+
+
+def test_a_file_for_a_store_is_not_copied() -> None:
+    table = pa.table({"id": range(10)})
+    content = parquet_content(table, "here", "zstd", None)
+    assert isinstance(content.obj, pa.Buffer) and content.format == "B"
+    assert pq.read_table(pa.BufferReader(content.obj)).equals(table)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from kohort.columns.choice import release_kept
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.sinks import Sink, check_rows
@@ -15,7 +16,12 @@ from kohort.region.sinks.columns import arrange
 from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
 from kohort.region.staged import StagedKey
 
-UNIT_BYTES = 64 * 1024 * 1024
+UNIT_BYTES = 32 * 1024 * 1024
+"""Size of submitted rows, as Arrow counts it, at which a unit is staged.
+
+A member holds the rows of a unit until they are staged. A table of small units has small files: at full speed, 32 MiB
+are 0.15 s of rows. Below that the files of a checkpoint become many, and the memory is no longer that of units.
+"""
 
 
 def sink_wait(name: str) -> RetryWait:
@@ -24,6 +30,17 @@ def sink_wait(name: str) -> RetryWait:
         f"[member {name}] the sink accepts nothing at the moment, retrying",
         f"[member {name}] the sink accepts rows again",
     )
+
+
+def _give_memory_back() -> None:
+    """Return to the system what allocators keep of a staged unit.
+
+    Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
+    Together they were as much as a unit. Arrow's system pool asks the C library for its part.
+    """
+    release_kept()
+    pa.default_memory_pool().release_unused()
+    pa.system_memory_pool().release_unused()
 
 
 class _Units:
@@ -65,6 +82,7 @@ class _Units:
         if self.tables or (schema is not None and not self.staged):
             self._stage(self.tables, schema)
             self.tables, self.bytes, self._settled_tables = [], 0, 0
+            _give_memory_back()
         self._settled_keys = self._given = len(self.staged)
         return tuple(key for key, _ in self.staged)
 
@@ -88,6 +106,8 @@ class _Units:
         if unsettled:
             self._stage(unsettled)
         self.tables, self.bytes, self._settled_tables = [], 0, 0
+        del settled, unsettled
+        _give_memory_back()
 
     def _stage(self, tables: list[pa.Table], schema: pa.Schema | None = None) -> None:
         table = pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.files import Output
 from kohort.region.sinks.rows import with_added_columns
-from kohort.region.sinks.staged_files import Codec
+from kohort.region.sinks.staged_files import DICTIONARY_BYTES, Codec
 
 COMPACTED: Final = "_compacted"
 """The folder of files that compaction has written."""
@@ -233,7 +233,12 @@ def merge_files(
         CorruptDataError: a file can't be read, or its rows are not all there.
     """
     rows = size = 0
-    with pq.ParquetWriter(output, merge.schema, compression=merge.compression) as writer:  # type: ignore[arg-type]
+    with pq.ParquetWriter(
+        output,  # type: ignore[arg-type]
+        merge.schema,
+        compression=merge.compression,
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
+    ) as writer:
         pending: list[pa.Table] = []
 
         def write_row_group() -> None:

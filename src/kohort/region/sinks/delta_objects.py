@@ -278,7 +278,7 @@ class DeltaObjects(DeltaTable):
         return self._store.read_object(path)
 
     def _write_rows(self, name: str, rows: pa.Table) -> int:
-        data = staged_files.parquet_bytes(rows, self.path, self.compression, None)
+        data = staged_files.parquet_content(rows, self.path, self.compression, None)
         self._store.put_object(f"{self._staging}/{name}", data)
         return len(data)
 

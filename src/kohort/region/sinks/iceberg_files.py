@@ -13,14 +13,14 @@ import contextlib
 import io
 import os
 import uuid
-from collections.abc import Sequence
-from typing import IO, Any, Final, Protocol, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyiceberg.io import InputFile, OutputFile, OutputStream
+from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     PyArrowFile,
     PyArrowFileIO,
@@ -39,7 +39,7 @@ from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
-from kohort.region.sinks.staged_files import MARKS_KEPT, Codec
+from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec
 
 ROOT: Final = "kohort.table-location"
 """The property of a FileIO that has the location of its table."""
@@ -130,15 +130,17 @@ class _Whole(io.BytesIO):
         if not self.closed:
             data = self.getvalue()
             super().close()
-            write_durably(self._files, self._path, data)
+            with durable_output(self._files, self._path) as output:
+                output.write(data)
 
     def __del__(self) -> None:
         """Drop the bytes of a stream that nobody has closed: its file was not written to the end."""
         super().close()
 
 
-def write_durably(files: FileCalls, path: str, data: bytes) -> None:
-    """Write a new file that survives a power loss, and the folders that it is in."""
+@contextlib.contextmanager
+def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
+    """Open a new file that survives a power loss, with the folders that it is in, when the block has ended."""
     folder = os.path.dirname(path)
     try:
         output = Output(files, path)
@@ -146,7 +148,7 @@ def write_durably(files: FileCalls, path: str, data: bytes) -> None:
         make_folder(files, folder)
         output = Output(files, path)
     with contextlib.closing(output):
-        output.write(data)
+        yield output
         output.sync()
     sync_folder(files, folder)
 
@@ -364,29 +366,48 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     """Write a data file durably.
 
     Raises:
-        InvalidInputError: Parquet does not take the rows, or the table has lost a column.
-        OSError: the store has failed; part of the file may be there.
+        InvalidInputError: Parquet does not take the rows, or the table has lost a column. Part of the file may be
+            there.
+        OSError: the store has failed; the same.
     """
     schema = table.schema()
     there = {field.name for field in schema.fields}
     if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
         raise dropped_columns_error(place, lost)
-    buffer = pa.BufferOutputStream()
-    try:
-        fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
-        rows = file.rows.select(fields.names).cast(fields)
-        pq.write_table(rows, cast("IO[Any]", buffer), compression=compression, store_schema=False)
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
-    data = buffer.getvalue()
+    metadata: list[pq.FileMetaData] = []
+    with _new_data_file(table.io, file.path) as output:
+        try:
+            fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
+            rows = file.rows.select(fields.names).cast(fields)
+            pq.write_table(
+                rows,
+                output,
+                compression=compression,
+                store_schema=False,
+                dictionary_pagesize_limit=DICTIONARY_BYTES,
+                metadata_collector=metadata,
+            )
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
+        size = output.tell()
     described = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=pq.read_metadata(pa.BufferReader(data)),
+        parquet_metadata=metadata[0],
         stats_columns=compute_statistics_plan(schema, table.metadata.properties),
         parquet_column_mapping=parquet_path_to_id_mapping(schema),
     )
-    with table.io.new_output(file.path).create() as output:
-        output.write(data.to_pybytes())
-    return StagedFile(file.path, data.size, file.partition, **described.to_serialized_dict())
+    return StagedFile(file.path, size, file.partition, **described.to_serialized_dict())
+
+
+@contextlib.contextmanager
+def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs know none of the two as a file
+    """Open a data file for Parquet's pages, which need not wait in memory for the last one."""
+    path = given.path_of(location) if isinstance(given, DurableFileIO) else None
+    if isinstance(given, DurableFileIO) and path is not None:
+        with durable_output(given.files, path) as output:
+            yield output
+    else:
+        with given.new_output(location).create() as stream:
+            yield stream
 
 
 def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:

@@ -5,7 +5,7 @@ The library's own retries are off. With them a lost answer turns a successful co
 any error, and its caller compares.
 
 Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
-unit of staged rows has 64 MiB.
+unit of staged rows has 32 MiB.
 """
 
 from __future__ import annotations
@@ -288,12 +288,12 @@ class ObjectStore:
                 raise
         return data
 
-    def put_object(self, path: str, data: bytes) -> None:
+    def put_object(self, path: str, data: bytes | memoryview) -> None:
         """Write an object, over an older one."""
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
-    def put_objects(self, paths: Sequence[str], content: Callable[[str], bytes]) -> None:
+    def put_objects(self, paths: Sequence[str], content: Callable[[str], bytes | memoryview]) -> None:
         """Write several objects at once, over older ones; `content` makes each when its turn comes."""
         self._each(lambda path: self.put_object(path, content(path)), paths)
 

@@ -304,7 +304,7 @@ class StoreGenerations:
         """Write a new file, and return its size."""
         output = pa.BufferOutputStream()
         write(output)
-        data = output.getvalue().to_pybytes()
+        data = memoryview(output.getvalue()).cast("B")
         self._store.put_object(path, data)
         return len(data)
 
@@ -418,8 +418,8 @@ class ParquetObjects(ParquetFolder):
             store.remove_objects(left)
             store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
 
-    def _parquet(self, table: pa.Table) -> bytes:
-        return staged_files.parquet_bytes(table, self.path, self.compression, self.row_group_size)
+    def _parquet(self, table: pa.Table) -> memoryview:
+        return staged_files.parquet_content(table, self.path, self.compression, self.row_group_size)
 
     def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
         """Return the files of keys that have staged rows, or were about to."""

@@ -18,7 +18,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.consuming.staging import sink_wait
+from kohort.region.consuming.staging import UNIT_BYTES, sink_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import divide, letters_of, letters_of_records
@@ -28,8 +28,6 @@ from kohort.spark.region.query_factory import LETTER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-UNIT_BYTES = 64 * 1024 * 1024
-"""A unit is staged when its rows reach this size."""
 KEYS = "key string, letters bigint"
 """The columns of a task's result: the text of a key, and the number of dead letters under it; 0: it has rows."""
 UNITS_OF_ATTEMPT = 1 << 20
