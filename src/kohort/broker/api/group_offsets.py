@@ -457,7 +457,7 @@ def _fetched(
 ) -> Iterator[_FetchedTopic]:
     """Yield committed offsets by topic. Requested topics come first, also without an offset.
 
-    A topic that was requested by its id and deleted meanwhile has the error of an unknown id: a client can't tell an
+    A topic that was requested by its id and deleted meanwhile has the error of an unknown id. A client can't tell an
     answer without it from a damaged one.
     """
     by_topic: dict[str, list[FetchedOffset]] = {name: [] for name in named}
