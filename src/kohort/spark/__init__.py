@@ -19,7 +19,7 @@ import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     batch. On Spark Connect a source learns that at the query's next trigger instead.
 
     Spark looks for a sink in the active session of the thread that writes, and a thread that the program starts has
-    none. So `DataFrameWriter.format("kohort")` makes the frame's session the active one of such a thread.
+    none. So a writer's `format("kohort")` makes the frame's session the active one of such a thread.
 
     In a local session the workers run the Python that runs this program: Spark would take the `python3` of the PATH,
     which may not have kohort. With any other master the workers run the PYSPARK_PYTHON of the time when the session was
@@ -69,7 +69,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     use_this_python(spark)
     with _active(spark):
         spark.dataSource.register(KohortDataSource.reaching(install(spark)))
-    _wrap_writer()
+    _wrap_writers()
     if in_place_of_kafka:
         from kohort.spark.in_place_of_kafka import cover
 
@@ -120,16 +120,22 @@ def use_in_thread(spark: SparkSession) -> None:
 
 
 @functools.cache
-def _wrap_writer() -> None:
-    """Wrap `DataFrameWriter.format` once, for writes in threads without an active session."""
+def _wrap_writers() -> None:
+    """Wrap `format` of DataFrameWriter and DataStreamWriter once, for threads without an active session."""
     from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    original = DataFrameWriter.format
+    for kind in (DataFrameWriter, DataStreamWriter):
+        kind.format = _in_thread(kind.format)
+
+
+def _in_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Return a writer's method `format` that makes the frame's session the active one of its thread."""
 
     @functools.wraps(original)
-    def format_in_thread(writer: DataFrameWriter, source: str) -> DataFrameWriter:
+    def format_in_thread(writer: Any, source: str) -> Any:
         if isinstance(source, str) and source.lower() == "kohort":
             use_in_thread(writer._spark)
         return original(writer, source)
 
-    DataFrameWriter.format = format_in_thread
+    return format_in_thread

@@ -52,23 +52,22 @@ def topics_written_by_threads(spark: SparkSession, source: str, site: JobSite) -
 
 @job()
 def queries_started_by_threads(spark: SparkSession, source: str, site: JobSite) -> Rows:
-    """A launcher with a thread for each topic, which gets the session by itself and waits for its query."""
+    """A launcher with a thread for each topic, which gets the session by itself and mirrors its topic to another."""
     topics = {name: site.fill(name, [f"{name}{number}" for number in range(4)]) for name in ("a", "b")}
-    kept: list[Any] = []
+    copies = {name: site.topic(f"{name}-copy", 1) for name in topics}
 
-    def run(name: str) -> None:
+    def run(name: str) -> int:
         own = SparkSession.builder.getOrCreate()
         reader = own.readStream.format(source).option("kafka.bootstrap.servers", site.servers)
         frame = reader.option("subscribe", topics[name]).option("startingOffsets", "earliest").load()
-        writer = frame.selectExpr("CAST(value AS STRING)").writeStream.foreachBatch(
-            lambda batch, _: kept.extend(batch.collect())
-        )
-        site.drain(writer, f"checkpoint-{name}")
+        to = {"kafka.bootstrap.servers": site.servers, "topic": copies[name]}
+        site.drain(frame.selectExpr("key", "value").writeStream.format(source).options(**to), f"checkpoint-{name}")
+        read = own.read.format(source).option("kafka.bootstrap.servers", site.servers)
+        return read.option("subscribe", copies[name]).load().count()
 
     with ThreadPoolExecutor(2) as threads:
-        for future in [threads.submit(run, name) for name in topics]:
-            future.result()
-    return kept
+        counts = [(future.result(),) for future in [threads.submit(run, name) for name in topics]]
+    return counts + [row for name in topics for row in site.written(copies[name])]
 
 
 @job()
