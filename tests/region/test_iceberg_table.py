@@ -623,3 +623,19 @@ def test_column_named_like_a_field_of_another_is_refused(tmp_path: Path) -> None
     sink = IcebergTable("air.flights", warehouse=tmp_path / "lake").bind("flights", REGION)
     with pytest.raises(InvalidInputError, match=r"multiple fields for name a\.b.*rename a column"):
         sink.check(pa.schema([("a.b", pa.string()), ("a", pa.struct([("b", pa.string())]))]))
+
+
+@pytest.mark.parametrize(
+    ("catalog", "why"),
+    [
+        ({"type": "hive", "uri": "thrift://127.0.0.1:1"}, "Hive catalog can lose sequences"),
+        ({"uri": "thrift://127.0.0.1:1"}, "Hive catalog can lose sequences"),
+        ({"type": "in-memory", "warehouse": "file:///tmp/none"}, "own in its memory"),
+        ({"type": "sql", "uri": "sqlite:///:memory:", "warehouse": "file:///tmp/none"}, "own in its memory"),
+    ],
+    ids=["hive", "thrift", "in memory", "sqlite"],
+)
+def test_a_catalog_whose_commits_can_overwrite_others_is_refused(catalog: dict[str, str], why: str) -> None:
+    sink = IcebergTable("air.flights", catalog=catalog).bind("flights", REGION)
+    with pytest.raises(InvalidInputError, match=why):
+        sink.check(pa.schema([("id", pa.int64())]))

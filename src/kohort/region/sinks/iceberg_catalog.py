@@ -80,10 +80,27 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
     given: dict[str, Any] = dict(properties)
     known = merge_config(Config().get_catalog_config(_NAME) or {}, given)
     kind, uri = str(known.get("type") or "").lower(), str(known.get("uri") or "")
+    if "py-catalog-impl" not in given:
+        _refuse_unsafe(kind, uri)
     if "py-catalog-impl" in given or not uri or (kind or ("rest" if uri.startswith("http") else "")) != "rest":
         return load_catalog(_NAME, **given)
     known.setdefault("py-io-impl", _FILE_IO)
     return TimedRestCatalog(_NAME, **cast("dict[str, str]", known))
+
+
+def _refuse_unsafe(kind: str, uri: str) -> None:
+    """Refuse catalogs whose commits are no comparison with the state that was read.
+
+    pyiceberg commits to Hive under a lock that Hive drops after five minutes. A writer that slept for longer replaces
+    the table's metadata with its own, and the commits since are lost.
+    """
+    if kind == "hive" or (not kind and uri.startswith("thrift:")):
+        raise InvalidInputError(
+            "A Hive catalog can lose sequences: pyiceberg's commit does not look whether its lock has expired. Give a "
+            "REST catalog (Hive 4 serves one) or an SQL catalog"
+        )
+    if kind == "in-memory" or ":memory:" in uri or uri == "sqlite://":
+        raise InvalidInputError("Each process would have a catalog of its own in its memory: give a file or a server")
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
