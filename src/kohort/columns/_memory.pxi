@@ -39,16 +39,6 @@ cdef void* take(int64_t size) noexcept:
     return malloc(<size_t>room + KOHORT_SLACK)
 
 
-def release_kept():
-    """Free the allocations that are kept for the next decode."""
-    global pool_count, pool_bytes
-    cdef int i
-    for i in range(pool_count):
-        free(pool_data[i])
-    pool_count = 0
-    pool_bytes = 0
-
-
 @cython.final
 cdef class Memory:
     """Bytes on the heap, given to Arrow as a buffer."""

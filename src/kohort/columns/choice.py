@@ -35,7 +35,6 @@ COMPILED = compiled_encode is not None
 _encode: Any = compiled_encode or importlib.import_module("kohort.columns.reference_encode")
 decode_block: DecodeBlock = _decode.decode_block
 extent: Callable[[BytesLike], Extent] = _decode.extent
-release_kept: Callable[[], None] = _decode.release_kept
 murmur2: Callable[[BytesLike], int] = _encode.murmur2
 if not TYPE_CHECKING:
     Record = _decode.Record

@@ -445,10 +445,6 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
     return tuple(headers)
 
 
-def release_kept() -> None:
-    """Do nothing: Python's own memory is not kept for the next decode."""
-
-
 def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], RowColumns]:
     """Decode as `kohort.columns.decode` does; return its two parts."""
     rows = RowColumns(columns=options.columns, unit=options.timestamp_unit)

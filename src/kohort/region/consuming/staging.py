@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from kohort.columns.choice import release_kept
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.sinks import Sink, check_rows
@@ -38,7 +37,6 @@ def _give_memory_back() -> None:
     Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
     Together they were as much as a unit. Arrow's system pool asks the C library for its part.
     """
-    release_kept()
     pa.default_memory_pool().release_unused()
     pa.system_memory_pool().release_unused()
 
