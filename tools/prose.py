@@ -82,6 +82,7 @@ PRIVATE_WORDS = {
 NAMES_OF_OTHERS = {
     "src/kohort/region/files.py:tell": "Python's files have this method",
     "src/kohort/region/sinks/parquet_folder.py:tell": "pyarrow calls this method of Python's files",
+    "tests/region/world/iceberg_disk.py:tell": "pyiceberg calls this method of its writers",
 }
 """Names that others have chosen, each with whose they are."""
 CHAPTERS_APART = {

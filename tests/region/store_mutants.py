@@ -9,15 +9,21 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import msgspec
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from kohort.errors import RetriableError
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, kafka_topic
 from kohort.region.sinks.compaction import Compactor, Generation
 from kohort.region.sinks.delta_objects import StoreDeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.iceberg_files import store_of
+from kohort.region.sinks.iceberg_log import IcebergLog
+from kohort.region.sinks.iceberg_table import IcebergTable
+from kohort.region.sinks.kafka_topic import KafkaTopic
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_objects import SequenceLog, StoreGenerations
+from kohort.region.sinks.staging_topic import StagingTopic
 from tests.region.mutants import MUTANTS
 from tests.region.world.bucket import BucketClient
 
@@ -120,6 +126,98 @@ DELTA_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what is void stays": _instead(DeltaTable, "_removals", lambda table, version: []),
     "rows are counted from another version": _instead(StoreDeltaLog, "row_count", _counts_rows_of_no_version),
 }
+
+
+def _commits_to_iceberg_first(table: IcebergTable, is_there: Callable[..., bool], commit: Callable[..., bool]) -> bool:
+    return commit(table._load_table()) or _UNTIL_IN_ICEBERG(table, is_there, commit)
+
+
+_UNTIL_IN_ICEBERG = IcebergTable._until_there
+
+
+def _sweeps_all_of_iceberg(table: IcebergTable, keep: Keep) -> None:
+    _SWEEP_ICEBERG(table, replace(keep, floor=10**6))
+
+
+_SWEEP_ICEBERG = IcebergTable.sweep
+
+
+def _removes_unseen(table: IcebergTable, paths: Any, sequence: int = 0) -> None:
+    del sequence
+    lake = table._load_table()
+    for path in paths:
+        store_of(lake, table.place).remove(path)
+
+
+def _says_the_last_offsets(
+    log: IcebergLog, table: Any, sequence: int, added: Any, offsets: str, removed: Any = None
+) -> bool:
+    before = [snapshot.summary.additional_properties.get("kohort.offsets", "") for snapshot in table.snapshots()]
+    return _COMMIT_TO_ICEBERG(log, table, sequence, added, next(filter(None, reversed(before)), offsets), removed)
+
+
+_COMMIT_TO_ICEBERG = IcebergLog.commit
+
+
+def _discards_unseen(log: IcebergLog, table: Any, refused: Any) -> None:
+    del log
+    for manifest in refused.manifests(table.io):
+        if manifest.added_snapshot_id == refused.snapshot_id:
+            table.io.delete(manifest.manifest_path)
+    table.io.delete(refused.manifest_list)
+
+
+ICEBERG_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a retry does not look first": _instead(IcebergTable, "_until_there", _commits_to_iceberg_first),
+    "a sweep takes what a manifest names": _instead(IcebergTable, "sweep", _sweeps_all_of_iceberg),
+    "files are removed that the table has": _instead(IcebergTable, "_remove_unused", _removes_unseen),
+    "offsets are taken from another snapshot": _instead(IcebergLog, "commit", _says_the_last_offsets),
+    "manifests of a commit are removed that was taken": _instead(IcebergLog, "_discard", _discards_unseen),
+    "what is void stays": _instead(IcebergTable, "_removals", lambda table, lake: []),
+}
+
+
+def _commits_the_last_marker(writer: Any, marker: Any, tables: Any = (), done: Any = ()) -> None:
+    _COMMIT_TO_TOPIC(writer, writer.marker or marker, tables, done)
+
+
+_COMMIT_TO_TOPIC = kafka_topic._Writer.commit
+
+
+def _forgets_the_marker(writer: Any, producer: Any, topic: str, staging_topic: Any) -> None:
+    _NEW_WRITER(writer, producer, topic, staging_topic)
+    if writer.marker is not None:
+        writer.marker = msgspec.structs.replace(writer.marker, sequence=0)
+
+
+_NEW_WRITER = kafka_topic._Writer.__init__
+
+
+def _sweeps_all_of_a_topic(topic: KafkaTopic, keep: Keep) -> None:
+    _SWEEP_TOPIC(topic, replace(keep, floor=10**6))
+
+
+_SWEEP_TOPIC = KafkaTopic.sweep
+
+
+def _names_no_end(staging_topic: StagingTopic, partitions: Any) -> Any:
+    del staging_topic
+    return dict.fromkeys(partitions, -1)
+
+
+TOPIC_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a transaction is committed without its sequence": _instead(
+        kafka_topic._Writer, "commit", _commits_the_last_marker
+    ),
+    "a publisher does not look at the marker": _instead(kafka_topic._Writer, "__init__", _forgets_the_marker),
+    "a sweep takes what a manifest names": _instead(KafkaTopic, "sweep", _sweeps_all_of_a_topic),
+    "a topic is emptied up to whatever its end is then": _instead(StagingTopic, "ends_of", _names_no_end),
+    "a reader of the marker does not wait for open transactions": _instead(
+        StagingTopic, "marker", lambda topic, to_the_end=False: _MARKER(topic)
+    ),
+}
+_MARKER = StagingTopic.marker
+
 STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without a condition": _publishes_without_condition,
     "a publisher does not look whether its sequence is done": _instead(

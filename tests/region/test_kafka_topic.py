@@ -162,6 +162,28 @@ def test_publisher_that_wakes_behind_another_adds_nothing(begun: tuple[str, str]
     all_is_well(servers, topic)
 
 
+def test_deletion_that_arrives_late_leaves_what_was_published_since(begun: tuple[str, str], monkeypatch: Patch) -> None:
+    """A request whose sender has given up may take effect when the next sequence is shown."""
+    servers, topic = begun
+    sink = sink_at(servers, topic)
+    sink.publish(1, KEYS)
+    asked: list[dict[TopicPartition, int]] = []
+    real = Admin.delete_records
+
+    def seen(admin: Admin, before: dict[TopicPartition, int]) -> Any:
+        asked.append(dict(before))
+        return real(admin, before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Admin, "delete_records", seen)
+        sink.empty(2, 5)
+    sink.publish(3, NEXT)
+    assert shows(servers, topic, SECOND)
+    with Admin(servers) as admin:
+        admin.delete_records(asked[0]).all()
+    assert shows(servers, topic, SECOND)
+
+
 @pytest.mark.parametrize("happened", [True, False])
 def test_commit_without_an_answer_is_settled_by_the_next_call(
     begun: tuple[str, str], happened: bool, monkeypatch: Patch

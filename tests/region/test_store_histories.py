@@ -1,4 +1,4 @@
-"""A region whose sinks are in an object store, in virtual time: requests fail, are late, or take their time."""
+"""A region whose sinks are in object stores or on a cluster, in virtual time: requests fail, are late or slow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import MemoryStore
 
-from tests.region.store_mutants import DELTA_MUTANTS, STORE_MUTANTS
+from tests.region.store_mutants import DELTA_MUTANTS, ICEBERG_MUTANTS, STORE_MUTANTS, TOPIC_MUTANTS
 from tests.region.world.bucket import Bucket, BucketClient
 from tests.region.world.world import World
 from tests.support.long_runs import IS_LONG
 
 SEEDS = 60 if IS_LONG else 3
 """`python -m tests.region --sinks objects --seeds 20000` plays more."""
-KINDS = ("objects", "objects-parted", "delta")
+KINDS = ("objects", "objects-parted", "delta", "iceberg", "topic")
 MUTANT_SEEDS = 40
 SEEN_AT = {
     "objects: publish without a condition": 24,
@@ -38,6 +38,10 @@ SHORT = (
     "delta: a commit has no condition",
     "delta: a publisher commits before it looks",
     "delta: a sweep takes what a manifest names",
+    "iceberg: a retry does not look first",
+    "iceberg: a sweep takes what a manifest names",
+    "iceberg: offsets are taken from another snapshot",
+    "topic: a transaction is committed without its sequence",
 )
 """Those in `make test`."""
 
@@ -57,8 +61,8 @@ def test_histories_with_a_store_are_clean(kind: str) -> None:
     assert faults > 0 and beside > 2, "requests fail, and others use the sinks too"
 
 
-PLANTED = {f"{kind}: {name}": (kind, plant) for kind, mutants in (("objects", STORE_MUTANTS), ("delta", DELTA_MUTANTS))
-           for name, plant in mutants.items()}  # fmt: skip
+MUTANTS_OF = {"objects": STORE_MUTANTS, "delta": DELTA_MUTANTS, "iceberg": ICEBERG_MUTANTS, "topic": TOPIC_MUTANTS}
+PLANTED = {f"{kind}: {name}": (kind, plant) for kind, mutants in MUTANTS_OF.items() for name, plant in mutants.items()}
 
 
 @pytest.mark.timeout(900)

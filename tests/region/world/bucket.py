@@ -13,7 +13,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 
 from kohort.region.sinks.object_store import ObjectStore
 from tests.region.volume import Calls, Died, Volume
-from tests.region.world.clock import Clock
+from tests.region.world.clock import Clock, ViolatedError
 
 RATES: Final = (0.0, 0.005, 0.02, 0.05)
 """The share of requests that fail; a world has one of these."""
@@ -31,12 +31,12 @@ class Bucket:
 
     Attributes:
         objects: the content of each object.
-        changed: called with the path of each object that was written or removed.
+        changed: called with the path of each object that was written or removed, and whether it is a new one.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.changed: Callable[[str], None] = lambda path: None
+        self.changed: Callable[[str, bool], None] = lambda path, is_new: None
         self._paths: list[str] = []
 
     def copied(self) -> Bucket:
@@ -48,10 +48,10 @@ class Bucket:
     def put(self, path: str, data: bytes, mode: str = "overwrite") -> None:
         if mode == "create" and path in self.objects:
             raise AlreadyExistsError(f"Object at location {path} already exists")
-        if path not in self.objects:
+        if is_new := path not in self.objects:
             bisect.insort(self._paths, path)
         self.objects[path] = bytes(data)
-        self.changed(path)
+        self.changed(path, is_new)
 
     def get(self, path: str) -> bytes:
         if path not in self.objects:
@@ -66,7 +66,7 @@ class Bucket:
         for path in paths:
             if self.objects.pop(path, None) is not None:
                 del self._paths[bisect.bisect_left(self._paths, path)]
-                self.changed(path)
+                self.changed(path, False)
 
     def names(self, prefix: str, after: str = "") -> list[str]:
         """Return the paths that begin with a prefix and come after another path, in order."""
@@ -118,14 +118,35 @@ class StoreFaults:
         """Do what was asked when nobody waits for it any more; the store may refuse it by then."""
 
         def late() -> None:
-            with contextlib.suppress(BaseError, FileNotFoundError):
+            try:
                 effect()
+            except ViolatedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody hears of it
+                self._clock.log(f"a late request is refused: {error!r}")
 
         self._clock.after(self._chance.randint(1, LATE_MS), late)
 
     def half(self, paths: Sequence[str]) -> list[str]:
         """Return some of these paths."""
         return [path for path in paths if self._chance.random() < 0.5]
+
+
+class BusierFaults(StoreFaults):
+    """More faults than those of a world, for the few requests that decide; they end with the world's."""
+
+    def __init__(self, faults: StoreFaults, name: str, rate: float = 0.1) -> None:
+        super().__init__(faults._clock, 0, rate=rate, slow=rate / 2)
+        self._chance, self._faults = random.Random(f"{name} {faults._chance.random()}"), faults
+        self.counts = faults.counts
+
+    def next_fault(self, *, writes: bool) -> str:
+        """Return the fault of the next request; empty: none."""
+        return super().next_fault(writes=writes) if self._faults.is_bad() else ""
+
+    def is_slow(self) -> bool:
+        """Return whether the next request takes its time."""
+        return self._faults.is_bad() and super().is_slow()
 
 
 class BucketClient:
@@ -181,6 +202,15 @@ class BucketClient:
     def _ask(
         self, name: str, path: str, effect: Callable[[], Any], *, writes: bool = False, paths: Sequence[str] = ()
     ) -> Any:
+        """Do what a request asks for, with the fault that it meets.
+
+        Args:
+            name: the request.
+            path: the object that it is about.
+            effect: what the store does.
+            writes: whether that changes something.
+            paths: the objects that it removes.
+        """
         calls, faults = self.calls, self._faults
         number = calls._begin(name, path)
         fault = "" if faults is None else faults.next_fault(writes=writes)

@@ -24,7 +24,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import CheckpointAttempt, Identity, Order
 from kohort.region.records import Part, Position, part_of
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, publish_rows
 from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import Staged
@@ -442,7 +442,7 @@ class Member:
             if wanted.empties:
                 folder.empty(wanted.sequence, wanted.floor)
             else:
-                folder.publish(wanted.sequence, wanted.keys)
+                publish_rows(folder, wanted.sequence, wanted.keys, wanted.positions)
             self.world.stored.publish(folder.disk, wanted.sequence)
             if self.to_publish.get(place) == wanted:
                 del self.to_publish[place]

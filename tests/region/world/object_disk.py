@@ -5,6 +5,7 @@ Only Parquet's own encoding is left out: an object with rows has a line for each
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceLog, Sto
 from tests.region.volume import Died
 from tests.region.world.bucket import Bucket, BucketClient, StoreFaults, WorldStore
 from tests.region.world.clock import Clock, ViolatedError
-from tests.region.world.disk import Disk, Record, WorldSink, lines_of, records_in
+from tests.region.world.disk import Disk, Record, RunningSum, WorldSink, are_equal, lines_of, records_in
 from tests.region.world.names import REGION, REGION_ID
 
 Takes = Callable[[Record], bool]
@@ -38,12 +39,18 @@ class ObjectDisk(Disk):
 
     READABLE: tuple[str, ...] = ("_sequences/", "_data/", "_compacted/")
     """Where a change may change what readers find."""
+    LOG: str = "_sequences/"
+    """Where a new object may: elsewhere nothing names it yet."""
 
     def __init__(self, path: str, takes: Takes, faults: StoreFaults, partition_by: tuple[str, ...] = ()) -> None:
         super().__init__(path, takes)
         self.faults, self.partition_by = faults, partition_by
         self._seen: dict[object, object] = {}
-        self._use(Bucket())
+        self._found, self._wanted = RunningSum(), RunningSum()
+        self._use(self._new_bucket())
+
+    def _new_bucket(self) -> Bucket:
+        return Bucket()
 
     def _use(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -76,7 +83,7 @@ class ObjectDisk(Disk):
 
     def restore(self, backup: Bucket) -> None:
         """Be as when the copy was made. A request that is under way goes to the store that was there."""
-        self.bucket.changed = lambda path: None
+        self.bucket.changed = lambda path, is_new: None
         self._use(backup.copied())
         self.forget_what_was_seen()
 
@@ -117,11 +124,8 @@ class ObjectDisk(Disk):
 
     def _compare_merged(self, generation: Generation, emptied: int) -> None:
         if generation.files and not self._looked_at((generation.attempt, emptied), tuple(generation.files)):
-            wanted: Counter[Record] = Counter()
-            for number, rows in self._expected().items():
-                if emptied < number <= generation.upto:
-                    wanted.update(rows)
-            self._compare_rows(f"generation {generation.generation}, up to {generation.upto}", generation.files, wanted)
+            what = f"generation {generation.generation}, up to {generation.upto}"
+            self._compare_all(what, generation.files, emptied, generation.upto)
 
     def _looked_at(self, what: object, paths: tuple[str, ...]) -> bool:
         """Return whether this was found to be right before, and all its objects are there still."""
@@ -131,9 +135,16 @@ class ObjectDisk(Disk):
         known, self._seen[what] = self._seen.get(what), (paths, there)
         return known == (paths, there)
 
+    def _compare_all(self, what: str, paths: Iterable[str], emptied: int, last: int) -> None:
+        """Compare objects with the rows of all sequences after the one that emptied the place, up to the last."""
+        wanted = {number: rows for number, rows in self._expected().items() if emptied < number <= last}
+        self._compare(what, self._found.of(self._parts(paths)), self._wanted.of(wanted))
+
     def _compare_rows(self, what: str, paths: Iterable[str], wanted: Counter[Record]) -> None:
-        found = self.rows_in(paths)
-        if found != wanted:
+        self._compare(what, self.rows_in(paths), wanted)
+
+    def _compare(self, what: str, found: Counter[Record], wanted: Counter[Record]) -> None:
+        if not are_equal(found, wanted):
             raise ViolatedError(f"{what} of {self.place}: missing {wanted - found}, too many {found - wanted}")
 
     def rows_in(self, paths: Iterable[str]) -> Counter[Record]:
@@ -142,12 +153,15 @@ class ObjectDisk(Disk):
         Raises:
             ViolatedError: one is gone.
         """
-        found: Counter[Record] = Counter()
-        for path in paths:
-            if path not in self.bucket.objects:
-                raise ViolatedError(f"{path} in {self.place} is gone")
-            found.update(records_in(self.bucket.objects[path]))
-        return found
+        return Counter(itertools.chain.from_iterable(rows.elements() for rows in self._parts(paths).values()))
+
+    def _parts(self, paths: Iterable[str]) -> dict[int, Counter[Record]]:
+        """Return the records in each object, by its place among these; one may be named twice."""
+        objects = self.bucket.objects
+        try:
+            return {number: records_in(objects[path]) for number, path in enumerate(paths)}
+        except KeyError as error:
+            raise ViolatedError(f"{error} in {self.place} is gone") from None
 
     def _expected(self) -> dict[int, Counter[Record]]:
         return {**self.void, **self.wanted}
@@ -155,8 +169,8 @@ class ObjectDisk(Disk):
     def _generation(self) -> tuple[Generation, SequenceLog]:
         return StoreGenerations(self._store, self._log).newest(), self._log
 
-    def _changed(self, path: str) -> None:
-        if path.startswith(self.READABLE):
+    def _changed(self, path: str, is_new: bool) -> None:
+        if path.startswith(self.LOG if is_new else self.READABLE):
             self.check()
 
 
@@ -283,6 +297,6 @@ class Reader:
         self.done += 1
         for number in sorted({0, least, *expected}):
             wanted.update(expected.get(number, ()))
-            if number >= min(least, most) and wanted == found:
+            if number >= min(least, most) and are_equal(found, wanted):
                 return
         raise ViolatedError(f"a reader of {self._disk.place} found {found}, which is not the first {least} to {most}")

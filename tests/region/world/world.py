@@ -20,6 +20,7 @@ from tests.region.world.clock import Clock, ViolatedError
 from tests.region.world.delta_disk import DeltaDisk
 from tests.region.world.disk import Disk, Record
 from tests.region.world.group import Group
+from tests.region.world.iceberg_disk import IcebergDisk
 from tests.region.world.losses import Losses
 from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
@@ -28,6 +29,7 @@ from tests.region.world.plane import Plane
 from tests.region.world.restoring import Restoring
 from tests.region.world.states import StatesDisk
 from tests.region.world.topic import Stored
+from tests.region.world.topic_disk import TopicDisk
 from tests.region.world.transactions import Log, WorldPen
 
 PARTITIONS = 4
@@ -67,6 +69,8 @@ def _new_folder(path: str, takes: Takes, faults: StoreFaults) -> Disk:
 KINDS: dict[str, Callable[[str, Takes, StoreFaults], Disk]] = {
     "folder": _new_folder,
     "delta": DeltaDisk,
+    "iceberg": IcebergDisk,
+    "topic": TopicDisk,
     "objects": ObjectDisk,
     "objects-parted": lambda path, takes, faults: ObjectDisk(path, takes, faults, ("partition",)),
 }
@@ -173,6 +177,10 @@ class World:
 
     def play(self, faults_ms: int = 30_000, healing_ms: int = 60_000) -> None:
         """A bad time, then a good one, in which everything is read to its end."""
+        with self.sinks[0].in_virtual_time():
+            self._play(faults_ms, healing_ms)
+
+    def _play(self, faults_ms: int, healing_ms: int) -> None:
         self.begin_plane()
         self.begin_member("m0")
         self.clock.after(self.clock.chance.randint(1, 3_000), self._trouble)

@@ -335,7 +335,9 @@ class KafkaTopic(BoundSink):
             self._refuse_another_topic(marker)
             with self._admin() as admin:
                 count = len(admin.describe_topics([self.topic]).all()[self.topic].partitions)
-                admin.delete_records({TopicPartition(self.topic, number): -1 for number in range(count)}).all()
+                partitions = [TopicPartition(self.topic, number) for number in range(count)]
+                # Not -1, the end when a request arrives: a late one would delete rows that were published since.
+                admin.delete_records(self._staging_topic.ends_of(partitions)).all()
             writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=True))
         self.sweep(Keep(floor))
 
@@ -362,8 +364,14 @@ class KafkaTopic(BoundSink):
         Raises:
             FencedError: another publisher has taken over meanwhile.
         """
-        largest = max(DEFAULT_MESSAGE_BYTES, record_bytes) + RECORD_OVERHEAD_BYTES
-        producer = Producer(
+        producer = self._new_producer(max(DEFAULT_MESSAGE_BYTES, record_bytes) + RECORD_OVERHEAD_BYTES)
+        with contextlib.ExitStack() as stack:
+            stack.callback(_closed, producer)
+            producer.init_transactions()
+            yield _Writer(producer, self.topic, self._staging_topic)
+
+    def _new_producer(self, largest: int) -> Producer:
+        return Producer(
             self._servers,
             transactional_id=self._transactional_id,
             transaction_timeout_ms=self._timeout_ms,
@@ -371,10 +379,6 @@ class KafkaTopic(BoundSink):
             buffer_memory=max(32 << 20, 2 * largest),
             **self._settings,
         )
-        with contextlib.ExitStack() as stack:
-            stack.callback(_closed, producer)
-            producer.init_transactions()
-            yield _Writer(producer, self.topic, self._staging_topic)
 
     # Progress and cleanup.
 

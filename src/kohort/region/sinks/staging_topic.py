@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -160,8 +160,7 @@ class StagingTopic:
     def stage(self, name: str, pieces: Sequence[bytes]) -> None:
         """Write all pieces of a key; durable when it returns."""
         attempt = uuid.uuid4().bytes
-        # Without idempotence: brokers keep an id of each producer for a day, and pieces have numbers of their own.
-        with Producer(self._servers, enable_idempotence=False, **self._settings) as producer:
+        with self._new_producer() as producer:
             sent = [
                 producer.send(
                     self.topic,
@@ -219,7 +218,16 @@ class StagingTopic:
         before = {TopicPartition(self.topic, STAGED): cut, TopicPartition(self.topic, MARKER): last_marker}
         admin.delete_records({partition: offset for partition, offset in before.items() if offset > 0}).all()
 
+    def _new_producer(self) -> Producer:
+        # Without idempotence: brokers keep an id of each producer for a day, and pieces have numbers of their own.
+        return Producer(self._servers, enable_idempotence=False, **self._settings)
+
     # Reading.
+
+    def ends_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the end offsets of partitions of the sink's topic, after records of open transactions too."""
+        with self._reader() as reader:
+            return {partition: reader.high_watermark(partition) for partition in partitions}
 
     def _reader(self) -> RangeReader:
         settings = {**self._settings, "isolation_level": "read_committed"}
