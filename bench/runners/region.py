@@ -23,7 +23,7 @@ from kohort.region.consuming.staging import UNIT_BYTES
 
 
 def plain(servers: str, topic: str, count: int, folder: Path) -> tuple[int, float]:
-    """A consumer that writes a file for each 64 MiB."""
+    """A consumer that writes a file for each unit of rows, as large as a member's."""
     seen, gathered, size, files = 0, [], 0, itertools.count()
     with Consumer(servers, group_id=f"g-{uuid.uuid4().hex}", auto_offset_reset="earliest") as consumer:
         consumer.subscribe([topic])
