@@ -35,7 +35,7 @@ def _give_memory_back() -> None:
     """Return to the system what allocators keep of a staged unit.
 
     Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
-    Together they were as much as a unit. Arrow's system pool asks the C library for its part.
+    Arrow's system pool asks the C library for its part.
     """
     pa.default_memory_pool().release_unused()
     pa.system_memory_pool().release_unused()

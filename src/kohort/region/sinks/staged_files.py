@@ -58,8 +58,8 @@ Codec: TypeAlias = Literal["snappy", "zstd", "lz4", "gzip", "brotli", "none"]
 _CODECS: Final = get_args(Codec)
 DICTIONARY_BYTES: Final = 512 * 1024
 """Limit on a column's dictionary, after which its values are written plainly; Parquet's default is 1 MiB. A dictionary
-takes up to 30 times its size in memory while it grows: with the default, a column of unique numbers takes 30 MB, and
-twice the time. With half of it, 7 MB; a column of 26,000 different texts of 20 characters still has its dictionary."""
+takes up to 30 times its size in memory while it grows: with the default, a column of unique numbers takes 30 MB. With
+half of it, 7 MB; a column of 26,000 different texts of 20 characters still has its dictionary."""
 
 
 def check_pages(compression: str, row_group_size: int | None) -> None:
