@@ -6,6 +6,7 @@ Tests kill it, or have it end as docs/region.md shows: the signal's handler clos
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import zlib
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from kohort.region.consumer import RegionConsumer
 from kohort.region.keyed_state.place import KeyedState
 from kohort.region.region import Region
+from kohort.region.sinks import Sink
 from kohort.region.sinks.parquet_folder import ParquetFolder
 
 COLUMNS = ["value", "partition", "offset"]
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--letters", default="", help="a folder of dead letters")
     parser.add_argument("--bad-of", type=int, default=0, help="the value of every so-manyth offset may not be")
     parser.add_argument("--ends-at", default="", help="SIGTERM itself: before, between, after the submits of a table")
+    parser.add_argument("--iceberg", default="", help="the catalog's properties as JSON: the table is air.flights")
     parser.add_argument("--states", default="", help="a place of keyed states: each row has the count of its key")
     given = parser.parse_args()
     settings = (
@@ -41,7 +44,7 @@ def main() -> None:
         given.member,
         topics=[given.topic],
         group_id=given.region,
-        into=ParquetFolder(given.folder),
+        into=sink_of(given.folder, given.iceberg),
         start="beginning",
         on_rebalance=given.rebalance,
         on_bad_record="dead-letter" if given.letters else "fail",
@@ -66,6 +69,15 @@ def main() -> None:
                 rows = with_bad(piece.select(COLUMNS), given.bad_of)
                 consumer.submit(with_counts(rows, piece, consumer) if given.states else rows, records=piece)
             moment("after")
+
+
+def sink_of(folder: str, catalog: str) -> Sink:
+    """The folder, or a table of an Iceberg catalog."""
+    if not catalog:
+        return ParquetFolder(folder)
+    from kohort.region.sinks.iceberg_table import IcebergTable
+
+    return IcebergTable("air.flights", catalog=json.loads(catalog))
 
 
 def with_bad(rows: pa.Table, bad_of: int) -> pa.Table:

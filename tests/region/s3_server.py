@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import socketserver
@@ -64,6 +65,7 @@ def files_of(address: str) -> pafs.S3FileSystem:
     )  # fmt: skip
 
 
+_EXPECT = re.compile(rb"(?i)expect: *100-continue\r\n")
 _SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -92,6 +94,9 @@ class LossyProxy:
             def handle(self) -> None:
                 with socket.create_connection(("127.0.0.1", port)) as server, server.makefile("rb") as answers:
                     while head := _head(self.rfile):
+                        if asked := _EXPECT.search(head):  # Arrow waits a second for this before it sends a body
+                            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                            head = head.replace(asked[0], b"")
                         body = _body(self.rfile, head)
                         method, path, *_ = head.decode("latin-1").split(" ")
                         if before(method, path):

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.parquet as pq
 import pytest
@@ -108,7 +108,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.seen: dict[str, Counter[Where]] = {}
-        self.rows = 0
+        self.rows: int = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -123,6 +123,17 @@ class Reader:
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
+
+
+class RowReader(Protocol):
+    """Something that counts the rows that readers see."""
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that have been seen."""
+
+    def close(self) -> None:
+        """Read no more."""
 
 
 class Sent:
@@ -225,7 +236,7 @@ def rows_by_sequence(folder: Path, reader: Reader, column: str) -> Iterator[tupl
             yield sequence.name, {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
 
 
-def kill_in_turn(processes: Processes, reader: Reader, servers: str, name: str) -> Sent:
+def kill_in_turn(processes: Processes, reader: RowReader, servers: str, name: str) -> Sent:
     """Kill members and the control plane while records come, until all is in the folder; what was sent."""
     chance, sent = random.Random(name), Sent(servers, name)
     for process in (PLANE, *MEMBERS):
