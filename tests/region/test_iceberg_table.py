@@ -378,6 +378,21 @@ def test_a_sweep_takes_unfinished_files_and_none_that_the_table_has(
     assert os.listdir(word.parent) == []
 
 
+def test_a_sweep_leaves_files_that_an_older_snapshot_has(tmp_path: Path) -> None:
+    """A publisher ends between its commit and the removal of the piece; then the table is emptied."""
+    sink = made(tmp_path)
+    sink.stage(key(1), table(1))
+    word = next(Path(tmp_path).glob("air/flights/_kohort/*/*/staged/*.json"))
+    kept = word.read_bytes()
+    sink.publish(1, [key(1)])
+    word.write_bytes(kept)
+    before = opened(tmp_path).current_snapshot()
+    assert before is not None
+    sink.empty(2, 2)
+    assert ids(tmp_path) == [] and os.listdir(word.parent) == []
+    assert opened(tmp_path).scan(snapshot_id=before.snapshot_id).to_arrow().column("id").to_pylist() == [1]
+
+
 def test_a_table_that_is_made_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
     """The former marks would say that the sequence is there, and rows would be lost silently."""
     sink = made(tmp_path)

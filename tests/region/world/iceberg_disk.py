@@ -142,7 +142,7 @@ class WorldCatalog:
 
     def _ask(self, name: str, effect: Callable[[], Any], *, writes: bool = False) -> Any:
         try:
-            return self._asked._ask(name, CATALOG, effect, writes=writes)
+            return (self._asked if writes else self._client)._ask(name, CATALOG, effect, writes=writes)
         except BaseError as error:
             raise NoAnswerError(str(error)) from None
 
@@ -263,7 +263,7 @@ class IcebergDisk(ObjectDisk):
         self._named: dict[int, frozenset[str]] = {}
         self._entries: dict[str, tuple[tuple[str, int], ...]] = {}
         self._protected: Counter[str] = Counter()
-        self.catalog_faults = BusierFaults(faults, f"catalog of {path}")
+        self.catalog_faults = BusierFaults(faults, f"catalog of {path}", rate=0.3)
         super().__init__(path, takes, faults)
 
     @contextlib.contextmanager

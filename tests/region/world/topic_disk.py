@@ -181,6 +181,12 @@ class Cluster:
             self.epoch += 1
             self._decide(transaction, commits=False)
 
+    def end_in_time(self) -> None:
+        """Do at once what comes with time, for a process that can't wait now: a timeout, and all markers."""
+        if self.open is not None:
+            self._time_out(self.open)
+        self.settle()
+
     def end(self, transaction: Open) -> None:
         """Commit a transaction: it is decided, and becomes visible later."""
         self.check(transaction)
@@ -344,8 +350,10 @@ class WorldTopicReader:
             return
         for _ in range(WAITS_MS // 100):
             self._client.ask("fetch", lambda: None)
-            if self._cluster.stable(where) >= end or not self._client.wait(100):
+            if self._cluster.stable(where) >= end:
                 break
+            if not self._client.wait(100):
+                self._cluster.end_in_time()
         if self._cluster.stable(where) < end:
             raise TimedOutError(f"{where}: a transaction is open before {end}")
         yield None, [entry.record for entry in self._cluster.visible(where, start, end)]

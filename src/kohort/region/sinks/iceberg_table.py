@@ -687,16 +687,23 @@ class IcebergTable(BoundSink):
             settle_attempts(store, self._merges(lake), last, lambda: self._log.all_files(lake))
 
     def _drop(self, lake: Table, name: str) -> None:
-        """Remove the files of a staged piece that will never be published."""
+        """Remove the files of a staged piece that is not to be published any more.
+
+        It may have been published, and the table emptied since. Older snapshots then have its files.
+        """
         piece = self._piece(lake, name)
         paths = () if piece is None else (*(file.path for file in piece.files), *piece.others)
-        self._remove_unused(paths)
+        self._remove_others(paths, self._log.all_files)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
         """Remove files, but none that the table has, or had in the snapshot of a sequence."""
+        self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
+
+    def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:
+        """Remove files that the newest state of the table does not use."""
         if paths:
             lake = self._load_table()
-            used, store = self._log.used_files(lake, sequence), store_of(lake, self.place)
+            used, store = used_in(lake), store_of(lake, self.place)
             for path in paths:
                 if path not in used:
                     store.remove(path)
