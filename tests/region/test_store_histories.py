@@ -29,6 +29,11 @@ SEEN_AT = {
     "delta: a sweep takes what a manifest names": 1,
     "delta: what is void stays": 3,
     "delta: rows are counted from another version": 3,
+    "iceberg: a retry does not look first": 3,
+    "iceberg: manifests of a commit are removed that was taken": 14,
+    "iceberg: what is void stays": 3,
+    "topic: a publisher does not look at the marker": 7,
+    "topic: a topic is emptied up to whatever its end is then": 6,
 }
 """Looked at first."""
 SHORT = (

@@ -79,7 +79,10 @@ class StoreFaults:
 
     Attributes:
         counts: how often each fault came.
+        kinds: the faults of requests that write.
     """
+
+    kinds: tuple[str, ...] = ("503", "lost answer", "late", "half")
 
     def __init__(self, clock: Clock, seed: int, rate: float | None = None, slow: float | None = None) -> None:
         self._clock, self._chance = clock, random.Random(f"{seed}: store")
@@ -101,7 +104,7 @@ class StoreFaults:
         """Return the fault of the next request; empty: none."""
         if not self._rate or self._chance.random() >= self._rate:
             return ""
-        kind = self._chance.choice(("503", "lost answer", "late", "half") if writes else ("503",))
+        kind = self._chance.choice(self.kinds if writes else ("503",))
         self.counts[kind] = self.counts.get(kind, 0) + 1
         return kind
 
@@ -134,6 +137,8 @@ class StoreFaults:
 
 class BusierFaults(StoreFaults):
     """More faults than those of a world, for the few requests that decide; they end with the world's."""
+
+    kinds = ("503", "lost answer", "lost answer", "late")
 
     def __init__(self, faults: StoreFaults, name: str, rate: float = 0.1) -> None:
         super().__init__(faults._clock, 0, rate=rate, slow=rate / 2)
