@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kohort.errors import CorruptDataError
@@ -220,13 +220,11 @@ class IgnoredLog:
         )  # fmt: skip
 
 
-def take_all(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> list[Fact]:
-    """Apply records to a fact table in the order of the log, and return the facts of the valid ones."""
-    facts = []
+def valid_facts(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> Iterator[Fact]:
+    """Apply records to a fact table in the order of the log, and yield the facts of the valid ones."""
     for record in records:
         fact, why = table.take(record)
         if why:
             ignored.add(record.offset, record.author, why)
         if fact is not None:
-            facts.append(fact)
-    return facts
+            yield fact
