@@ -374,24 +374,20 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
     there = {field.name for field in schema.fields}
     if lost := [f"{field.name!r} of type {field.type}" for field in file.rows.schema if field.name not in there]:
         raise dropped_columns_error(place, lost)
-    metadata: list[pq.FileMetaData] = []
     with _new_data_file(table.io, file.path) as output:
         try:
             fields = schema_to_pyarrow(schema.select(*file.rows.column_names))
             rows = file.rows.select(fields.names).cast(fields)
-            pq.write_table(
-                rows,
-                output,
-                compression=compression,
-                store_schema=False,
-                dictionary_pagesize_limit=DICTIONARY_BYTES,
-                metadata_collector=metadata,
-            )
+            # No `metadata_collector`: after a failed write it makes the end of the writer fail once more, in `__del__`.
+            with pq.ParquetWriter(
+                output, fields, compression=compression, store_schema=False, dictionary_pagesize_limit=DICTIONARY_BYTES
+            ) as writer:
+                writer.write_table(rows)
         except (pa.ArrowException, ValueError) as error:
             raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
         size = output.tell()
     described = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=metadata[0],
+        parquet_metadata=writer.writer.metadata,
         stats_columns=compute_statistics_plan(schema, table.metadata.properties),
         parquet_column_mapping=parquet_path_to_id_mapping(schema),
     )
