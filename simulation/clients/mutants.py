@@ -41,7 +41,7 @@ class LateOffsetUndoesSeek(ClientMutant):
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Accept every answer."""
-        return lambda self, partition: self._partitions.get(partition) is not None
+        return lambda self, partition, *_: self._partitions.get(partition) is not None
 
 
 class CommitsOvertake(ClientMutant):
