@@ -94,7 +94,7 @@ def test_pkcs12_is_read_where_the_package_for_it_is_there(stores: Path) -> None:
 @needs_keytool
 def test_pkcs12_without_the_package_says_what_to_do(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.serialization", None)
-    with pytest.raises(InvalidInputError, match=r"the package cryptography .*openssl pkcs12 -in ca.pkcs12 -nokeys"):
+    with pytest.raises(InvalidInputError, match=r"the package cryptography: .*openssl pkcs12 -in ca.pkcs12 -nokeys"):
         trusted_by(stores / "ca.pkcs12", **password())
 
 

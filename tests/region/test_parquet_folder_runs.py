@@ -52,7 +52,7 @@ def _no_file_syncs(patch: pytest.MonkeyPatch) -> None:
 def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
     def publish(self: ParquetFolder, sequence: int, keys: Any) -> None:
         names = sorted(key.text() for key in keys)
-        if not self._is_marked(sequence) and not self._stands(sequence):
+        if not self._is_marked(sequence) and not self._has_folder(sequence):
             self._bring(sequence, names)
         self._mark(sequence)
         for name in names:
@@ -114,7 +114,7 @@ def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
 def _what_is_shown_goes_first(patch: pytest.MonkeyPatch) -> None:
     def empty(self: ParquetFolder, sequence: int, floor: int) -> None:
         for number in range(1, sequence + 1):
-            if self._stands(number):
+            if self._has_folder(number):
                 self._discard(self._folder(number))
         for name in self._names():
             if self._is_void(name, floor):
