@@ -28,7 +28,7 @@ from tests.support.long_runs import IS_LONG
 pytest.importorskip("duckdb_extension_postgres_scanner", reason="duckdb-extension-postgres-scanner of DuckDB's version")
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 BETWEEN = [None, "merges", "appends", "flushes the marker", "creates a table"]
-"""What others do, of `OTHERS`, before another process publishes the sequence."""
+"""One of `OTHERS`, done before another process publishes the sequence."""
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ from tests.region.world.object_disk import ObjectDisk, Takes
 
 TABLE: Final = "air.flights"
 CATALOG: Final = "the catalog"
-"""What a bucket says has changed when its table has."""
+"""The path that a bucket reports as changed when its table has changed."""
 _FOREIGN: Final = "foreign-"
 _PREFIX: Final = f"kohort.{REGION_ID.hex}."
 APPENDS_MS: Final = 2_000

@@ -65,7 +65,7 @@ _ISOLATED: Final = ("repeatable read", "serializable")
 _NO_RIGHT: Final = ("permission denied for", "password authentication failed", "no password supplied")
 """PostgreSQL's texts for a catalog that this user may not read or write."""
 _ESCAPED_NAME: Final = "{lake\0}"
-"""What a statement has in place of `{lake}` in others' names. DuckDB takes no zero, so that no name has it."""
+"""The stand-in for `{lake}` in names that others chose. DuckDB takes no zero, so that no name has it."""
 _COLUMNS_REFUSED: Final = "too many columns on "
 """SQLite's text when the catalog can't have a table for a lake's table: 2,000 columns, three of them DuckLake's."""
 _NAMES: Final = itertools.count()
