@@ -44,7 +44,7 @@ def test_every_pattern_matches_as_in_re2(pattern: str) -> None:
     ],
 )
 def test_plain_patterns_need_no_re2(pattern: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_patterns, "_re2", lambda: None)
+    monkeypatch.setattr(name_patterns, "load_re2", lambda: None)
     if not found:
         with pytest.raises(InvalidInputError, match="without google-re2"):
             matcher(pattern)
@@ -53,7 +53,7 @@ def test_plain_patterns_need_no_re2(pattern: str, found: list[str], monkeypatch:
 
 
 def test_other_patterns_are_refused_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_patterns, "_re2", lambda: None)
+    monkeypatch.setattr(name_patterns, "load_re2", lambda: None)
     for pattern in (HOSTILE, "order.", "orders.+", "[a-z]+", "(?i)a", r"\d", "a{3}", "a.b", "x?"):
         with pytest.raises(InvalidInputError, match="without google-re2 only names, prefixes") as caught:
             matcher(pattern)

@@ -60,11 +60,11 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         raise _refused(pattern, f"longer than {PATTERN_CHARS_MAX} characters")
     if pattern in _slow:
         raise _refused(pattern, f"took longer than {MATCH_CPU_S:g} s to match")
-    engine = _re2()
+    engine = load_re2()
     if engine is None:
         raise _refused(pattern, "without google-re2 only names, prefixes and alternatives of these are taken")
     try:
-        fullmatch = engine.compile(pattern, _options(engine)).fullmatch
+        fullmatch = engine.compile(pattern, bounded_options(engine)).fullmatch
     except UnicodeEncodeError:
         raise _refused(pattern, "not Unicode") from None
     except engine.error as error:
@@ -112,7 +112,7 @@ def _is_one_line(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 @cache
-def _re2() -> Any:
+def load_re2() -> Any:
     """Return the module `re2`, imported at the first pattern that needs it (6 ms); None where it has no wheel."""
     try:
         import re2
@@ -122,7 +122,8 @@ def _re2() -> Any:
 
 
 @cache
-def _options(engine: Any) -> Any:
+def bounded_options(engine: Any) -> Any:
+    """Return RE2's options for a pattern of unknown origin."""
     options = engine.Options()
     options.max_mem = PATTERN_MEMORY_BYTES
     options.log_errors = False  # RE2 would write clients' patterns to standard error

@@ -508,7 +508,7 @@ def check_pattern(data: bytes) -> str:
         found = name_patterns.matching_names(pattern, names)
     except InvalidInputError as error:
         return _words(str(error).rpartition(": ")[2])
-    engine: Any = name_patterns._re2()
+    engine: Any = name_patterns.load_re2()
     if name_patterns._PLAIN.fullmatch(pattern) is None or engine is None:
         return "matched by RE2"
     compiled = engine.compile(pattern)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from kohort.region import IcebergTable
 from kohort.region.staged import StagedKey
+from tests.region.forked import fork_for_each_line
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -55,23 +55,13 @@ def die_at_commit(sink: IcebergTable, when: str) -> None:
     catalog.commit_table = dying  # type: ignore[assignment,method-assign]
 
 
-def main() -> None:
-    for line in sys.stdin:
-        catalog, mode, what, dies = json.loads(line)
-        child = os.fork()
-        if not child:
-            try:
-                sink = sink_at(catalog, mode)
-                if dies:
-                    die_at_commit(sink, dies)
-                ACTS[what](sink)
-            except BaseException as error:  # noqa: BLE001 - the parent tells it
-                print(repr(error), file=sys.stderr, flush=True)
-                os._exit(1)
-            os._exit(0)
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def act(line: str) -> None:
+    catalog, mode, what, dies = json.loads(line)
+    sink = sink_at(catalog, mode)
+    if dies:
+        die_at_commit(sink, dies)
+    ACTS[what](sink)
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each_line(act, prints_process=True)

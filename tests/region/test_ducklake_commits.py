@@ -20,6 +20,14 @@ from kohort.region.sinks import ducklake_catalog
 from kohort.region.sinks.ducklake_catalog import CommitOpenError, DuckLake, NoLakeError
 
 NUMBERS = itertools.count()
+TABLE_AND_MARKER = (
+    "CREATE TABLE {lake}.flights (id BIGINT)",
+    "CREATE TABLE {lake}.marker (number BIGINT)",
+    "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 0)",
+    "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 10, table_name => 'marker')",
+    "INSERT INTO {lake}.marker VALUES (0)",
+)
+"""The statements that make an empty table, and a marker of 0 that is inlined whatever the lake's own limit is."""
 MOVE = "UPDATE {lake}.marker SET number = 1 WHERE number = 0"
 
 
@@ -27,13 +35,7 @@ MOVE = "UPDATE {lake}.marker SET number = 1 WHERE number = 0"
 def lake(tmp_path: Path) -> DuckLake:
     """A lake with an empty table and a marker of 0, which is inlined whatever the lake's own limit is."""
     made = DuckLake(str(tmp_path), "ducklake:here")
-    for statement in (
-        "CREATE TABLE {lake}.flights (id BIGINT)",
-        "CREATE TABLE {lake}.marker (number BIGINT)",
-        "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 0)",
-        "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 10, table_name => 'marker')",
-        "INSERT INTO {lake}.marker VALUES (0)",
-    ):
+    for statement in TABLE_AND_MARKER:
         change(made, statement)
     assert not list((tmp_path / "data").rglob("*.parquet"))
     return made

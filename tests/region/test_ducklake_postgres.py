@@ -21,7 +21,7 @@ from kohort.region.sinks.sql_dialects import postgres_parameters
 from kohort.region.staged import StagedKey
 from tests.region.ducklake_process import REGION, sink_at
 from tests.region.postgres import Server, programs, running
-from tests.region.test_ducklake_commits import MOVE, OTHERS, add, change, expire
+from tests.region.test_ducklake_commits import MOVE, OTHERS, TABLE_AND_MARKER, add, change, expire
 from tests.region.test_ducklake_commits import ask as ask_lake
 from tests.support.long_runs import IS_LONG
 
@@ -75,13 +75,7 @@ def test_a_publication_behind_another_is_refused(
     """Also if the snapshots of the other are gone, so that the number of the late one is free again."""
     lake = PostgresLake(str(tmp_path), "ducklake:here", postgres_parameters(catalog))
     (tmp_path / "data").mkdir()
-    for statement in (
-        "CREATE TABLE {lake}.flights (id BIGINT)",
-        "CREATE TABLE {lake}.marker (number BIGINT)",
-        "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 0)",
-        "CALL ducklake_set_option('{lake}', 'data_inlining_row_limit', 10, table_name => 'marker')",
-        "INSERT INTO {lake}.marker VALUES (0)",
-    ):
+    for statement in TABLE_AND_MARKER:
         change(lake, statement)
     change(lake, add(file(tmp_path, "a", 7)))
     if flushed:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from uuid import UUID
 
 import kohort.client.producer.producer  # noqa: F401 - before the fork, which then takes milliseconds
 import kohort.region.sinks.kafka_topic as sinks
 from kohort.client.producer.producer import Producer
 from kohort.region.staged import StagedKey
+from tests.region.forked import fork_for_each_line
 
 REGION = UUID(int=0xA11CE)
 KEYS = tuple(StagedKey(REGION, 5, member, 1) for member in ("a", "b", "idle"))
@@ -44,21 +44,12 @@ class DyingProducer(Producer):
         return call
 
 
-def main() -> None:
-    for line in sys.stdin:
-        servers, topic, sequence, at = line.split()
-        child = os.fork()
-        if not child:
-            try:
-                DyingProducer.at = int(at)
-                sinks.Producer = DyingProducer  # type: ignore[misc]
-                sinks.KafkaTopic(servers, topic).bind("region", REGION).publish(int(sequence), KEYS)
-            except BaseException as error:  # noqa: BLE001 - the parent tells it
-                print(repr(error), file=sys.stderr, flush=True)
-                os._exit(1)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def publish(line: str) -> None:
+    servers, topic, sequence, at = line.split()
+    DyingProducer.at = int(at)
+    sinks.Producer = DyingProducer  # type: ignore[misc]
+    sinks.KafkaTopic(servers, topic).bind("region", REGION).publish(int(sequence), KEYS)
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each_line(publish)

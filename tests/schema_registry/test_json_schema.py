@@ -305,7 +305,7 @@ def test_properties_by_pattern_and_all_others(draft: str) -> None:
 
 
 def test_without_re2_only_patterns_of_few_steps_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_values, "_re2", lambda: None)
+    monkeypatch.setattr(json_values, "load_re2", lambda: None)
     json_values._searcher.cache_clear()
     try:
         assert json_writer('{"pattern": "^[a-z]+-[0-9]+$"}', 1)("abc-123")

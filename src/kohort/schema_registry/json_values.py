@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.name_patterns import bounded_options, load_re2
 from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
 
 _REASON_MAX = 200
@@ -144,25 +145,15 @@ def _named(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str,
 
 PATTERN_CHARS_MAX = 10_000
 """The longest pattern, in characters."""
-PATTERN_MEMORY_BYTES = 512 << 10
-"""RE2's `max_mem`. A larger program goes to Python's engine, if its steps are few."""
+PATTERNS_KEPT = 128
+"""The most compiled patterns, of 512 KiB each: 64 MiB in all."""
 STEPS_MAX = 10_000_000
 """The most steps of Python's engine for one text: about a third of a second."""
 _SHOWN_MAX = 100
 _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
 
 
-@cache
-def _re2() -> Any:
-    """Return the module `re2`; None where it has no wheel."""
-    try:
-        import re2
-    except ImportError:
-        return None
-    return re2
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=PATTERNS_KEPT)
 def _searcher(pattern: str) -> Callable[[str], bool]:
     """Return a function that says whether a text has a match.
 
@@ -171,15 +162,13 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
     """
     if len(pattern) > PATTERN_CHARS_MAX:
         raise InvalidInputError(f"the schema has a pattern of more than {PATTERN_CHARS_MAX} characters")
-    engine = _re2()
+    engine = load_re2()
     if engine is not None:
-        options = engine.Options()
-        options.max_mem, options.log_errors, options.never_capture = PATTERN_MEMORY_BYTES, False, True
         escaped = _UNICODE_ESCAPE.sub(lambda found: found[1] or rf"\x{{{found[2]}}}", pattern)
         try:
-            search = engine.compile(escaped, options).search
+            search = engine.compile(escaped, bounded_options(engine)).search
         except (engine.error, UnicodeEncodeError):
-            pass  # Python's engine may know it
+            pass  # Python's engine may know it, or have the memory for it
         else:
             return lambda text: search(text) is not None
     compiled = re.compile(pattern)

@@ -111,9 +111,9 @@ def check_written(configs: Mapping[str, str]) -> None:
     """
     known = settings(LogConfig)
     for key, text in configs.items():
-        kind = type_of(key, known[key]) if key in known else Type.STRING
         if key.endswith(".throttled.replicas"):
             continue  # Kafka takes empty words there
+        kind = type_of(key, known[key]) if key in known else Type.STRING
         if kind == Type.LIST and text.strip() and not all(word.strip() for word in text.split(",")):
             raise InvalidInputError(f"{key} has an empty word: {text!r}", ErrorCode.INVALID_CONFIG)
         if kind in (Type.INT, Type.LONG, Type.DOUBLE) and "_" in text:  # a number for Python alone

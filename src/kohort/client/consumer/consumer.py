@@ -179,10 +179,8 @@ class Consumer(Lookups, SyncMethods):
     def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed or self._client.is_of_another_process():
             return
-        within = (
-            self._user_thread == threading.get_ident()
-        )  # a signal handler has interrupted a method of this consumer
-        if within or self._client.is_own_thread():
+        # In a method of this consumer, which a signal handler has interrupted or which calls a listener or callback.
+        if self._user_thread == threading.get_ident() or self._client.is_own_thread():
             self._close_asked = (timeout_ms,)
             self.wakeup()
             return
