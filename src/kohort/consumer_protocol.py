@@ -122,7 +122,7 @@ def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription | None:
 
 
 def read_assignment(assignment: bytes) -> ConsumerProtocolAssignment | None:
-    """Decode an assignment; empty bytes are an empty one. Return None for bytes that can't be decoded."""
+    """Decode an assignment; empty bytes are an empty assignment. Return None for bytes that can't be decoded."""
     if not assignment:
         return ConsumerProtocolAssignment()
     reader = _FieldReader(assignment)

@@ -14,7 +14,7 @@ Assignment: TypeAlias = dict[MemberId, list[TopicPartition]]
 
 @dataclass(frozen=True, slots=True)
 class MemberSubscription:
-    """One member, as the assignor sees it.
+    """The properties of a member that an assignor decides by.
 
     Attributes:
         topics: names subscribed to; those that do not exist are left out of the assignment.

@@ -152,7 +152,7 @@ class ServerRequest:
             self.connection.close()
 
     def unreadable(self) -> Parts:
-        """Return an answer that the shard can't decode."""
+        """Return bytes that are no valid answer, to stand in for the answer of a consumer."""
         return [b"\xff"]
 
     def fail(self, error: ErrorCode, why: str) -> None:
@@ -501,7 +501,7 @@ class GroupHost:
         self.groups.release(client)
 
     def client_lost(self, client: ClientSession) -> None:
-        """Tell the coordinators that a client's connection is closed."""
+        """Notify the group shards that a client's connection is closed."""
         self.consumers.forget(client)
         self.repeated.forget_client(client)
         if client.shards:
@@ -509,7 +509,7 @@ class GroupHost:
             self._report_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
 
     def _report_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
-        """Tell the coordinators of a disconnect once it is known whether the client's process has also ended."""
+        """Notify the group shards of a disconnect, once it is known whether the client's process has also ended."""
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
             self.loop.call_later(looks_s[0], self._report_lost, client, noticed, looks_s[1:])

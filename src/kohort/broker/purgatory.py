@@ -29,10 +29,10 @@ class WaitingFetch:
         done: Callable[[], None],
         may_read: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Create a wait.
+        """Create the wait of one fetch.
 
         Args:
-            logs: the partitions.
+            logs: the logs of the fetched partitions.
             missing: the bytes that have to be appended.
             done: called once, at the end.
             may_read: returns whether the client may read enough of what the partitions have by now.
@@ -65,7 +65,7 @@ class Purgatory:
         return self._count
 
     def add(self, wait: WaitingFetch, seconds: float) -> None:
-        """Let a fetch wait in purgatory for at most this long, and at most `WAIT_S_MAX`."""
+        """Hold a fetch in purgatory for at most `seconds`, and never for more than `WAIT_S_MAX`."""
         self._count += 1
         for log in wait.logs:
             self._by_log.setdefault(log, {})[wait] = None

@@ -87,7 +87,7 @@ class RebalanceHistory:
         self._size = 0
 
     def take(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
-        """Record what a shard reports of a group: a cause of a rebalance, or the end of one."""
+        """Record an event that a shard reports: a rebalance was caused, a rebalance ended, or the group is empty."""
         group = self._groups.get(note.group_id)
         if group is None:
             group = self._groups[note.group_id] = GroupRebalanceHistory(size=len(note.group_id))

@@ -102,7 +102,7 @@ class BrokerServer:
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
-        """Give the SASL listeners of the server their logins.
+        """Configure how clients of the server's SASL listeners authenticate.
 
         Raises:
             InvalidInputError: a setting is invalid or missing.

@@ -113,7 +113,7 @@ class Serving:
         return f"{host}:{self.port}"
 
     def listen(self) -> None:
-        """Accept clients."""
+        """Accept clients on every listener, and begin the periodic checks of connections and certificates."""
         self._lines.begin()
         self._idle_check_due = self._loop.time()
         for listener in self.listeners:

@@ -252,7 +252,7 @@ class GroupShards:
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
-        """Tell a client's shards that its connection is closed.
+        """Notify the shards that a client has used of the end of its connection.
 
         Args:
             client: the client.

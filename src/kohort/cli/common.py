@@ -253,7 +253,7 @@ def listen_address(listen: str) -> tuple[str, int]:
 
 
 def properties_of(path: Path) -> dict[str, str]:
-    """Return the properties of a file.
+    """Read a file of client properties.
 
     Raises:
         OSError: the file can't be read.

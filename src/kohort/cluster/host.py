@@ -381,7 +381,7 @@ class _Both:
         self._here = here
 
     def observe(self, seconds: float) -> None:
-        """Record one duration."""
+        """Record one duration in both histograms."""
         self._everywhere.observe(seconds)
         self._here.observe(seconds)
 

@@ -410,7 +410,7 @@ class CoordinatorUsers(Users):
             self.add_from(str(location))
 
     def close(self) -> None:
-        """Forget the users."""
+        """Remove the folder with the users' credentials."""
         self._folder.cleanup()
 
 

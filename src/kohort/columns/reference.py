@@ -210,7 +210,7 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """Return a number as 64-bit arithmetic leaves it."""
+    """Wrap a number around to a signed 64-bit integer."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -374,9 +374,10 @@ class SetDecoder:
             raise RecordSetDamagedError(DamageKind.CODEC) from None
 
     def _record(self, batch: ScannedBatch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
-        """Read one record.
+        """Decode the record at `at` into the columns.
 
-        Returns the start of the next record, and None, or -1 for the end offset, or the offset that no longer fits.
+        Returns:
+            The start of the next record; and None, -1 behind the end offset, or the offset that no longer fits.
         """
         reader = Reader(body, at, len(body))
         length = reader.varint()

@@ -120,7 +120,7 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Set the recipients of steps.
+        """Create the queue of appends of one term.
 
         Args:
             journal: the journal.
@@ -172,7 +172,7 @@ class Appends:
         return self.bytes_max is not None and self.next_bytes >= self.bytes_max
 
     def add(self, steps: list[Step], now: Now) -> None:
-        """Take the steps of events at `now`; their effects are carried out at once if nothing has to be awaited."""
+        """Queue the records of processed events. Without records to wait for, carry out the effects at once."""
         if self._token is None:
             self._send(steps, now)
             if self._behind or self._unproven:
@@ -350,7 +350,7 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether no other phase follows."""
+        """Whether the phase is final: fenced, damaged or closed."""
         return self in (Phase.FENCED, Phase.DAMAGED, Phase.CLOSED)
 
 

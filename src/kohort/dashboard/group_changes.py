@@ -176,7 +176,7 @@ class GroupChanges:
         return token
 
     def _put_preview(self, token: str, preview: GroupPreview) -> None:
-        """Keep a preview until it is confirmed, and forget those that are too old, or too many."""
+        """Store a preview until it is confirmed. Drop expired ones, and the oldest if there are too many."""
         now_s = self._now_s()
         with self._lock:
             self._previews[token] = preview

@@ -105,7 +105,7 @@ class GivenIds(dict[str, T]):
     _chars = 0
 
     def give_id(self, member_id: str, value: T) -> None:
-        """Keep a new id."""
+        """Record an id that was given to a new member, with the data that `take_id` returns."""
         self[member_id] = value
         self._chars += len(member_id)
 
@@ -229,7 +229,7 @@ SILENT_MAX_MS = 10_000
 
 
 class Verdict(NamedTuple):
-    """The answer to a client that names a group which is not here.
+    """The answer to a client that names a group which this coordinator does not have.
 
     Attributes:
         error: NONE: proceed.

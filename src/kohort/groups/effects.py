@@ -24,7 +24,7 @@ class RegisterConsumerReply(NamedTuple):
 
 
 class ShownPushGroup(Struct, frozen=True):
-    """A push group as ZooKeeper shows it.
+    """The state of a push group that the ZooKeeper mirror publishes.
 
     Attributes:
         settled: no rebalance is under way.
@@ -154,7 +154,7 @@ class GroupType(enum.StrEnum):
 
 
 class JoinedMember(Struct, frozen=True):
-    """A member as the leader sees it."""
+    """A member in the JoinGroup response that the group's leader gets."""
 
     member_id: str
     instance_id: str | None

@@ -319,7 +319,7 @@ class GroupMachine:
                 context.react(group, ReleaseLongPolls, timer.subject)
 
     def _on_connection_lost(self, event: ConnectionLost) -> None:
-        """Tell the groups of the members that were heard on a connection that it has ended."""
+        """Notify each group whose members used a connection that it has ended."""
         context = self.context
         for group_id, member_id in context.connections.pop(event.connection, {}):
             group = context.find(group_id)

@@ -268,12 +268,15 @@ class WrittenFamily(Metric):
 
 @lru_cache(maxsize=10_000)
 def escape_value(value: str) -> str:
-    """Return a label's value as the page has it. Most values stand in many samples: groups, topics, members."""
+    """Return a label's value with the escapes of Prometheus's text format.
+
+    The results are cached, because most values stand in many samples: groups, topics, members.
+    """
     return value.translate(_ESCAPES)
 
 
 def number_text(value: float) -> str:
-    """Return a sample's value as the page has it."""
+    """Return a sample's value in Prometheus's text format."""
     if type(value) is int and 0 <= value < _PLAIN_MAX:
         return f"{value}.0"
     return _float_text(value)

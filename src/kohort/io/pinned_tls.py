@@ -77,7 +77,7 @@ class TlsPipe:
     """
 
     def __init__(self, context: ssl.SSLContext, pin: bytes | None) -> None:
-        """Begin before the handshake. Without a pin this is the listener's end."""
+        """Create one end of a connection, before its handshake: the listener's end without a pin, else the caller's."""
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=pin is None)
         self._pin = pin

@@ -82,7 +82,7 @@ class _Named(NamedTuple):
 
 
 def own_name() -> str:
-    """Return this process's name, "" where it can't have one. A forked child has its own."""
+    """Return this process's name, "" where the platform has none. A forked child has its own."""
     global _own
     pid = os.getpid()
     if _own[0] != pid:

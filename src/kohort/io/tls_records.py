@@ -24,7 +24,7 @@ class RecordCounter:
     __slots__ = ("_head", "_left", "_most")
 
     def __init__(self, most: int = SILENT_RECORDS_MAX) -> None:
-        """Begin before the first record. `most` bounds the records of one piece."""
+        """Create a counter for a new connection. `most` bounds the records of one piece."""
         self._most = most
         self._head = b""  # the received part of a header
         self._left = 0  # bytes until the next header
@@ -62,7 +62,7 @@ class SilentRecords:
         self._count += records
 
     def carried(self, size: int) -> None:
-        """Take back one record, which carried so many bytes of data, and what these allow."""
+        """Uncount a record that carried `size` bytes of data, and as many empty ones as these bytes allow."""
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 
     def check_bound(self) -> None:

@@ -179,7 +179,7 @@ def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMembe
 
 
 def owned_value(record: PushOwned) -> Message:
-    """Build the value of a push consumer's partitions."""
+    """Build the value of the record with the partitions that a push consumer owns."""
     make = PushOwnedValue.Partitions
     return PushOwnedValue(
         topics=[make(topic_id=entry.topic_id, partitions=list(entry.partitions)) for entry in record.partitions]
@@ -187,7 +187,7 @@ def owned_value(record: PushOwned) -> Message:
 
 
 def read_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
-    """Build the record of a push consumer's partitions from its key's fields and value bytes."""
+    """Decode the record with the partitions that a push consumer owns, from its key's fields and value bytes."""
     topics = PushOwnedValue.decode(data, version).topics
     return PushOwned(
         fields[0], fields[1], tuple(TopicPartitions(entry.topic_id, tuple(entry.partitions)) for entry in topics)

@@ -124,7 +124,7 @@ def _streams_group(group: StreamsGroupDescribeResponse.DescribedGroup, node: int
 
 
 def _read_by(tasks: Iterable[StreamsTaskIds], topics: Mapping[str, Sequence[str]]) -> tuple[TopicPartition, ...]:
-    """Return the partitions that tasks read. They may not all exist: a topic can have fewer than there are tasks."""
+    """Return the partitions that streams tasks read, of which some may not exist: a topic may have fewer than tasks."""
     return tuple(
         sorted(
             TopicPartition(topic, number)

@@ -198,7 +198,7 @@ class LagReading:
                 groups[name] = found
 
     async def _topics_read(self) -> list[TopicPartition]:
-        """Return the partitions of the topics that are read whether or not a group has an offset there."""
+        """Return all partitions of the topics whose ends are read even if no group has committed an offset there."""
         if self.is_read is None:
             return []
         try:

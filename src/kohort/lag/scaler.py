@@ -231,7 +231,7 @@ def _unexpected(error: Exception) -> Exception | None:
 
 
 def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
-    """Decide about a group; one about which nothing can be decided stops none of the others."""
+    """Decide how many members a group needs; log an unexpected error, so that it stops no other group's decision."""
     try:
         _decide(wanted, watched, report)
     except Exception as error:

@@ -19,7 +19,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of a group.
+    """A change of a group that two successive reads of the cluster show.
 
     Attributes:
         kind: `created`, `ended`, `joined`, `left`, `rebalance`, `state`, `assignment` or `status`.

@@ -250,7 +250,7 @@ class PartitionCheck:
         self._checksums = checkpoints.readable_index_checksums(path) if path.exists() else {}
 
     def run(self, progress: Progress) -> None:
-        """Check each segment and the other files.
+        """Check every segment, index and checkpoint of the partition's folder.
 
         The folder is created with the first record: an empty partition has none.
         """

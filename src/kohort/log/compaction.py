@@ -130,7 +130,7 @@ class Compaction:
         collect_keys(data, parse_header(data), self._last, limit)
 
     def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
-        """Run a job on one batch. Its argument is the most bytes that the batch may decompress to.
+        """Run a job on one batch. Its argument is the limit of the decompressed bytes.
 
         A job that needs more than a step allows runs in another thread.
         """

@@ -210,7 +210,7 @@ class _Survey:
         self.expected, self.epoch = batch.header.next_offset, batch.header.partition_leader_epoch
 
     def _take_back(self) -> None:
-        """Discard the previously scanned batch, which turned out to be the damaged one."""
+        """Discard the batch that was scanned last, because the following bytes show that it is the damaged one."""
         assert self.pending is not None
         self.position = self.pending.position
         self.expected, self.epoch = self.before

@@ -169,7 +169,7 @@ class OffsetIndex(_IndexFile):
         return bisect_right(self.positions, position) - 1
 
     def truncate(self, entries: int) -> None:
-        """Keep the first `entries`, also in the file."""
+        """Remove all but the first `entries` from memory and from the file."""
         del self.offsets[entries:]
         del self.positions[entries:]
         if self._flushed > entries:
@@ -177,7 +177,7 @@ class OffsetIndex(_IndexFile):
             self._flushed = entries
 
     def make_anew(self, entries: int) -> None:
-        """Keep the first `entries`. The file stays unchanged until `flush` replaces it by a new, fsynced one.
+        """Remove all but the first `entries`; the file stays unchanged until `flush` replaces it by a new, fsynced one.
 
         The index is the only proof of gaps in a compacted segment. A file that is truncated in place may contain zeros
         after a power loss, which would make a valid batch look damaged.

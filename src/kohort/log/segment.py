@@ -194,7 +194,7 @@ class SegmentFile:
         write_all(fd, rest, self.size + size - len(rest), self._fs)
 
     def _note(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
-        """Index the batch at `position` if the last index entry is far enough before it."""
+        """Record an appended batch: the largest timestamp, and index entries once per `index.interval.bytes`."""
         if max_timestamp > self.max_timestamp:
             if self.max_timestamp < 0:
                 self.first_timestamp = max_timestamp
@@ -250,7 +250,7 @@ class SegmentFile:
             position += header.size
 
     def rules(self, limit: int | None) -> Rules:
-        """Return the rules for the batches. `limit` is the offset after all of them, None if it is unknown."""
+        """Return the rules by which batches are verified. `limit` is the offset after the last one; None: unknown."""
         least = 0
         if self.gaps and limit is not None:
             claim = self.time_index.last_in_file()

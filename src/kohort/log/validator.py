@@ -153,7 +153,10 @@ class BatchValidator:
             raise self._error(ErrorCode.INVALID_RECORD, f"a batch does not decompress: {error.message}") from None
 
     def _rules(self, codec: int, now_ms: int) -> RecordRules:
-        """Return what the topic accepts now. -1 means no timestamp, which every topic accepts."""
+        """Return the range of timestamps and the record size that the topic accepts now.
+
+        Timestamp -1 means none, which every topic accepts.
+        """
         largest = self._largest_record if codec else RECORD_BYTES_UNLIMITED
         if self._append_time:
             return -INT64_MAX, INT64_MAX, largest, self._keys

@@ -238,7 +238,7 @@ def make_folder(files: FileCalls, path: str) -> None:
 
 
 def remove(files: FileCalls, path: str) -> None:
-    """Remove a file's name, if it is there."""
+    """Remove a file's name if it exists."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
 

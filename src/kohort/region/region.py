@@ -266,7 +266,7 @@ class Region(ClosedOnExit):
 
     @staticmethod
     def _states_in(place: KeyedState | None, region_id: UUID) -> KeyedStates | None:
-        """Check the place of keyed states."""
+        """Return the keyed states of the region, after checking that their place can be written."""
         if place is None:
             return None
         bound = place.bind(region_id)

@@ -93,7 +93,7 @@ class RegionLogView:
         return region_key() if self._given is None else self._given
 
     def _reading_key(self) -> RegionKey:
-        """Return the key to read with. While there is none, every record is ignored."""
+        """Return the key that authenticates the records read. While there is none, every record is ignored."""
         found = self.__dict__.get("_key") or self._given or found_key()
         return self._unsealed if found is None else found
 

@@ -346,12 +346,12 @@ def first_claim(group: str, facts: list[Fact]) -> Claim | None:
 
 
 def claim_key(group: str, region: str) -> bytes:
-    """Return the key of a claim."""
+    """Return the record key under which a region claims a group."""
     return key_of(Claim(group, region, "", 0))
 
 
 def is_of(region: str, client_id: str) -> bool:
-    """Return whether a client is a region's, even a dead one that its group has not removed yet."""
+    """Return whether a client id belongs to a member of a region, which may be dead and not removed yet."""
     return client_id.startswith(client_id_of(region, ""))
 
 

@@ -278,7 +278,10 @@ class ProtobufSchema:
         self._inside: dict[tuple[str, bool], tuple[Descriptor, ...]] = {}
 
     def _check_parts(self) -> tuple[int, int]:
-        """Check the number of parts and the length of names, and return that and the characters of all full names.
+        """Check how many parts the schema has (messages, fields, methods, values of enums), and how long names are.
+
+        Returns:
+            The number of parts, and the number of characters of all full names.
 
         Raises:
             UnusableSchemaError: there are too many parts or characters, or a map has other entries.

@@ -161,7 +161,7 @@ class Arguments:
         return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
-        """Convert one argument as the signature says, and return it. `name` is the parameter's.
+        """Convert an argument to the type of the parameter `name`, and return it.
 
         Raises:
             InvalidInputError: the argument does not fit the signature.

@@ -57,7 +57,7 @@ class ConfigResourceType(IntEnum):
 
 
 class NamedResource(Protocol):
-    """A resource as requests name it."""
+    """A topic, broker or group whose configuration a request describes or alters."""
 
     resource_type: int
     resource_name: str

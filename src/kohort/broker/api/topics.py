@@ -119,7 +119,7 @@ def _result(node: Node, name: str, topic: CatalogTopic | KafkaError) -> CreateTo
 
 
 def _hide_configs(result: CreateTopicsResponse.CreatableTopicResult) -> None:
-    """Leave out what a client that may not describe the new topic's configuration must not learn. Source: KIP-525."""
+    """Remove the topic's configuration and size from the result: the client may not describe it. Source: KIP-525."""
     result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     result.num_partitions = result.replication_factor = -1
     result.configs = []

@@ -67,7 +67,7 @@ class LoginClient(Protocol):
 
 
 class LoginConnection(Protocol):
-    """A connection, as its login uses it. `server/connection.py` has the connections of a listener."""
+    """The part of a connection that its SASL login uses. `server/connection.py` has the connections of a listener."""
 
     @property
     def client(self) -> LoginClient: ...
@@ -80,10 +80,10 @@ class LoginConnection(Protocol):
         """Pass later frames to `on_frame`. Their size limit is `size_max`; None: the listener's limit."""
 
     def suspend(self) -> None:
-        """Take no further request until `unsuspend`."""
+        """Handle no further request until `unsuspend`."""
 
     def unsuspend(self) -> None:
-        """Take requests again."""
+        """Handle requests again, also those that came in the meantime."""
 
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
@@ -179,7 +179,7 @@ class SaslLogin:
     # -- frames
 
     def _on_frame(self, connection: LoginConnection, frame: Frame) -> None:
-        """Take a frame of a client that is not known yet.
+        """Handle a frame of a client that has not logged in yet.
 
         Raises:
             BadFrame: only the requests of a login are taken.
@@ -207,10 +207,10 @@ class SaslLogin:
         return key == (SASL_HANDSHAKE if self._state is LoginState.HANDSHAKE else SASL_AUTHENTICATE)
 
     def _on_later_frame(self, connection: LoginConnection, frame: Frame) -> None:
-        """Take a frame of a client whose login lasts for a time.
+        """Handle a frame of a client whose login expires at some time (KIP-368).
 
         Raises:
-            BadFrame: that time is over.
+            BadFrame: the login has expired.
         """
         if self.has_expired:
             key = int.from_bytes(frame[:2], "big", signed=True)
@@ -246,7 +246,7 @@ class SaslLogin:
         return SaslHandshakeResponse(mechanisms=offered)
 
     def authenticate(self, request: LoginRequest, message: SaslAuthenticateRequest) -> None:
-        """Take the client's next token; the response follows when the token is checked."""
+        """Process the client's next SASL token; the response follows when the token is checked."""
         if self._exchange is None:
             text = "SaslAuthenticate request received after successful authentication"
             request.reply(SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text))
@@ -271,7 +271,7 @@ class SaslLogin:
         self._take_token(bytes(message.auth_bytes), send_token, refuse_login)
 
     def _take_raw(self, token: bytes) -> None:
-        """Take a token that has no request around it, as after SaslHandshake 0."""
+        """Process a SASL token that is not wrapped in a request, as after SaslHandshake version 0."""
 
         def send_token(token: bytes, _lifetime_ms: int) -> None:
             self._connection.send_raw([len(token).to_bytes(4, "big") + token])

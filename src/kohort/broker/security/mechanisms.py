@@ -64,7 +64,7 @@ class SaslExchange(ABC):
 
     @abstractmethod
     def take_token(self, token: bytes) -> bytes:
-        """Take the client's token, and return the broker's.
+        """Process a SASL token of the client, and return the broker's next one.
 
         Raises:
             LoginRefused: the login has failed.

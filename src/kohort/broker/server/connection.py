@@ -252,7 +252,7 @@ class UnrequestedFrame:
 
 
 class Handler(Protocol):
-    """The server, as a connection uses it."""
+    """The part of the server that handles the events of a connection."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle one request; raise `BadFrame` to close the connection.
@@ -484,11 +484,11 @@ class Connection:
         self._resume_if_room()
 
     def suspend(self) -> None:
-        """Take no further request until `unsuspend`: a login is being checked."""
+        """Handle no further request until `unsuspend`: a login is being checked."""
         self.retain_bytes(self._flow.bytes_max)
 
     def unsuspend(self) -> None:
-        """Take requests again."""
+        """Handle requests again, also those that came in the meantime."""
         self.retain_bytes(-self._flow.bytes_max)
 
     def read_ahead(self) -> None:

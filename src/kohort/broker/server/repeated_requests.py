@@ -60,7 +60,7 @@ class Repetition:
 
 
 class Repeater(Protocol):
-    """A client that repeats requests."""
+    """A connection whose client sends the same requests again and again, like heartbeats and fetches."""
 
     @property
     def repeated(self) -> dict[int, Repetition]:

@@ -286,7 +286,7 @@ class Request(Generic[M_co]):
 
     @property
     def takes_encoded(self) -> bool:
-        """Whether the response may be encoded before: nothing reads it, or names a throttle time in it."""
+        """Whether the response may be bytes encoded before: no throttle time is set in it, and no caller reads it."""
         return self.meter is None and self.on_answer is None
 
     def reply_encoded(self, response: type[Message], body: bytes) -> None:

@@ -51,7 +51,7 @@ class ServerRequests:
         self._queue(parts)
 
     def take(self, frame: Frame) -> None:
-        """Take a frame from the client as the response to the oldest unanswered request.
+        """Handle a frame from the client as the response to the oldest unanswered request.
 
         Raises:
             BadFrame: no request is unanswered.

@@ -227,7 +227,7 @@ _OWN_TEXTS: Final[Mapping[ErrorCode, str]] = MappingProxyType({})
 def _outcomes(
     topics: Sequence[_Topic], group: str, attempts: Attempts[str], texts: Mapping[ErrorCode, str] = _OWN_TEXTS
 ) -> PartitionResults[None]:
-    """Return the results. `texts`: what a code means for this call, where that is more than its own text."""
+    """Return the outcome of each partition. `texts` replaces the general text of an error code for this call."""
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:

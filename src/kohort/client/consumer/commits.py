@@ -221,7 +221,7 @@ class Commits:
             self.abandon_queued()
 
     def abandon_queued(self) -> None:
-        """Let the commits fail that have not been sent yet, because the partitions are given up."""
+        """Fail the commits that were not sent yet, because their partitions are revoked."""
         for turn in self._queued:
             turn.given_up = True
 

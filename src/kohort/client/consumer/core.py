@@ -382,7 +382,7 @@ class ConsumerCore:
         return max(soonest_ms, min(duties))
 
     def _while_polling(self) -> None:
-        """Do what is due while a poll waits."""
+        """Prove to the membership that the application polls, and commit automatically if that is due."""
         if self.membership is not None:
             self.membership.polled()
         if self.config.enable_auto_commit:
@@ -448,7 +448,7 @@ class ConsumerCore:
         decoded.drop_bytes()
 
     def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        """Keep the records so far and queue the rest, after a limit of the decoder ended it within a response."""
+        """Buffer the decoded part of a response and queue the rest, after the decoder has reached a limit within it."""
         rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
@@ -532,7 +532,7 @@ class ConsumerCore:
     def _revoke_and_acknowledge(
         self, gone: list[TopicPartition], revocation: Revocation, member: Membership
     ) -> Script[None]:
-        """Give partitions up and acknowledge it, after the commits in flight.
+        """Revoke partitions and acknowledge that to the group, after the commits in flight.
 
         A call that is cancelled in between is no reason to keep the group waiting. If the listener has not been called
         yet, the next call begins again. If it has, the revocation is acknowledged.
@@ -558,7 +558,10 @@ class ConsumerCore:
     def _revoke_partitions(
         self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None
     ) -> Script[None]:
-        """Give partitions up; `staying` is the membership, which may carry the last positions itself."""
+        """Revoke partitions: commit the last positions, then call the listener.
+
+        `staying` is the membership. In the push protocol it reports the last positions itself.
+        """
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
             staying.set_positions_to_report({part: positions[part].offset for part in gone if part in positions})

@@ -114,7 +114,7 @@ class FetchBuffer:
         self._chunks_of: Counter[Rows] = Counter()
 
     def add(self, partition: TopicPartition, block: Rows, index: int, position_version: int) -> None:
-        """Keep the rows of one record set of a decoded block."""
+        """Buffer the rows of one record set of a decoded block."""
         rows = block.ranges[index]
         queue = self._queues.get(partition)
         if queue is None:
@@ -130,7 +130,10 @@ class FetchBuffer:
             self._voided_seen = -1
 
     def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
-        """Take up to `limit` records in fair order; None: those of the oldest block. Moves positions past them."""
+        """Remove up to `limit` records in fair order and return them; None: those of the oldest block.
+
+        The positions move past them.
+        """
         self.drop_void()
         if limit is None:
             return self._take_block()
@@ -206,7 +209,7 @@ class FetchBuffer:
         return taken
 
     def _take_upto(self, partition: TopicPartition, count: int) -> list[Slice]:
-        """Take rows of one partition from its chunks, and move the partition to the end of the rotation."""
+        """Remove rows of one partition from its chunks, and move the partition to the end of the rotation."""
         taken = []
         while count > 0 and partition in self._queues and (state := self._ready(partition)) is not None:
             part = self._cut(partition, state, count)

@@ -71,7 +71,7 @@ class TopicsAtFirstSight:
         self._cluster_id: str | None = None
 
     def see(self, metadata: Metadata, topics: Iterable[str]) -> None:
-        """Take in new metadata of the topics that are read; others are forgotten.
+        """Record when the topics that are read were first seen, from new metadata; forget all others.
 
         A topic that is missing for a while stays as it was first seen. In another cluster its age is not known.
         """
@@ -116,7 +116,7 @@ class PositionFinder:
         self._looked: Promise[None] = Promise()
 
     def see_topics(self, topics: Iterable[str]) -> None:
-        """Take in new metadata of the topics that are read."""
+        """Record when the topics that are read were first seen, from new metadata."""
         self._at_first.see(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:

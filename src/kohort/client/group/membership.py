@@ -299,7 +299,7 @@ class Membership(ABC):
         return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
 
     def set_positions_to_report(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Take the positions of processed records, for a protocol that carries positions."""
+        """Set the positions of processed records, for a protocol that carries positions."""
         raise TypeError(f"{type(self).__name__} carries no positions")
 
     def replaced(self) -> set[str]:
@@ -476,7 +476,7 @@ class Membership(ABC):
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:
-        """Give up all partitions as lost, and wait until the application has acknowledged it."""
+        """Report all partitions as lost (`on_partitions_lost`), and wait until the application has acknowledged it."""
         self._stop_tasks()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
@@ -582,7 +582,10 @@ class Membership(ABC):
         self._move()
 
     async def _fatal(self, error: KafkaError) -> None:
-        """Leave the group until the application takes the error. Its partitions are lost without heartbeats."""
+        """Stop heartbeats after an error that no retry repairs, and report all partitions as lost.
+
+        The error is kept until a poll raises it.
+        """
         self._stop_tasks()
         self.state = MemberState.IDLE
         self.error, self._fenced_why = error, str(error)

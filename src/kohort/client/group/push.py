@@ -325,7 +325,7 @@ class PushMembership(Membership):
         return self._owned
 
     async def _abandon_assignment(self, why: str) -> None:
-        """Give up the partitions as lost; reconnect once the application has acknowledged it."""
+        """Report the partitions as lost; reconnect once the application has acknowledged it."""
         self._unlink(why)
         self._drop_revoking()
         self._started = self._resume = False
@@ -378,7 +378,7 @@ class PushMembership(Membership):
         )
 
     def _unlink(self, why: str) -> None:
-        """Close the connection to the coordinator; another one is made only after that."""
+        """Close the connection to the coordinator, so that the member can make another one."""
         link, self._link = self._link, None
         self._stopping = False
         if link is not None:
@@ -441,7 +441,7 @@ class PushMembership(Membership):
         return self._started and {partition_of(partition) for partition in asked.partitions} != self._registry.keys()
 
     def _start(self, asked: CoordinatorRequest) -> ErrorCode:
-        """Take an assignment. Refuse a different one without a Stop before it: nothing is read by it.
+        """Adopt the assignment of a Start request. Refuse a different one that comes without a Stop before it.
 
         The current assignment changes nothing, unless the application has released it for a Stop whose connection
         ended.

@@ -85,7 +85,7 @@ class RawConnection:
             self._send(body)
 
     def take(self) -> memoryview | None:
-        """Take the oldest received frame; None when there is none."""
+        """Remove the oldest received frame from the queue, and return it; None if there is none."""
         return self._frames.popleft() if self._frames else None
 
     async def next(self, runtime: Runtime, timeout_ms: float) -> memoryview | None:
@@ -103,7 +103,7 @@ class RawConnection:
     # Called by `BrokerConnections`.
 
     def receive_frame(self, frame: memoryview) -> bool:
-        """Take a received frame; return False when more than `FRAMES_MAX` wait."""
+        """Queue a received frame; return False when more than `FRAMES_MAX` wait."""
         self._frames.append(memoryview(bytes(frame)))
         self._wake_reader()
         return len(self._frames) <= FRAMES_MAX
@@ -299,7 +299,7 @@ class BrokerConnections:
         return True
 
     def received(self, link_id: int, frame: memoryview) -> None:
-        """Take one complete response without its length prefix. The buffer belongs to the core from now on."""
+        """Handle one complete response, without its length prefix. The buffer belongs to the core from now on."""
         link = self._links.get(link_id)
         if link is None:
             return

@@ -460,7 +460,7 @@ class ProducerCore:
             await self.cluster.describe_topics(topics, create=True)
 
     def _take_metadata(self, metadata: Metadata) -> None:
-        """Take the partitions of the topics from new metadata. On the client's thread."""
+        """Update the partitions of the producer's topics from new metadata. On the client's thread."""
         for topic in self._topics:
             info = metadata.topics.get(topic)
             if info is not None and info.partitions:

@@ -544,7 +544,7 @@ class Sender:
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Give up a batch that was sent; whether its sequences were used may be unknown."""
+        """Fail a batch that was sent, although the broker may have appended it under its sequences."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:

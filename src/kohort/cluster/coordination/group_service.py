@@ -164,7 +164,7 @@ class GroupCoordination:
             await client.wait_until(lambda: self._heard_ms >= asked_ms)
 
     def alive(self) -> None:
-        """Do nothing: the heartbeats run on the same loop."""
+        """Do nothing: the member's heartbeats run on the same event loop, so they stop with it."""
 
     async def close(self) -> None:
         """Leave the group at once. A second call does nothing."""

@@ -382,7 +382,7 @@ class JournalTerm:
     # -- loading
 
     async def _load(self, writer: JournalWriter) -> None:
-        """Hand out all records before the fence, and make sure that nobody else can write behind it."""
+        """Pass all records before the fence to the shard, and make sure that nobody else can write behind it."""
         place, metrics, authors = self._place, self._metrics, self._decoding.authors
         began_ms = place.cluster.runtime.now_ms
         own, end = writer.identity.producer_id, metrics.fence_offset
@@ -402,7 +402,7 @@ class JournalTerm:
         self._owner.continue_reading()
 
     async def _read(self, reading: JournalReading, end: int) -> None:
-        """Hand out the records up to an offset, and wait until they are decoded."""
+        """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
             await self._handover.put(await reading.up_to(end))
             self._owner.continue_reading()

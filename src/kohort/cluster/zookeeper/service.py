@@ -62,7 +62,7 @@ class TopicMirror:
     """
 
     def __init__(self, session: ZooKeeperSession, look: Callable[[], None]) -> None:
-        """Call `look` to request another `settle`."""
+        """Create the mirror of a session. It calls `look` to request another `settle`."""
         self.wanted: Mapping[str, MirroredTopic] | None = None
         self.on_change: Callable[[], None] | None = None
         self._session = session

@@ -128,7 +128,7 @@ class CurrentAssignment:
 
 
 class Presence(MonitoredMember):
-    """A member's soft state.
+    """The state of a member that is not in the journal: its connection, timers and parked requests.
 
     Attributes:
         revocation: the timer that bounds a revocation.

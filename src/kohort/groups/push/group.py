@@ -403,7 +403,7 @@ class PushAnswers(PushRegistry):
         step.run(self.backoff, step.config.push_rebalance_backoff_ms)
 
     def fail_rebalance(self, step: Step) -> None:
-        """Let the rebalance fail: members without an answer are disconnected, and evicted when their sessions end."""
+        """Fail the rebalance: disconnect members that did not answer, which are evicted when their sessions end."""
         silent = [
             member_id
             for member_id in self.moving

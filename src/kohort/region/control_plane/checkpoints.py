@@ -431,7 +431,10 @@ class Checkpoints:
         )
 
     def _let_leave(self, names: Iterable[str]) -> None:
-        """Let members leave that asked to; one that alone can publish stays until it has, with its siblings."""
+        """Release members that have requested to leave.
+
+        The only member that can publish a sink's rows stays until it has, with its siblings.
+        """
         plane = self.plane
         going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
         here = [registered for registered in plane.members.values() if registered.lost_ms is None]

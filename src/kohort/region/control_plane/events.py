@@ -289,7 +289,7 @@ class LookAtProcess:
 
 @dataclass(frozen=True, slots=True)
 class RegionLogLine:
-    """A log record."""
+    """An effect: write a line to the control plane's log."""
 
     level: LogLevel
     text: str

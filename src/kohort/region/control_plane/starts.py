@@ -51,9 +51,9 @@ class StartOffsets:
         self.plane.start_requests = [request for request in self.plane.start_requests if request.parts]
 
     def serve(self) -> None:
-        """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
+        """Assign the requested partitions that no other member holds, and whose start offset no other looks up.
 
-        This happens only while the region runs. A member contributes every partition that it was given, so no start
+        That happens only while the region runs. A member contributes every partition that it was given, so no start
         may come between its contribution and the sequence.
         """
         plane = self.plane

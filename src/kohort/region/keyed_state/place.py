@@ -38,7 +38,7 @@ class StateStore(Protocol):
         """Return the names in a folder; none if it does not exist."""
 
     def remove(self, folder: str, names: Iterable[str]) -> None:
-        """Remove files, those that are there."""
+        """Remove the files that exist of these."""
 
 
 class FolderStore:
@@ -112,7 +112,7 @@ class KeyedState:
         storage_options: Mapping[str, str] | None = None,
         work_folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Initialise a place; nothing is accessed.
+        """Name the place where the keyed states of regions are saved; it is not accessed yet.
 
         Args:
             path: a folder that all members see, or the URL of an object store (`s3://`, `gs://`, `az://`).

@@ -441,7 +441,7 @@ class StateSweeper:
         self._thread: threading.Thread | None = None
 
     def order(self, due: list[tuple[Part, int]]) -> None:
-        """Order sweeps."""
+        """Queue sweeps of old files for the sweeper's thread, which the first call starts."""
         if due and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)
             self._thread.start()

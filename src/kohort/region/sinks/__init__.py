@@ -113,14 +113,13 @@ class Sink(Protocol):
         """Return the last sequence that is certainly published, with or without rows; 0: none."""
 
     def adopt(self) -> str:
-        """Write this sink's name into the destination, in place of the earlier one.
+        """Rename the sink in its destination's owner marker, after an operator has said that the destination moved.
 
-        An operator says that it has moved.
-
-        The topic has the new name by then, if the sink also has `known` (`stored_name_and_sequence` explains it).
+        A sink that also has `known` gets this call after the region's topic has the new name
+        (`stored_name_and_sequence` explains it).
 
         Returns:
-            The earlier name; empty: the region has written nothing there yet.
+            The earlier name of the sink; empty: the region has written nothing there yet.
 
         Raises:
             InvalidInputError: the destination belongs to another region.

@@ -396,7 +396,7 @@ def lake_errors(place: str) -> Iterator[None]:
 
 
 def line_of(error: Exception) -> str:
-    """Return an error's first line."""
+    """Return the first line of an error's text; DuckDB adds the statement in later ones."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -497,7 +497,7 @@ class DuckLakeTable(FolderSink):
         return self._until_there(lambda state: state.sequence >= sequence, add_sequence)
 
     def _say(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
-        """Say in the snapshot which region and sequence it is."""
+        """Write region and sequence into the snapshot's commit message, by which readers find its origin."""
         said: dict[str, object] = {"region": self._region, "region-id": str(self._bound()), "sequence": sequence}
         if offsets:
             said["offsets"] = json.loads(offsets)

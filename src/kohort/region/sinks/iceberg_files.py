@@ -157,7 +157,7 @@ class TableStore(Protocol):
     """Small objects in folders of a table's location. What was written is whole, and durable when the call returns."""
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object, over an older one."""
+        """Write an object; an older one of this name is replaced."""
 
     def read(self, location: str) -> bytes:
         """Return an object; raise FileNotFoundError if there is none."""
@@ -166,7 +166,7 @@ class TableStore(Protocol):
         """Return the names in a folder, none if it is missing."""
 
     def remove(self, location: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
 
     def mark_published(self, folder: str, sequence: int) -> None:
         """Mark a sequence as published. A late call can't undo a newer mark."""

@@ -123,7 +123,7 @@ def store_named(name: str) -> tuple[str, dict[str, str]]:
 
 
 class ObjectStore:
-    """The objects below a URL. It can be pickled; each process opens the store for itself.
+    """The objects below a URL of an object store. It can be pickled; each process opens the store for itself.
 
     All methods raise `NotAuthorizedError` for a missing permission, and `RetriableError` for a store that does not
     answer. No error has a credential.
@@ -289,7 +289,7 @@ class ObjectStore:
         return data
 
     def put_object(self, path: str, data: bytes | memoryview) -> None:
-        """Write an object, over an older one."""
+        """Write an object; an older one of this name is replaced."""
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
@@ -360,7 +360,7 @@ class ObjectStore:
             return [name for name in names if name.strip("/") not in ("", folder)]
 
     def copy_objects(self, paths: Mapping[str, str]) -> None:
-        """Copy objects to other paths, over older ones.
+        """Copy objects to other paths; older objects there are replaced.
 
         Raises:
             FileNotFoundError: one is not there.
@@ -375,7 +375,7 @@ class ObjectStore:
                 self._raw.copy(path, to)
 
     def remove_objects(self, paths: Iterable[str]) -> None:
-        """Remove objects, those that are there."""
+        """Remove the objects that exist of these."""
         gone = list(paths)
         if not gone:
             return

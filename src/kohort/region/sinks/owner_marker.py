@@ -53,7 +53,7 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
     added: tuple[str, ...] = ()
 
     def rows(self) -> pa.Schema:
-        """Return the schema of all rows."""
+        """Return the schema that all rows of the destination have."""
         return schema_of(self.schema)
 
 
@@ -63,7 +63,7 @@ def text_of(schema: pa.Schema) -> str:
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Return the schema in a text.
+    """Decode a schema from the text of `text_of`.
 
     Raises:
         CorruptDataError: the text has no schema.

@@ -419,7 +419,7 @@ class ParquetFolder(FolderSink):
                 self._remove_staged(earlier)
 
     def _remove_staged(self, name: str) -> None:
-        """Remove a staged file, or a folder of such."""
+        """Remove a staged file, or a folder of staged files."""
         path = f"{self.path}/_staging/{name}"
         if _FILES_OF.fullmatch(name):
             remove_folder(self._files, path)

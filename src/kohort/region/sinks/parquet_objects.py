@@ -448,7 +448,7 @@ class ParquetObjects(ParquetFolder):
         self._forget(names)
 
     def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
-        """Return what there is to publish; None: another process has done it."""
+        """Return the entry of the sequence log that publishes these keys; None: another process has written it."""
         paths = self._paths_of(names)
         sizes = self._store.object_sizes([path for name in names for path in paths[name]])
         without = [name for name in names if not paths[name] or not sizes.keys() >= set(paths[name])]

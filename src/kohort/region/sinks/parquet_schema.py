@@ -65,7 +65,7 @@ def returned_as(kind: pa.DataType) -> str:
 
 
 def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
-    """Return what makes a type unsupported, or one within it."""
+    """Describe the unsupported part of an Arrow type, for an error; empty: the type is supported."""
     if isinstance(kind, pa.DictionaryType):
         return _unsupported_part(kind.value_type)
     if pa.types.is_decimal(kind) and kind.scale < 0:

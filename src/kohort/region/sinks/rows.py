@@ -261,7 +261,7 @@ class RowRefusedError(InvalidInputError):
 
 
 def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
-    """Return the error for the first of these rows, with the position of its record, if the table has it.
+    """Return the error for the first refused row, with the position of its record if the table has that.
 
     Args:
         reasons: the reasons, by the row's index in the table, from 0.

@@ -542,7 +542,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return BatchOffset(self._identity).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tell Spark that batches are bounded; `latestOffset` combines the options itself."""
+        """Return a limit, so that Spark passes one to `latestOffset`, which combines the options itself."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)

@@ -81,6 +81,6 @@ def use_this_python(spark: SparkSession) -> None:
     default = os.environ.get(VARIABLE) is None and context.pythonExec == "python3"
     choice = choose(context.master, None if default else context.pythonExec, sys.executable)
     if choice.warning is not None:
-        log.warning("Python of Spark's workers: %s", choice.warning)
+        log.warning("which Python interpreter Spark's workers run: %s", choice.warning)
     if choice.python is not None:
         context.pythonExec = choice.python
