@@ -22,7 +22,15 @@ from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import AclOperation, TopicPartition
-from kohort.log import BATCHES_MAX, PRODUCER, CheckedBatches, LoopBudget, PartitionLog, TooMuchForLoopError, is_as_wanted
+from kohort.log import (
+    BATCHES_MAX,
+    PRODUCER,
+    CheckedBatches,
+    LoopBudget,
+    PartitionLog,
+    TooMuchForLoopError,
+    is_as_wanted,
+)
 from kohort.wire.batch import HEADER_SIZE, TRANSACTIONAL, parse_header
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.schema import Buffer
