@@ -64,7 +64,8 @@ def _recompress(batches: ReadBuffer, config: LogConfig, validator: BatchValidato
         CorruptDataError: a batch does not decompress, or decompresses to more than a reader accepts.
     """
     codec, level = compression_of(config)
-    view, parts, at = memoryview(batches), [], 0
+    view, at = memoryview(batches), 0
+    parts: list[Buffer] = []
     left = len(view) + config.max_message_bytes
     while at < len(view):
         header = parse_header(view, at)
