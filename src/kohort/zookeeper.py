@@ -47,8 +47,8 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Return `count` unused ports of the loopback interface, none of which an earlier call of this process returned.
 
-    They stay free until a server listens there, because nothing else chooses such ports by itself: the operating system
-    takes those of outgoing connections from higher ranges, and each process begins at another port.
+    They stay free until a server listens there. The operating system takes the ports of outgoing connections from higher
+    ranges, and each process begins at another port.
 
     Raises:
         NotFoundError: All ports of the range are in use.
