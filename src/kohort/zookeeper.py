@@ -47,7 +47,7 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Return `count` unused ports of the loopback interface, none of which an earlier call of this process returned.
 
-    They stay free until a server listens there. The operating system takes the ports of outgoing connections from higher
+    They stay free until a server listens there. Outgoing connections get theirs from higher
     ranges, and each process begins at another port.
 
     Raises:
