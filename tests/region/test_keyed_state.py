@@ -12,7 +12,7 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.keyed_state import states as states_module
 from kohort.region.keyed_state.place import KeyedState, RegionStates
-from kohort.region.keyed_state.state_files import file_name, folder_of
+from kohort.region.keyed_state.state_files import OBJECTS_BYTES, file_name, folder_of
 from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
 from kohort.region.records import Part
 from tests.region.test_parquet_s3 import options
@@ -214,10 +214,14 @@ def test_full_disk_of_the_working_copy_resets(tmp_path: Path) -> None:
 
 
 def test_changes_beyond_a_limit_want_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states_module, "CHANGED_BYTES", 1_000)
+    """The limit is on memory: a key that changes again and again takes no more of it."""
+    monkeypatch.setattr(states_module, "CHANGED_BYTES", 2 * (900 + OBJECTS_BYTES))
     states = KeyedStates(KeyedState(tmp_path).bind(REGION_ID), None)
     states.begin(PART, None)
     state = mapping(states.state_of(PART))
+    for number in range(100):
+        state[b"a"] = b"%d" % number + bytes(900)
+    del state[b"a"]
     state[b"a"] = bytes(900)
     assert not states.changed_much()
     state[b"b"] = bytes(900)
