@@ -480,7 +480,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         LoadedState, "save", _loses_what_was_not_saved
     ),
     "files of a state that a manifest names are swept": _instead(
-        RegionStates, "sweep", lambda place, part, base: _SWEEP_STATES(place, part, base + 2)
+        RegionStates,
+        "sweep",
+        lambda place, order: _SWEEP_STATES(place, order._replace(head=order.head._replace(base=order.head.base + 2))),
     ),
     "files of a state are not synced": _instead(place, "write_staged", _writes_without_syncs),
     "the outcome is taken for complete": _in_table(

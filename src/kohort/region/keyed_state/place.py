@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
@@ -125,6 +125,26 @@ class ObjectStateStore:
         self._store.remove_objects([f"{folder}/{name}" for name in names])
 
 
+class SweepOrder(NamedTuple):
+    """The order to remove files of a partition.
+
+    Attributes:
+        part: the partition.
+        head: its state in the last manifest. Files of earlier sequences than its base go.
+        names: the names of the files that count: others go too, if their sequence is not later than the head's. None:
+            they are not known.
+    """
+
+    part: Part
+    head: StateHead
+    names: frozenset[str] | None = None
+
+    def has(self, name: str, sequence: int) -> bool:
+        """Return whether a file goes."""
+        replaced = self.names is not None and name not in self.names and sequence <= self.head.sequence
+        return sequence < self.head.base or replaced
+
+
 class KeyedState:
     """The place where a region's Python members save the keyed states of partitions.
 
@@ -178,7 +198,8 @@ class RegionStates:
 
     Attributes:
         place: the name of the place, without credentials.
-        deltas_max: the limit on deltas behind a base. A new owner reads each of them.
+        deltas_max: how many deltas may be behind a base before some are merged: a new owner reads each. 0: each
+            checkpoint saves a base.
     """
 
     def __init__(self, store: StateStore, place: str, region_id: UUID, deltas_max: int = DELTAS_MAX) -> None:
@@ -338,11 +359,11 @@ class RegionStates:
                 "members the place where it was saved, or reset the region to its initial state"
             ) from error
 
-    def sweep(self, part: Part, base: int) -> None:
-        """Remove the files of earlier sequences than the base of the state that the last manifest names."""
-        folder = self._folder(part)
+    def sweep(self, order: SweepOrder) -> None:
+        """Remove the files that the state of the last manifest does not need."""
+        folder = self._folder(order.part)
         numbers = ((name, sequence_in(name)) for name in self._store.names(folder))
-        self._store.remove(folder, [name for name, number in numbers if number is not None and number < base])
+        self._store.remove(folder, [name for name, number in numbers if number is not None and order.has(name, number)])
 
     def _folder(self, part: Part) -> str:
         return f"{self._region}/{folder_of(part)}"

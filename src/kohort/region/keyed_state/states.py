@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from typing import Final
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
-from kohort.region.keyed_state.place import RegionStates, Write, no_room
+from kohort.region.keyed_state.place import RegionStates, SweepOrder, Write, no_room
 from kohort.region.keyed_state.state_files import (
     FILE_BYTES,
     KEY_BYTES_MAX,
@@ -38,6 +38,8 @@ CHANGED_BYTES: Final = 128 * 1024 * 1024
 """Memory of a member's changes that requests a checkpoint."""
 _APPLIED_BYTES: Final = 128 * 1024 * 1024
 """Memory of changes that are applied to a working copy at once, while it is loaded."""
+_MERGED_BYTES: Final = 64 * 1024 * 1024
+"""Limit on the size of deltas that are merged, which are in memory meanwhile."""
 _READ_BYTES: Final = 1 << 20
 _FEW: Final = 4
 _THREADS: Final = 8
@@ -195,6 +197,7 @@ class LoadedState:
         self.changed_bytes = 0
         self._chain: list[StateFile] = []
         self._is_saved = True  # the copy is what the chain says
+        self._replaced = False  # files of the chain were merged
         if head is None:
             self._copy = WorkingCopy(work_folder)
             return
@@ -280,20 +283,55 @@ class LoadedState:
             if not self._changed:
                 return
             self._apply()
-            if self._base_is_due():
-                self._copy.shrink()
-                self._chain = self._place.write_base(self._part, sequence, self._copy.pieces())
-            else:
-                payloads = delta_payloads(self._changed)
-                self._chain = self._place.write_deltas(self._part, sequence, self._chain, payloads)
+            self._chain = self._saved_chain(sequence)
             self._changed, self.changed_bytes, self._is_saved = {}, 0, True
 
-    def _base_is_due(self) -> bool:
-        deltas = [file.size for file in self._chain if file.kind == "delta"]
-        base_bytes = sum(file.size for file in self._chain) - sum(deltas)
-        size = sum(deltas) + sum(change_bytes(*change) for change in self._changed.items())
-        too_many = len(deltas) >= self._place.deltas_max or size > max(base_bytes // 2, DELTAS_BYTES)
-        return not self._chain or too_many
+    def _saved_chain(self, sequence: int) -> list[StateFile]:
+        """Save the changes as a delta, after one that they are merged with, or with a new base; return the chain."""
+        deltas = [file for file in self._chain if file.kind == "delta"]
+        deltas_bytes = sum(file.size for file in deltas)
+        base_bytes = sum(file.size for file in self._chain) - deltas_bytes
+        size = sum(change_bytes(*change) for change in self._changed.items())
+        too_large = deltas_bytes + size > max(base_bytes // 2, DELTAS_BYTES)
+        if not self._chain or too_large or not self._place.deltas_max:
+            return self._with_base(sequence)
+        merged = self._to_merge(deltas, size) if len(deltas) >= self._place.deltas_max else []
+        changes: dict[bytes, bytes | None] = {}
+        try:
+            for payload in self._place.read_deltas(self._part, merged):
+                changes.update(changes_in(payload))
+        except CorruptDataError as error:
+            log.warning("saving the whole keyed state of %s, because its changes are damaged: %s", self._part, error)
+            return self._with_base(sequence)
+        changes |= self._changed
+        before = self._chain[: len(self._chain) - len(merged)]
+        self._replaced = self._replaced or bool(merged)
+        return self._place.write_deltas(self._part, sequence, before, delta_payloads(changes))
+
+    def _with_base(self, sequence: int) -> list[StateFile]:
+        self._copy.shrink()
+        return self._place.write_base(self._part, sequence, self._copy.pieces())
+
+    def _to_merge(self, deltas: list[StateFile], size: int) -> list[StateFile]:
+        """Return the newest deltas: half of the limit on them, and further ones while these are not larger together.
+
+        So what is written stays in proportion to the changes. Each merge at least doubles the file of a change, except
+        once in half of the limit.
+        """
+        found, total = 0, size
+        for file in reversed(deltas):
+            enough = found >= max(1, self._place.deltas_max // 2)
+            if total + file.size > _MERGED_BYTES or (enough and file.size > total):
+                break
+            found, total = found + 1, total + file.size
+        return deltas[len(deltas) - found :]
+
+    def replaced_by(self) -> frozenset[str] | None:
+        """Return the names of the files that count, if one was replaced since this was last asked; None: none was."""
+        with self._lock:
+            names = frozenset(file.name for file in self._chain) if self._replaced else None
+            self._replaced = False
+            return names
 
     def close(self) -> None:
         """Remove the working copy."""
@@ -457,14 +495,19 @@ class KeyedStates:
             self._given = dict(self._heads)
             return dict(self._given)
 
-    def completed(self) -> list[tuple[Part, int]]:
-        """Handle a complete sequence with what was saved last; return partitions to sweep, with their bases."""
+    def completed(self) -> list[SweepOrder]:
+        """Handle a complete sequence with what was saved last; return what to sweep."""
         with self._lock:
             given, self._given = self._given, {}
-            bases = {part: head.base for part, head in given.items() if head is not None}
-            due = [(part, base) for part, base in bases.items() if self._swept.get(part, 0) < base]
-            self._swept |= {part: base for part, base in due if part in self._heads}
-            return due
+            heads = {part: head for part, head in given.items() if head is not None}
+            orders = []
+            for part, head in heads.items():
+                state = self._loaded.get(part)
+                names = None if state is None or state.head != head else state.replaced_by()
+                if names is not None or self._swept.get(part, 0) < head.base:
+                    orders.append(SweepOrder(part, head, names))
+            self._swept |= {order.part: order.head.base for order in orders if order.part in self._heads}
+            return orders
 
     def close(self) -> None:
         """Remove all working copies."""
@@ -484,10 +527,10 @@ class StateSweeper:
     def __init__(self, place: RegionStates, name: str) -> None:
         """Initialise the sweeper; its thread starts with the first order."""
         self._place, self._name = place, name
-        self._orders: queue.SimpleQueue[tuple[Part, int] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def order(self, due: list[tuple[Part, int]]) -> None:
+    def order(self, due: list[SweepOrder]) -> None:
         """Order sweeps."""
         if due and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)
@@ -504,6 +547,6 @@ class StateSweeper:
     def _run(self) -> None:
         while (entry := self._orders.get()) is not None:
             try:
-                self._place.sweep(*entry)
+                self._place.sweep(entry)
             except (OSError, KafkaError) as error:
                 log.warning("[member %s] old files of a keyed state could not be removed: %s", self._name, error)
