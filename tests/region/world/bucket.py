@@ -110,7 +110,7 @@ class StoreFaults:
 
     def is_slow(self) -> bool:
         """Return whether the next request takes its time, while all else goes on."""
-        return self._slow > 0 and self._chance.random() < self._slow
+        return self._slow > 0 and self._chance.random() < self._slow and self._clock.may_hold()
 
     def pass_time(self) -> None:
         """Let everything else go on."""
