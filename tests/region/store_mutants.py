@@ -220,7 +220,6 @@ TOPIC_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 _MARKER = StagingTopic.marker
 
 
-
 def _looks_once(table: SqlTable, at: Any) -> int:
     """Each process looks at its first publication only, and goes on from what it has published by itself."""
     looked = table.__dict__.setdefault("_looked", [])

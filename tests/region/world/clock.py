@@ -25,6 +25,7 @@ class Clock:
         self.chance = random.Random(seed)
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._late: dict[int, Callable[[], None]] = {}
         self.story: list[str] = []
 
     def after(self, delay_ms: int, do: Callable[[], None]) -> None:
@@ -43,6 +44,22 @@ class Clock:
         finally:
             self._depth -= 1
         self.now_ms = max(self.now_ms, until_ms)
+
+    def after_late(self, delay_ms: int, do: Callable[[], None]) -> None:
+        """Do something after a time, or when `bring_late` is called before that."""
+        number = next(self._count)
+        self._late[number] = do
+        self.after(delay_ms, lambda: self._bring(number))
+
+    def _bring(self, number: int) -> None:
+        do = self._late.pop(number, None)
+        if do is not None:
+            do()
+
+    def bring_late(self) -> None:
+        """Do now what was to come late."""
+        for number in list(self._late):
+            self._bring(number)
 
     def may_hold(self) -> bool:
         """Return whether one more may be held, while time passes."""

@@ -192,6 +192,9 @@ class Disk:
     def heal(self) -> None:
         """Do at once what would hold others up, for all faults have ended."""
 
+    def settle(self) -> None:
+        """Do at once what comes with time, after all processes have ended."""
+
     def _names(self) -> dict[str, Node]:
         node = (self.volume.root.names or {}).get(self.path.removeprefix("/"))
         return {} if node is None else node.names or {}

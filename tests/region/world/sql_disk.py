@@ -54,14 +54,12 @@ class Database:
     Attributes:
         committed: called after each commit.
         content: what is committed, for a backup.
-        late: commits that come late; until then no other transaction can begin.
     """
 
     def __init__(self, content: bytes = b"") -> None:
         self.path = f"file:/world-{next(_NAMES)}?vfs=memdb"
         self.committed: Callable[[], None] = lambda: None
         self.content = content
-        self.late: list[Callable[[], None]] = []
         self._keeper = sqlite3.connect(self.path, uri=True, timeout=0, isolation_level=None)  # it goes with the last
         if content:
             copied = sqlite3.connect(":memory:")
@@ -72,21 +70,6 @@ class Database:
     def keep_content(self) -> None:
         """Keep a copy of what is committed, for a backup that is made while a transaction is open."""
         self.content = self._keeper.serialize()
-
-    def commit_late(self, clock: Clock, delay_ms: int, commit: Callable[[], None]) -> None:
-        """Commit after some time, or when all faults end."""
-        self.late.append(commit)
-        clock.after(delay_ms, lambda: self._come(commit))
-
-    def _come(self, commit: Callable[[], None]) -> None:
-        if commit in self.late:
-            self.late.remove(commit)
-            commit()
-
-    def heal(self) -> None:
-        """Commit what is late."""
-        for commit in list(self.late):
-            self._come(commit)
 
     def ask(self, statement: str, *given: object) -> list[Any]:
         """Return the rows of a query; none if the table is not there."""
@@ -170,7 +153,7 @@ class SqlClient(SqliteFile):
         def come_late() -> None:
             connection.comes_late = True
             assert self._decisive is not None
-            self._database.commit_late(self._decisive._clock, self._decisive._chance.randint(1, LATE_MS), commit_late)
+            self._decisive._clock.after_late(self._decisive._chance.randint(1, LATE_MS), commit_late)
 
         self._asked(statement, commit, self._decisive, come_late)
 
@@ -259,8 +242,8 @@ class SqlDisk(Disk):
         """The database is elsewhere: nothing is lost."""
 
     def heal(self) -> None:
-        """Commit what is late: all faults have ended."""
-        self.database.heal()
+        """Commit what is late: until then the database is locked."""
+        self.faults._clock.bring_late()
 
     def emptied(self) -> None:
         """Nothing of what was void is shown any more."""
@@ -370,7 +353,7 @@ class SqlWriter:
             database.committed()
 
         if disk.faults.is_bad() and self._chance.random() < 0.3:
-            database.commit_late(self._clock, self._chance.randint(1, HOLDS_MS), commit)
+            self._clock.after_late(self._chance.randint(1, HOLDS_MS), commit)
         else:
             commit()
 

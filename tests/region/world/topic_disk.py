@@ -551,6 +551,10 @@ class TopicDisk(Disk):
         self._use(backup.copied())
         self.ordered = NO_ORDERS
 
+    def settle(self) -> None:
+        """End all transactions, as time does."""
+        self.cluster.end_in_time()
+
     def lose_power(self, chance: random.Random) -> None:
         """The cluster is elsewhere: nothing is lost."""
 
