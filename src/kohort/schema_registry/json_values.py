@@ -245,7 +245,7 @@ def _re2_searcher(pattern: str, compiled: Any) -> Callable[[str], bool]:
     def search_bounded(text: str) -> bool:
         if len(text) > chars_max:
             raise InvalidInputError(
-                f"the schema's pattern {_shown(pattern)!r} could take too long for a text of {len(text)} characters: "
+                f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {len(text)} characters: "
                 f"it is of a size that is searched for in {chars_max}"
             )
         return compiled.search(text) is not None
@@ -253,7 +253,7 @@ def _re2_searcher(pattern: str, compiled: Any) -> Callable[[str], bool]:
     return search_bounded
 
 
-def _shown(pattern: str) -> str:
+def _shortened(pattern: str) -> str:
     return pattern if len(pattern) <= _SHOWN_MAX else f"{pattern[:_SHOWN_MAX]}…"
 
 
@@ -277,7 +277,7 @@ def refuse_slow(pattern: str, length: int) -> None:
     """
     if steps(pattern, length) > STEPS_MAX:
         raise InvalidInputError(
-            f"the schema's pattern {_shown(pattern)!r} could take too long for a text of {length} characters: RE2 "
+            f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {length} characters: RE2 "
             "can't search for it, because of a lookaround or a back reference, and repetitions within repetitions are "
             "bounded"
         )
