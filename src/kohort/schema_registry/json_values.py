@@ -245,8 +245,8 @@ def _re2_searcher(pattern: str, compiled: Any) -> Callable[[str], bool]:
     def search_bounded(text: str) -> bool:
         if len(text) > chars_max:
             raise InvalidInputError(
-                f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {len(text)} characters: "
-                f"it is of a size that is searched for in {chars_max}"
+                f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {len(text)} "
+                f"characters: it is of a size that is searched for in {chars_max}"
             )
         return compiled.search(text) is not None
 
