@@ -247,18 +247,18 @@ class PushedConsumers:
                 )
                 connection.finish()
             else:
-                self._ask(found, value, *asking_frame(value, self._leader))
+                self._send_to_consumer(found, value, *asking_frame(value, self._leader))
         except WireError as error:
-            self._end(connection, value.group_id, error)
+            self._close_consumer(connection, value.group_id, error)
 
     @staticmethod
-    def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
+    def _close_consumer(connection: Connection, group_id: str, error: KafkaError) -> None:
         log.warning("[group %s] closing a push consumer's connection from %s: %s", group_id, connection.name, error)
         connection.finish()
 
-    def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
+    def _send_to_consumer(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
-        answer = partial(self._take, to, value, asking)
+        answer = partial(self._on_answer, to, value, asking)
         asked = ServerRequest(KINDS[asking], connection, value, self._metrics[asking], answer)
 
         def send_request_frame() -> None:
@@ -267,7 +267,7 @@ class PushedConsumers:
             try:
                 to.turned.ask([with_length_prefix(body)], asked.take)
             except KafkaError as error:
-                self._end(connection, value.group_id, error)
+                self._close_consumer(connection, value.group_id, error)
 
         if not (self._faults.active and self._faults.on_request(asked, send_request_frame)):
             send_request_frame()
@@ -277,18 +277,18 @@ class PushedConsumers:
         leaders = self._endpoints.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+    def _on_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Handle a consumer's answer, and measure it for quotas.
 
         Raises:
             BadFrame: the answer is malformed.
         """
         began = perf_counter()
-        self._take_answer(by, value, asked, frame)
+        self._pass_answer(by, value, asked, frame)
         if self.throttling is not None and self.throttling.active:
             self.throttling.charge_push_frame(by.connection, perf_counter() - began)
 
-    def _take_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+    def _pass_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
 
         If the consumer is no longer authorized, drop the answer and close the connection.
@@ -299,7 +299,7 @@ class PushedConsumers:
         connection = by.connection
         if by.right is not None and (refused := by.right.refusal()):
             what = f"{value.member_id} may not be a member any more: {refused.name}: {refused.text}"
-            self._end(connection, value.group_id, KafkaError(what, refused))
+            self._close_consumer(connection, value.group_id, KafkaError(what, refused))
             return
         try:
             answered = read_answer(value, connection.client.number, asked, frame)

@@ -97,7 +97,7 @@ class RebalanceHistory:
         if isinstance(note, RebalanceCaused):
             _add_cause(group, note)
         else:
-            _end(group, note)
+            _end_rebalance(group, note)
         self._size += group.size - before
         while self._size > HISTORY_CHARS_MAX and len(self._groups) > 1:
             _, oldest = self._groups.popitem(last=False)
@@ -127,7 +127,7 @@ def _add_cause(group: GroupRebalanceHistory, note: RebalanceCaused) -> None:
     group.size += len(kept.text) + len(kept.member_id)
 
 
-def _end(group: GroupRebalanceHistory, note: Rebalanced | GroupEmptied) -> None:
+def _end_rebalance(group: GroupRebalanceHistory, note: Rebalanced | GroupEmptied) -> None:
     record, group.current = group.current, None
     if record is None:  # the group was loaded in the middle of a rebalance
         return

@@ -491,9 +491,9 @@ class Shard:
             self._machine = machine
             appends.add(steps, time_now)
             if not appends.ended:
-                appends.when_out(self._begin)
+                appends.when_out(self._begin_serving)
 
-    def _begin(self) -> None:
+    def _begin_serving(self) -> None:
         """Begin to serve: the records of the load are durable, and the driver records the load."""
         try:
             self._driver.shard_loaded(self.index)

@@ -60,7 +60,7 @@ class DashboardUsers:
         self._read_as: tuple[int, ...] = ()
         self._proofs: dict[str, bytes] = {}
         self._checked_s = now_s()
-        self._read()
+        self._load_users()
 
     def login(self, user: str, password: str) -> bytes | None:
         """Return the proof of a user's present password; None: the user or the password is wrong.
@@ -78,7 +78,7 @@ class DashboardUsers:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
                 self._checked_s = self._now_s()
                 try:
-                    self._read()
+                    self._load_users()
                 except InvalidInputError as error:
                     if self._failures.due(error.message):
                         log.warning(
@@ -87,7 +87,7 @@ class DashboardUsers:
                         )
             return self._proofs.get(user)
 
-    def _read(self) -> None:
+    def _load_users(self) -> None:
         try:
             found = self._path.stat()
         except OSError as error:

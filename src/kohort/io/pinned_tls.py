@@ -50,11 +50,11 @@ def listener_context() -> tuple[ssl.SSLContext, bytes]:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    _load(context, private + certificate.public_bytes(serialization.Encoding.PEM))
+    _load_pem(context, private + certificate.public_bytes(serialization.Encoding.PEM))
     return context, _pin_of(certificate.public_bytes(serialization.Encoding.DER))
 
 
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
+def _load_pem(context: ssl.SSLContext, pem: bytes) -> None:
     """Load a key and its certificate, which `ssl` reads from a file only: one of this user's, removed at once."""
     fd, path = tempfile.mkstemp(prefix="kohort-")
     try:

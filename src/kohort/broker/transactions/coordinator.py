@@ -413,7 +413,7 @@ class Transactions:
             fenced = aborted or known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
-            self._end(known, commit, new_epoch, done)
+            self._end_transaction(known, commit, new_epoch, done)
         elif known.status.preparing:
             done(self._waits.refusal(transactional_id), -1, -1)
         else:
@@ -434,7 +434,7 @@ class Transactions:
 
         self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
-    def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
+    def _end_transaction(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
         """Make the outcome durable, then write the markers."""
         prepared = replace(
             known,

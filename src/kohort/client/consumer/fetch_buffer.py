@@ -165,13 +165,13 @@ class FetchBuffer:
             while queue and (state is None or queue[0].position_version != state.position_version):
                 self._drop_chunk(partition)
             if not queue:
-                self._forget(partition)
+                self._remove_queue(partition)
 
     def clear(self) -> None:
         for partition in list(self._rotation):
             while self._queues[partition]:
                 self._drop_chunk(partition)
-            self._forget(partition)
+            self._remove_queue(partition)
 
     # Internals.
 
@@ -272,7 +272,7 @@ class FetchBuffer:
             del self._chunks_of[chunk.block]
             self.nbytes -= chunk.block.nbytes
 
-    def _forget(self, partition: TopicPartition) -> None:
+    def _remove_queue(self, partition: TopicPartition) -> None:
         del self._queues[partition]
         self._rotation.remove(partition)
 

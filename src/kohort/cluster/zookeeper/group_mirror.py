@@ -348,7 +348,7 @@ class GroupMirror:
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 
-    async def _read(self, top: str) -> dict[str, bytes]:
+    async def _read_tree(self, top: str) -> dict[str, bytes]:
         """Read all nodes of a tree."""
         session, found = self._coordination.session, dict[str, bytes]()
         due = [top]
@@ -395,7 +395,7 @@ class GroupMirror:
 
     async def _plan_gone(self, group: MirroredGroup, plan: Plan) -> None:
         if group.nodes is None:
-            group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
+            group.nodes = {**await self._read_tree(group.owners_path), **await self._read_tree(group.offsets_path)}
         for path in sorted(group.nodes, reverse=True):
             plan.delete(group, path)
         plan.done.append((group, None))
@@ -405,14 +405,14 @@ class GroupMirror:
         first, was_told = group.nodes is None, group.reported
         changed = shown.settled and not group.reported and group.registered != shown.owners
         if group.nodes is None:
-            group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
+            group.nodes = {**await self._read_tree(group.owners_path), **await self._read_tree(group.offsets_path)}
             group.written = {}
             group.offset_paths.clear()
         elif changed or is_due:
             before = [path for path in group.nodes if path.startswith(f"{group.owners_path}/")]
             for path in (*before, group.owners_path):
                 group.nodes.pop(path, None)
-            group.nodes.update(await self._read(group.owners_path))
+            group.nodes.update(await self._read_tree(group.owners_path))
         is_read = first or changed or is_due
         if is_read:
             self._report_missing(group, shown)
@@ -495,10 +495,10 @@ class GroupMirror:
     # -- writing
 
     async def _write_plan(self, guard: tuple[Change, ...], plan: Plan) -> None:
-        await self._send(guard, plan.creates, window=1)
-        await self._send(guard, plan.sets, window=WINDOW)
-        await self._send(guard, plan.deletes, window=1)
-        await self._send(guard, plan.marks, window=WINDOW)
+        await self._send_changes(guard, plan.creates, window=1)
+        await self._send_changes(guard, plan.sets, window=WINDOW)
+        await self._send_changes(guard, plan.deletes, window=1)
+        await self._send_changes(guard, plan.marks, window=WINDOW)
         for group, shown in plan.done:
             view = self._known[self._host.groups.index_of(group.name)]
             if group.name not in plan.again:
@@ -510,7 +510,7 @@ class GroupMirror:
         for group, shown in plan.owners:
             group.registered = dict(shown.owners)
 
-    async def _send(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
+    async def _send_changes(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
         """Send changes in multis, at most `window` of them at once.
 
         Raises:

@@ -303,7 +303,7 @@ class EventThread(MemberThread):
                 self._saves_no_more()
                 self._flow.shut()
             case events.Begin(epoch, sequence, state):
-                self._begin(epoch, sequence, state)
+                self._begin_epoch(epoch, sequence, state)
             case events.Retire(_, retired, counts):
                 self._retire(retired, counts=counts)
 
@@ -324,7 +324,7 @@ class EventThread(MemberThread):
         if self._states is not None:
             self._states.forget(list(parts))
 
-    def _begin(self, epoch: int, sequence: int, state: bytes | None) -> None:
+    def _begin_epoch(self, epoch: int, sequence: int, state: bytes | None) -> None:
         self._stager.begin(epoch)
         if state is not None:
             self._callbacks.on_reset(sequence, state)

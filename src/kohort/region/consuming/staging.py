@@ -186,7 +186,7 @@ class Stager:
             if not self._divides:
                 check_rows(self._sink, table)
                 self._rows.make_room()
-                self._take(table)
+                self._add_table(table)
                 return
             good, reasons = divide(self._sink, table)
             self._rows.make_room()
@@ -194,7 +194,7 @@ class Stager:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
                 self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
-            self._take(good)  # after the dead letters nothing can fail
+            self._add_table(good)  # after the dead letters nothing can fail
 
     def add_dead_letters(self, letters: pa.Table) -> None:
         """Collect dead letters for their sink.
@@ -218,7 +218,7 @@ class Stager:
         if letters.num_rows:
             self._letter_log.add(letters.num_rows, letters.column("reason")[0].as_py())
 
-    def _take(self, table: pa.Table) -> None:
+    def _add_table(self, table: pa.Table) -> None:
         assert self._rows is not None
         self._rows.take(table)
         self.rows += table.num_rows

@@ -344,7 +344,7 @@ class RegionMembers:
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
         if member is not None:
-            self._goes(member)
+            self._release_member(member)
 
     def stop_member(self, event: MemberStopRequested) -> None:
         """Handle an operator's request that a member leaves."""
@@ -355,9 +355,9 @@ class RegionMembers:
             return
         for sibling in plane.siblings(member):
             sibling.stop = True
-        self._goes(member)
+        self._release_member(member)
 
-    def _goes(self, member: RegisteredMember) -> None:
+    def _release_member(self, member: RegisteredMember) -> None:
         plane = self.plane
         those, ongoing = plane.siblings(member), plane.ongoing
         for sibling in those:

@@ -339,7 +339,7 @@ class SparkRegion:
         """
         with self._lock:
             for started in self._ready():
-                self._begin(started)
+                self._record_running(started)
 
     def _ready(self) -> list[StartedQuery]:
         """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
@@ -435,7 +435,7 @@ class SparkRegion:
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publishers, config, query, number)
 
-    def _begin(self, started: StartedQuery) -> None:
+    def _record_running(self, started: StartedQuery) -> None:
         assert started.query is not None
         self._running[started.query.name] = started
         started.query.start()
@@ -483,7 +483,7 @@ class SparkRegion:
                     started.end()
                 raise
             for started in ready:
-                self._begin(started)
+                self._record_running(started)
         asked_s = time.monotonic()
         while not (self._closed.is_set() or is_stopped() or self._are_over()):
             if until == CAUGHT_UP:
