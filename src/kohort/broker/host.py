@@ -126,7 +126,7 @@ class ServerRequest:
         """The request's name for log lines."""
         return f"{self.api} to {self.connection.name} ({self.client_id})"
 
-    def take(self, frame: Frame) -> None:
+    def handle_answer(self, frame: Frame) -> None:
         """Handle the consumer's answer.
 
         Raises:
@@ -144,7 +144,7 @@ class ServerRequest:
         (frame,) = parts
         assert isinstance(frame, bytes)
         try:
-            self.take(memoryview(frame))
+            self.handle_answer(memoryview(frame))
         except BadFrame as error:
             log.warning(
                 "closing the connection from %s: malformed answer of a push consumer: %s", self.connection.name, error
@@ -223,7 +223,7 @@ class PushedConsumers:
                 )
                 connection.finish()
 
-    def forget(self, client: ClientSession) -> None:
+    def forget_connection(self, client: ClientSession) -> None:
         """Forget a push consumer's connection that has closed."""
         self._by_number.pop(client.number, None)
 
@@ -265,7 +265,7 @@ class PushedConsumers:
             if connection.closed:
                 return
             try:
-                to.turned.ask([with_length_prefix(body)], asked.take)
+                to.turned.ask([with_length_prefix(body)], asked.handle_answer)
             except KafkaError as error:
                 self._close_consumer(connection, value.group_id, error)
 
@@ -480,7 +480,7 @@ class GroupHost:
 
     def _shard_given_up(self, index: int) -> None:
         self.consumers.dismiss(index)
-        self.rebalances.forget(lambda group: self.groups.index_of(group) == index)
+        self.rebalances.drop_histories(lambda group: self.groups.index_of(group) == index)
 
     def next_request_id(self) -> int:
         """Return a new id for an event that is sent to a group shard. The reply finds its request by this id."""
@@ -502,7 +502,7 @@ class GroupHost:
 
     def client_lost(self, client: ClientSession) -> None:
         """Notify the group shards that a client's connection is closed."""
-        self.consumers.forget(client)
+        self.consumers.forget_connection(client)
         self.repeated.forget_client(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
@@ -637,9 +637,9 @@ class GroupHost:
     def record_metric(self, note: MetricNote) -> None:
         """Update the metrics and the history of rebalances from a group coordinator."""
         if not isinstance(note, Counted):
-            self.rebalances.take(note)
+            self.rebalances.record_note(note)
         if not isinstance(note, GroupEmptied):
-            self.metrics.take(note)
+            self.metrics.record_note(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)
 

@@ -86,7 +86,7 @@ class RebalanceHistory:
         self._groups: OrderedDict[str, GroupRebalanceHistory] = OrderedDict()
         self._size = 0
 
-    def take(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
+    def record_note(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
         """Record an event that a shard reports: a rebalance was caused, a rebalance ended, or the group is empty."""
         group = self._groups.get(note.group_id)
         if group is None:
@@ -107,7 +107,7 @@ class RebalanceHistory:
         """Return the history of a group; an empty one if nothing is known."""
         return self._groups.get(group_id) or GroupRebalanceHistory()
 
-    def forget(self, is_gone: Callable[[str], bool]) -> None:
+    def drop_histories(self, is_gone: Callable[[str], bool]) -> None:
         """Drop the histories of some groups, by name."""
         for name in [name for name in self._groups if is_gone(name)]:
             self._size -= self._groups.pop(name).size

@@ -207,7 +207,7 @@ class RunningCoordinator:
             )
             self._authorizer = self._kafka_authorizer()
             self.host.authorizer = self._authorizer
-            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
+            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.handle_frame)
             refusals = Refusals(self.host, self._authorizer)
             dispatch = OwnClientsDispatcher(dispatcher.dispatch, refusals).dispatch
             self.serving = CoordinatorServing(self.host, [listener], config.socket, room, dispatch)

@@ -109,17 +109,17 @@ class Doubt:
     alone: bool = True
     recorded: set[TopicId] = field(default_factory=set)
 
-    def take(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
+    def count_answer(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
         """Record one contradicting answer, and return whether enough of them agree now."""
         if self.answers and says != self.says:
-            self.forget()
+            self.clear_answers()
         self.says = says
         self.nodes.add(node)
         self.answers += 1
         self.alone = self.alone and alone
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
-    def forget(self) -> None:
+    def clear_answers(self) -> None:
         """Discard the contradicting answers about the topic so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
@@ -200,7 +200,7 @@ class TopicView:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
             doubt = self._doubts.setdefault(name, Doubt())
-            doubt.forget()
+            doubt.clear_answers()
             doubt.recorded.update(ids)
 
     # -- conclusions
@@ -230,7 +230,7 @@ class TopicView:
         elif agrees and not doubt.recorded:
             del self._doubts[answer.name]
             return
-        if doubt.take(says, node, alone=alone):
+        if doubt.count_answer(says, node, alone=alone):
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
@@ -239,7 +239,7 @@ class TopicView:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
         if doubt is not None:
-            doubt.forget()
+            doubt.clear_answers()
 
     def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
         name = answer.name

@@ -238,10 +238,10 @@ class DashboardLogins:
         proof = self._users.proof(found.user)
         if found.ends_s > self._now_s() and proof is not None and hmac.compare_digest(proof, found.proof):
             return found
-        self.end(secret)
+        self.log_out(secret)
         return None
 
-    def end(self, secret: str) -> None:
+    def log_out(self, secret: str) -> None:
         """End the session of this secret: log its user out."""
         found = self._sessions.pop(_kept(secret), None)
         if found is not None:

@@ -102,7 +102,7 @@ class TlsPipe:
             self.is_done = True
             return self._out.read()
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the other end, for the handshake."""
         with self._lock:
             self._in.write(data)
@@ -144,7 +144,7 @@ class ListenerPipe(TlsPipe):
         super().__init__(context, None)
         self._records, self._silent = RecordCounter(), SilentRecords()
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the caller, for the handshake.
 
         Raises:
@@ -153,7 +153,7 @@ class ListenerPipe(TlsPipe):
         for piece, records in self._records.pieces(data):
             self._silent.begun(records)
             self._silent.check_bound()
-            super().take(piece)
+            super().feed(piece)
 
     def decrypted_pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield the data in the bytes that came: for each hundred records its data, which may be empty.

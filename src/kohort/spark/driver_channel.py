@@ -403,7 +403,7 @@ class ChannelClient:
         """Release the connection in a forked child: it belongs to the parent."""
         link, self._link = self._link, None
         if link is not None:
-            link.forget()
+            link.close_copy()
 
 
 _OPEN_ENDS: weakref.WeakSet[ChannelServer | ChannelClient] = weakref.WeakSet()

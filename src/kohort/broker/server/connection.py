@@ -551,7 +551,7 @@ class Connection:
     def reverse(self) -> ServerRequests:
         """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
         turned = ServerRequests(self.send_raw)
-        self._on_frame = lambda _, frame: turned.take(frame)
+        self._on_frame = lambda _, frame: turned.handle_response(frame)
         self._frames.size_min = 0
         return turned
 

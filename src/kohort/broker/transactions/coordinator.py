@@ -58,7 +58,7 @@ class ProducerIds:
         self._next = int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
         self._reserved = self._next
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate an unused producer id."""
         if self._next >= self._reserved:
             self._reserve()
@@ -671,7 +671,7 @@ class Transactions:
         for transaction in list(self._known.values()):
             if transaction.status in settled and transaction.update_ms < before:
                 try:
-                    self._log.forget(transaction.id, _wall_ms())
+                    self._log.write_tombstone(transaction.id, _wall_ms())
                 except OSError as error:
                     log.error(
                         "expired transactional id %s not removed, retrying at the next check: %s", transaction.id, error

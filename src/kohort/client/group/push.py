@@ -394,7 +394,7 @@ class PushMembership(Membership):
             self._settle_started()
         if self._stopping:
             return self._stop_if_released(link)
-        frame = link.take()
+        frame = link.next_frame()
         if frame is None:
             return False
         try:

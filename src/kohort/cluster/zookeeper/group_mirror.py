@@ -110,7 +110,7 @@ class MirroredShard:
     walked_s: float = 0.0
     lost: bool = True
 
-    def take(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
+    def record_answer(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
         """Record the shard's answer. `is_new`: the shard has just come here, so nothing was known of it."""
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
@@ -139,7 +139,7 @@ class MirroredShard:
         del self.groups[name]
         self.looked.pop(name, None)
 
-    def forget(self) -> None:
+    def forget_contents(self) -> None:
         """Forget the nodes' content of all groups that are due."""
         for name in self.due:
             self.groups[name].nodes = None
@@ -282,7 +282,7 @@ class GroupMirror:
             self._connection, self._tops_due, self._names_due = self._coordination.connections, True, True
             for view in self._known.values():
                 view.due.update(dict.fromkeys(view.groups))
-                view.forget()
+                view.forget_contents()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
                 await self._coordination.session.make_path(top)
@@ -306,7 +306,7 @@ class GroupMirror:
         except BaseException:
             self._tops_due = True
             for view in self._known.values():
-                view.forget()
+                view.forget_contents()
             raise
         self.meter.record_written(began_s)
 
@@ -380,7 +380,7 @@ class GroupMirror:
             view.lost = False
             if reply.whole:
                 view.walked_s = now_s
-            view.take(reply, is_new=is_new)
+            view.record_answer(reply, is_new=is_new)
         self._known[shard.index] = view
         overdue, read = dict.fromkeys(view.overdue(now_s - every_s)), list[str]()
         view.due.update(overdue)

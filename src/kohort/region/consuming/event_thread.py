@@ -266,7 +266,7 @@ class EventThread(MemberThread):
             return
         self._waiting.go_back = None
         self._flow.discard_all()
-        self._flow.forget()
+        self._flow.discard_partitions()
         self._reads.clear()
         self._at.clear()
         self._later.look_up.clear()
@@ -319,10 +319,10 @@ class EventThread(MemberThread):
             self._states.begin(part_of(position), position.state)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
-        self._flow.forget(parts)
+        self._flow.discard_partitions(parts)
         self._reads -= {partition_of(part) for part in parts}
         if self._states is not None:
-            self._states.forget(list(parts))
+            self._states.forget_partitions(list(parts))
 
     def _begin_epoch(self, epoch: int, sequence: int, state: bytes | None) -> None:
         self._stager.begin(epoch)

@@ -61,7 +61,7 @@ class _Units:
         if self.bytes >= self._unit_bytes:
             self.stage_rest()
 
-    def take(self, table: pa.Table) -> None:
+    def add_table(self, table: pa.Table) -> None:
         self.tables.append(table)
         self.bytes += table.nbytes
 
@@ -214,13 +214,13 @@ class Stager:
             )
         check_rows(self._letters_sink, letters)
         self._letters.make_room()
-        self._letters.take(letters)
+        self._letters.add_table(letters)
         if letters.num_rows:
             self._letter_log.add(letters.num_rows, letters.column("reason")[0].as_py())
 
     def _add_table(self, table: pa.Table) -> None:
         assert self._rows is not None
-        self._rows.take(table)
+        self._rows.add_table(table)
         self.rows += table.num_rows
 
     def settle(self) -> None:

@@ -334,7 +334,7 @@ class RegionMembers:
         member.identity = report.identity
         for part in report.gone:
             member.handed.pop(part, None)
-        self.starts.forget(member, report.gone)
+        self.starts.forget_requests(member, report.gone)
         self.plane.request(GenerationReported(member.name))
         self.plane.request(PartitionsReleased(member.name, report.gone))
         self.starts.serve()

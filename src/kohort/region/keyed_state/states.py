@@ -330,7 +330,7 @@ class KeyedStates:
     """The states of the partitions that a member was given.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
-    only while none is, except for `begin` and `forget`.
+    only while none is, except for `begin` and `forget_partitions`.
     """
 
     def __init__(self, place: RegionStates, work_folder: str | None) -> None:
@@ -350,10 +350,10 @@ class KeyedStates:
     def begin(self, part: Part, head: StateHead | None) -> None:
         """Begin with a partition's state; it is loaded when it is asked for."""
         with self._lock:
-            self.forget([part])
+            self.forget_partitions([part])
             self._heads[part] = head
 
-    def forget(self, parts: list[Part]) -> None:
+    def forget_partitions(self, parts: list[Part]) -> None:
         """Forget partitions; the current table may still use their working copies."""
         with self._lock:
             for part in parts:
@@ -366,7 +366,7 @@ class KeyedStates:
         """Forget all partitions: the region resets."""
         with self._lock:
             self._given = {}
-            self.forget(list(self._heads))
+            self.forget_partitions(list(self._heads))
             self.remove_left()
 
     def remove_left(self) -> None:

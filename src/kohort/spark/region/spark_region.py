@@ -356,7 +356,7 @@ class SparkRegion:
             ready = []
             for declared, built, shares in checked:
                 ready.append(self._admit(declared, built, shares))
-                failing.callback(ready[-1].end)
+                failing.callback(ready[-1].discard_members)
             failing.pop_all()
         return ready
 
@@ -396,7 +396,7 @@ class SparkRegion:
             lambda: started.members,
         )
         with ExitStack() as failing:
-            failing.callback(started.end)
+            failing.callback(started.discard_members)
             for number in range(len(declared.sources)):
                 places = tuple(output for output in (sink, letters) if output is not None) if number == LEAD else ()
                 machine = self._machine(declared, number, places, how)
@@ -476,11 +476,11 @@ class SparkRegion:
                 targets = self._targets() if until == CAUGHT_UP else {}
                 if until == CAUGHT_UP and not self._running and self._has_nothing_to_do(ready, targets):
                     for started in ready:
-                        started.end()
+                        started.discard_members()
                     return
             except BaseException:
                 for started in ready:
-                    started.end()
+                    started.discard_members()
                 raise
             for started in ready:
                 self._record_running(started)
@@ -614,7 +614,7 @@ class StartedQuery:
         for member in self.members:
             member.abandon()
 
-    def end(self) -> None:
+    def discard_members(self) -> None:
         """Discard members that never started; the region does not know them."""
         for member in self.members:
             member.discard()

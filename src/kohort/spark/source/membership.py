@@ -563,7 +563,7 @@ class SourceMembership:
 
     def _count_rebalances(self) -> None:
         """Count the rebalances since the last call; the caller holds the lock."""
-        self._rebalances.take(self._member.rebalances(self._rebalances.count))
+        self._rebalances.record_rebalances(self._member.rebalances(self._rebalances.count))
 
     def close(self) -> None:
         """Leave the group."""
