@@ -222,7 +222,7 @@ class _FromFrames(PushMembership):
 class _Hasty(PushMembership):
     def _stop_if_released(self, link: RawConnection) -> bool:
         self._stopping = False
-        self._say(link, ErrorResponse(ErrorCode.NONE).encode_frame())
+        self._send_response(link, ErrorResponse(ErrorCode.NONE).encode_frame())
         return True
 
 

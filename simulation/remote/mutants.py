@@ -54,7 +54,7 @@ class ReadsBeforeItFences(DiskMutant):
                 writer.expected = figures.fence_offset + 1
                 term.loaded = True
                 term._owner.continue_reading()
-                await term._serve(writer)
+                await term._serve_term(writer)
             except (KafkaError, OSError) as error:
                 term._over(error)
 
@@ -76,7 +76,7 @@ async def latest(place: JournalPartition) -> int:
 class TakesTimeoutsForSuccess(DiskMutant):
     """A coordinator that treats an append with an unknown outcome as written."""
 
-    where, name = JournalWriter, "_ask"
+    where, name = JournalWriter, "_send_produce"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,14 +138,14 @@ def write_subscription(subscription: ConsumerProtocolSubscription) -> bytes:
     """Return a subscription's bytes, with the fields of its version."""
     version = min(subscription.version, NEWEST_VERSION)
     parts = [_INT16.pack(version), _INT32.pack(len(subscription.topics))]
-    parts += map(_text, subscription.topics)
+    parts += map(_decode_text, subscription.topics)
     parts.append(_data(subscription.user_data))
     if version >= 1:
         parts.append(_partitions(subscription.owned))
     if version >= 2:
         parts.append(_INT32.pack(subscription.generation))
     if version >= 3:
-        parts.append(_INT16.pack(-1) if subscription.rack is None else _text(subscription.rack))
+        parts.append(_INT16.pack(-1) if subscription.rack is None else _decode_text(subscription.rack))
     return b"".join(parts)
 
 
@@ -158,12 +158,12 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
     topics = by_topic(partitions)
     parts = [_INT32.pack(len(topics))]
     for topic, numbers in topics.items():
-        parts += (_text(topic), _INT32.pack(len(numbers)))
+        parts += (_decode_text(topic), _INT32.pack(len(numbers)))
         parts += map(_INT32.pack, numbers)
     return b"".join(parts)
 
 
-def _text(text: str) -> bytes:
+def _decode_text(text: str) -> bytes:
     raw = text.encode()
     return _INT16.pack(len(raw)) + raw
 

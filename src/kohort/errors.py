@@ -235,10 +235,10 @@ class KafkaError(Exception):
 
         Spark carries exceptions between processes.
         """
-        return _again, (type(self), self.args, self.__dict__.copy())
+        return _restored_error, (type(self), self.args, self.__dict__.copy())
 
 
-def _again(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]) -> KafkaError:
+def _restored_error(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]) -> KafkaError:
     """Restore an error from another process."""
     error = kind.__new__(kind, *args)
     error.args = args

@@ -103,7 +103,7 @@ def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> 
 
     async def run() -> None:
         broker = BrokerServer(asyncio.get_running_loop(), folder, "127.0.0.1:0", {"push.min.session.timeout.ms": 600})
-        dispatcher = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper, pushing=push.take)
+        dispatcher = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper, pushing=push.handle_frame)
         broker.serving.server.on_frame = dispatcher.dispatch
         broker.listen()
         try:

@@ -35,9 +35,9 @@ def clock() -> Clock:
 def lines(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[LogThrottle]:
     caplog.set_level(logging.DEBUG)
     lines = LogThrottle(clock)
-    lines.begin()
+    lines.install()
     yield lines
-    lines.end()
+    lines.uninstall()
 
 
 def test_a_kind_has_its_share_and_one_more_after_each_pause(

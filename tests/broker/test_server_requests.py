@@ -157,14 +157,14 @@ def test_a_client_that_never_answers_is_not_asked_without_bound() -> None:
     with pytest.raises(KafkaError, match="not answered"):
         turned.ask([b""], lambda _: None)
     assert len(sent) == UNANSWERED_MAX
-    turned.take(memoryview(b""))
+    turned.handle_response(memoryview(b""))
     turned.ask([b""], lambda _: None)
     assert turned.unanswered == UNANSWERED_MAX
 
 
 def test_an_answer_to_nothing_is_refused() -> None:
     with pytest.raises(BadFrame, match="nothing that was asked"):
-        ServerRequests(lambda _: None).take(memoryview(b"abc"))
+        ServerRequests(lambda _: None).handle_response(memoryview(b"abc"))
 
 
 def test_a_size_is_bounded_as_before() -> None:

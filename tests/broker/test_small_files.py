@@ -39,7 +39,7 @@ def test_a_block_of_producer_ids_is_durable_before_its_first_is_given_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    taken = ProducerIds(tmp_path).take()
+    taken = ProducerIds(tmp_path).allocate()
     left = disk.durable.get(FILE)
     assert left is not None
     assert int(left) > taken

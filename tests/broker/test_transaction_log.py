@@ -41,7 +41,7 @@ def test_last_state_of_each_id_is_read_once(tmp_path: Path) -> None:
             for name in ("a", "b", "gone"):
                 log.write(Transaction(name, 7, 0, 60_000, status), NOW)
         log.write(Transaction("b", 7, 1, 60_000, Status.ONGOING), NOW)
-        log.forget("gone", NOW)
+        log.write_tombstone("gone", NOW)
         found = list(TransactionLog(store).read())
     assert len(found) == 3
     read = {name: state and (state.epoch, state.status) for name, state in found}

@@ -86,27 +86,27 @@ def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
 def test_greedy_takes_one_partition_after_the_other_and_continues_where_it_left_off() -> None:
     partitions, buffer = start(3)
     fill(buffer, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 200))
-    assert sizes(buffer.take(300)) == [(0, 300)]
-    assert sizes(buffer.take(300)) == [(0, 300)]
-    assert sizes(buffer.take(300)) == [(0, 100), (1, 200)]
-    assert sizes(buffer.take(300)) == [(2, 200)]
-    assert buffer.take(300) == []
+    assert sizes(buffer.take_records(300)) == [(0, 300)]
+    assert sizes(buffer.take_records(300)) == [(0, 300)]
+    assert sizes(buffer.take_records(300)) == [(0, 100), (1, 200)]
+    assert sizes(buffer.take_records(300)) == [(2, 200)]
+    assert buffer.take_records(300) == []
 
 
 def test_a_partition_that_is_refilled_while_it_is_drained_lets_the_others_pass() -> None:
     partitions, buffer = start(2)
     fill(buffer, partitions, (PARTITIONS[0], 0, 500), (PARTITIONS[1], 0, 100))
-    assert sizes(buffer.take(300)) == [(0, 300)]
+    assert sizes(buffer.take_records(300)) == [(0, 300)]
     fill(buffer, partitions, (PARTITIONS[0], 500, 1000))
-    assert sizes(buffer.take(300)) == [(0, 200), (1, 100)]
-    assert sizes(buffer.take(300)) == [(0, 300)]
+    assert sizes(buffer.take_records(300)) == [(0, 200), (1, 100)]
+    assert sizes(buffer.take_records(300)) == [(0, 300)]
 
 
 def test_proportional_shares_are_equal_while_all_have_records() -> None:
     partitions, buffer = start(3)
     fill(buffer, partitions, (PARTITIONS[0], 0, 700), (PARTITIONS[1], 0, 200), (PARTITIONS[2], 0, 50))
     taken = defaultdict(int)
-    for part in buffer.take(300, proportional=True):
+    for part in buffer.take_records(300, proportional=True):
         taken[part.partition.partition] += len(part)
     assert dict(taken) == {0: 125, 1: 125, 2: 50}
 
@@ -115,23 +115,23 @@ def test_without_a_limit_one_decode_is_returned_whole_and_not_mixed_with_the_nex
     partitions, buffer = start(2)
     first = fill(buffer, partitions, (PARTITIONS[0], 0, 10), (PARTITIONS[1], 0, 5))
     fill(buffer, partitions, (PARTITIONS[0], 10, 30))
-    assert [part.block for part in buffer.take(None)] == [first, first]
-    assert sizes(buffer.take(None)) == [(0, 20)]
+    assert [part.block for part in buffer.take_records(None)] == [first, first]
+    assert sizes(buffer.take_records(None)) == [(0, 20)]
 
 
 def test_offsets_without_records_are_passed_over() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 0), gap=8)
-    assert buffer.take(100) == []
+    assert buffer.take_records(100) == []
     assert partitions.of(PARTITIONS[0]).position == FetchPosition(8, 7)
 
 
 def test_a_position_where_the_leader_epoch_changes_on_the_way_claims_none() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 10), mixed=True)
-    buffer.take(4)
+    buffer.take_records(4)
     assert partitions.of(PARTITIONS[0]).position == FetchPosition(4, -1)
-    buffer.take(6)
+    buffer.take_records(6)
     assert partitions.of(PARTITIONS[0]).position == FetchPosition(10, 7)
 
 
@@ -139,11 +139,11 @@ def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() ->
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 5), damaged=True)
     fill(buffer, partitions, (PARTITIONS[0], 5, 9))
-    assert sizes(buffer.take(100)) == [(0, 5)]
+    assert sizes(buffer.take_records(100)) == [(0, 5)]
     state = partitions.of(PARTITIONS[0])
     assert isinstance(state.broken, CorruptDataError)
     assert state.position == FetchPosition(5, 7) == state.fetch_position
-    assert buffer.take(100) == [] and buffer.records == 0
+    assert buffer.take_records(100) == [] and buffer.records == 0
 
 
 @settings(deadline=None)
@@ -157,7 +157,7 @@ def test_no_partition_waits_longer_than_the_others_need(counts: list[int], limit
     fill(buffer, partitions, *((PARTITIONS[i], 0, count) for i, count in enumerate(counts)))
     waited = dict.fromkeys(range(len(counts)), 0)
     for _ in range(sum(counts) + 1):
-        taken = buffer.take(limit, proportional=proportional)
+        taken = buffer.take_records(limit, proportional=proportional)
         assert sum(map(len, taken)) == min(limit, sum(map(len, taken)) + buffer.records)
         for number in waited:
             present = any(part.partition.partition == number for part in taken)
@@ -194,7 +194,7 @@ class Polling(RuleBasedStateMachine):
 
     @rule(limit=st.one_of(st.none(), st.integers(1, 25)))
     def poll(self, limit: int | None) -> None:
-        taken = self.buffer.take(limit, proportional=self.proportional)
+        taken = self.buffer.take_records(limit, proportional=self.proportional)
         assert limit is None or sum(map(len, taken)) <= limit
         for part in taken:
             state = self.partitions.of(part.partition)
@@ -256,7 +256,7 @@ def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> Non
     partitions.set([])
     partitions.set([PARTITIONS[0]])
     partitions.place(PARTITIONS[0], FetchPosition(100))
-    assert buffer.take(10) == []
+    assert buffer.take_records(10) == []
     assert buffer.count(PARTITIONS[0]) == buffer.records == 0
 
 

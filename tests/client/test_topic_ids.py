@@ -124,7 +124,7 @@ def test_positions_of_a_topic_that_is_gone_do_not_hold_in_its_successor() -> Non
 def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partitions_are() -> None:
     log = Log({A0: 20, A1: 20})
     assert log.poll()
-    log.core.partitions.forget(A0, None)
+    log.core.partitions.forget_position(A0, None)
     log.core.partitions.withhold({"a"})
     assert log.core.partitions.without_position() == []
     log.core.partitions.withhold(set())

@@ -93,7 +93,7 @@ def test_group_that_kafka_forgot() -> None:
 
 def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check detects a candidate that keeps the placement with the higher version."""
-    take = GroupCoordination._take
+    take = GroupCoordination._adopt_placement
 
     def keeping(self: GroupCoordination, gift: LeaderAssignment, reported: JoinMetadata, leads: bool) -> None:
         kept = self.placement
@@ -101,7 +101,7 @@ def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) ->
         if kept is not None and self.placement is not None and kept.version > self.placement.version:
             self.placement = replace(kept, elected=self.placement.elected)
 
-    monkeypatch.setattr(GroupCoordination, "_take", keeping)
+    monkeypatch.setattr(GroupCoordination, "_adopt_placement", keeping)
     with pytest.raises(AssertionError, match="counts for more"):
         _forgotten_story()
 

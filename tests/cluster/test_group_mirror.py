@@ -227,7 +227,7 @@ def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypa
             kept.append(plan)
             raise
         for earlier in kept:
-            await self._send(guard, earlier.sets, 1)
+            await self._send_changes(guard, earlier.sets, 1)
 
     monkeypatch.setattr(GroupMirror, "_write_plan", again)
     with pytest.raises(AssertionError, match="backwards"):
@@ -401,14 +401,14 @@ def test_only_groups_that_changed_are_looked_at(zookeeper: ZooKeeper, monkeypatc
         assert (await looked_at(), shards.asked) == (19, [True, False]), "who loads says everything, and who is gone"
         assert len(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}")) == 18
         assert await looked_at() == 0
-        read = mirror._read
+        read = mirror._read_tree
         tops: list[str] = []
 
         async def counted(top: str) -> dict[str, bytes]:
             tops.append(top)
             return await read(top)
 
-        monkeypatch.setattr(mirror, "_read", counted)
+        monkeypatch.setattr(mirror, "_read_tree", counted)
         clock[0] += OWNERS_LOOK_S / 2
         assert await looked_at() == len(tops) == 8, "each has its moment within the minute"
         clock[0] += OWNERS_LOOK_S / 2 + 1
@@ -453,19 +453,19 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
         shards.show(5)
         for _ in range(3):
             await mirror.settle()
-        read = GroupMirror._read
+        read = GroupMirror._read_tree
 
         async def away(self: GroupMirror, top: str) -> dict[str, bytes]:
             if "late" in top:
                 raise ZooKeeperAway("no connection")
             return await read(self, top)
 
-        monkeypatch.setattr(GroupMirror, "_read", away)
+        monkeypatch.setattr(GroupMirror, "_read_tree", away)
         shards.show(6)
         shards.show(1, group="late")
         with pytest.raises(ZooKeeperAway):
             await mirror.settle()
-        monkeypatch.setattr(GroupMirror, "_read", read)
+        monkeypatch.setattr(GroupMirror, "_read_tree", read)
         await mirror.settle()
         assert mirrors.data(OFFSET) == "6"
         assert not shards.reported[1:], "it came later, and had nothing that could be deleted"

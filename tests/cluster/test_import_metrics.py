@@ -18,8 +18,8 @@ def scraped(metrics: Metrics) -> str:
 def test_imports_are_logged_where_there_are_any() -> None:
     metrics = Metrics()
     assert "import" not in scraped(metrics)
-    metrics.take(Counted(Meter.GROUP_IMPORTS, 2))
-    metrics.take(Counted(Meter.MEMBERS_ELSEWHERE, 1))
+    metrics.record_note(Counted(Meter.GROUP_IMPORTS, 2))
+    metrics.record_note(Counted(Meter.MEMBERS_ELSEWHERE, 1))
     text = scraped(metrics)
     assert "kohort_group_imports_total 2.0" in text
     assert "kohort_group_members_elsewhere_total 1.0" in text

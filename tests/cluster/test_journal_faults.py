@@ -457,7 +457,7 @@ async def _hasty(self: JournalTerm) -> None:
     writer = JournalWriter(self._place, identity)
     writer.expected = 1 + await self._write_fence(writer, identity.producer_id)
     self.loaded = True
-    await self._serve(writer)
+    await self._serve_term(writer)
 
 
 async def _optimistic(self: JournalWriter, batch: bytes) -> int:
@@ -469,7 +469,7 @@ async def _optimistic(self: JournalWriter, batch: bytes) -> int:
         return self.expected
 
 
-_ASK = JournalWriter._ask
+_ASK = JournalWriter._send_produce
 PROPERTIES: list[Callable[[FakePartition], None]] = [
     time_out_is_no_success,
     no_batch_is_sent_again_after_sleep,
@@ -496,7 +496,7 @@ async def _without_fence(self: JournalTerm, renewed: Any, writer: JournalWriter)
 
 MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     "reads before it fences": (JournalTerm, "run", _hasty, reads_what_came_before_its_fence),
-    "takes a time-out for success": (JournalWriter, "_ask", _optimistic, time_out_is_no_success),
+    "takes a time-out for success": (JournalWriter, "_send_produce", _optimistic, time_out_is_no_success),
     "repeats whenever it wakes": (journal_writing, "REPEAT_MS", 10**9, no_batch_is_sent_again_after_sleep),
     "takes answers whenever it wakes": (
         journal_writing,

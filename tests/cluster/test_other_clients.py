@@ -239,7 +239,7 @@ def test_a_topic_that_a_client_may_not_describe_is_left_out(host: CoordinatorHos
 def test_right_of_a_push_consumer_ends_when_nobody_says_what_it_may_do() -> None:
     now = [0.0]
     authorizer = KafkaAuthorizer(cast("Any", None), clock=lambda: now[0])
-    authorizer._take((), is_open=True)
+    authorizer._replace_rules((), is_open=True)
     request = SimpleNamespace(
         principal=Principal("User", "bob"),
         host="10.0.0.1",
@@ -252,7 +252,7 @@ def test_right_of_a_push_consumer_ends_when_nobody_says_what_it_may_do() -> None
     assert right.refusal() is ErrorCode.NONE
     now[0] += MAX_AGE_S + 1
     assert right.refusal() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "the consumer comes back"
-    authorizer._take((), is_open=True)
+    authorizer._replace_rules((), is_open=True)
     assert right.refusal() is ErrorCode.NONE
 
 

@@ -84,7 +84,7 @@ def test_one_read_says_where_a_group_is(
 ) -> None:
     """Kafbat #675: a lag of 0 is shown as N/A, as one that is unknown."""
     part = last([read])
-    assert (part.lag, part.status, part.cause, part.lost) == (lag, status, cause, lost)
+    assert (part.lag, part.status, part.cause, part.lost_offsets) == (lag, status, cause, lost)
     assert cause is None or cause in CAUSES
 
 
@@ -101,7 +101,7 @@ def test_lag_without_an_offset_is_unknown_and_no_sum_counts_it() -> None:
 def test_lag_after_retention_counts_only_what_the_log_holds() -> None:
     """Redpanda #30624: `end - committed` is millions for an empty topic whose records all expired."""
     part = last([At(100, 5_000_000, start=5_000_000)])
-    assert (part.lag, part.lost, part.cause) == (0, 4_999_900, BEFORE_START)
+    assert (part.lag, part.lost_offsets, part.cause) == (0, 4_999_900, BEFORE_START)
 
 
 def test_commit_past_the_end_is_no_negative_lag() -> None:

@@ -241,7 +241,7 @@ def test_status_says_that_a_consumer_will_start_anew(
     if start:
         admin.delete_records({filled: start}).all()
     found = only(group_lag(reader, group))
-    assert (found.position, found.lost) == (status, lost)
+    assert (found.position, found.lost_offsets) == (status, lost)
 
 
 def test_error_of_one_partitions_offset_leaves_the_others_their_lag(

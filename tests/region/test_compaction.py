@@ -456,7 +456,7 @@ def _removes_at_once(patch: Patch) -> None:
 
 def _replaces_without_condition(patch: Patch) -> None:
     def link(self: FolderGenerations, generation: Generation) -> bool:
-        name = self._named(generation.generation)
+        name = self._generation_path(generation.generation)
         self._files.rename(_written(self, generation), name)
         return True
 

@@ -235,7 +235,7 @@ def test_state_of_a_partition_that_was_lost_counts_for_nothing(tmp_path: Path) -
     states.begin(PART, None)
     before = mapping(states.state_of(PART))
     before[b"a"] = b"1"
-    states.forget([PART])
+    states.forget_partitions([PART])
     before[b"b"] = b"2"  # the table in progress goes on
     mapping(states.state_of(PART))[b"c"] = b"3"
     states.begin(PART, None)

@@ -65,7 +65,7 @@ def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
 def _renamed_before_all_links(patch: pytest.MonkeyPatch) -> None:
     def rename(self: ParquetFolder, sequence: int, full: list[str]) -> None:
         self._files.mkdir(self._folder(sequence))
-        says = f"{self._folder(sequence)}/{self._says(sequence)}"
+        says = f"{self._folder(sequence)}/{self._owner_file_name(sequence)}"
         self._files.close(self._files.open(says, os.O_WRONLY | os.O_CREAT, 0o666))
         for name in full:
             staged_files.show(

@@ -79,7 +79,7 @@ def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> N
     assert len(offsets(flow.take())) == 1 and flow.room()
     flow.put_back(dirty=False)
     assert flow.bytes == 4 * size and not flow.room()
-    flow.forget([P0])
+    flow.discard_partitions([P0])
     assert flow.bytes == 0 and flow.room()
     flow.put(piece((P1, 0)))
     flow.discard_all()
@@ -95,7 +95,7 @@ def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: RecordQu
     assert offsets(flow.take()) == [(0, 0)]
     flow.put_back(dirty=True)
     assert flow.dirty
-    flow.forget()
+    flow.discard_partitions()
     assert not flow.dirty
 
 
@@ -129,7 +129,7 @@ def test_what_is_void_is_not_saved(flow: RecordQueue) -> None:
 def test_of_what_was_given_up_nothing_more_is_taken(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0), (P1, 0), (P0, 1)))
     flow.put(piece((P0, 2)))
-    flow.forget([P0])
+    flow.discard_partitions([P0])
     assert flow.room() == 9 and list(flow.next_offsets()) == [P1]
     flow.open()
     assert offsets(flow.take()) == [(1, 0)]

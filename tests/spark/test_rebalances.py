@@ -19,19 +19,19 @@ def of(number: int, began_ms: float, ended_ms: float) -> Rebalance:
 
 def test_before_the_first_there_is_nothing_to_report() -> None:
     rebalances = Rebalances("etl")
-    rebalances.take([])
+    rebalances.record_rebalances([])
     assert (rebalances.count, rebalances.downtime_ms) == (0, None)
 
 
 def test_the_last_one_counts_and_each_is_counted() -> None:
     rebalances = Rebalances("etl")
-    rebalances.take([of(1, 100, 350)])
+    rebalances.record_rebalances([of(1, 100, 350)])
     assert (rebalances.count, rebalances.downtime_ms) == (1, 250)
-    rebalances.take([of(2, 1_000, 1_500), of(3, 1_500, 1_530)])
+    rebalances.record_rebalances([of(2, 1_000, 1_500), of(3, 1_500, 1_530)])
     assert (rebalances.count, rebalances.downtime_ms) == (3, 30)
-    rebalances.take([])
+    rebalances.record_rebalances([])
     assert (rebalances.count, rebalances.downtime_ms) == (3, 30), "it is still the last one"
-    rebalances.take([of(24, 9_000, 9_001)])
+    rebalances.record_rebalances([of(24, 9_000, 9_001)])
     assert rebalances.count == 24, "some were not remembered"
 
 
@@ -66,7 +66,7 @@ def test_while_a_batch_runs_nothing_stands_still(batches: list[tuple[float, floa
         rebalances.batch_began(since)
         if until is not None:
             rebalances.batch_ended(until)
-    rebalances.take([of(2, 1_000, 2_000)])
+    rebalances.record_rebalances([of(2, 1_000, 2_000)])
     assert rebalances.downtime_ms == downtime_ms
 
 
@@ -77,7 +77,7 @@ def test_a_batch_ends_once() -> None:
     rebalances.batch_began(500)
     rebalances.batch_ended(1_200)
     rebalances.batch_ended(1_900)
-    rebalances.take([of(2, 1_000, 2_000)])
+    rebalances.record_rebalances([of(2, 1_000, 2_000)])
     assert rebalances.downtime_ms == 800
 
 
@@ -86,7 +86,7 @@ def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     rebalances = Rebalances("etl")
     rebalances.batch_began(900)
     rebalances.batch_ended(1_100)
-    rebalances.take([of(2, 1_000, 1_400), of(3, 1_400, 1_500)])
+    rebalances.record_rebalances([of(2, 1_000, 1_400), of(3, 1_400, 1_500)])
     assert [(record.levelname, record.name) for record in caplog.records] == [("INFO", "kohort.spark")] * 2
     place = "generation 7: 2 partitions owned, 1 gained, 3 lost"
     assert caplog.messages == [

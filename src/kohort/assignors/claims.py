@@ -117,7 +117,9 @@ def believed_claims(
     return {member: sorted(claims) for member, claims in settle_claims(members, topics).held.items()}
 
 
-def beside(member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, AssignableTopic]) -> bool:
+def has_replica_in_rack(
+    member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, AssignableTopic]
+) -> bool:
     """Return whether the member's rack has a replica of the partition; False where either is unknown."""
     racks = topics[partition.topic].racks
     return member.rack is not None and partition.partition < len(racks) and member.rack in racks[partition.partition]
@@ -129,4 +131,4 @@ def keep_order(
     """Return claims in the order in which a member keeps them: with a replica in its rack first, then as they sort."""
     if member.rack is None:
         return sorted(claims)
-    return sorted(claims, key=lambda claim: (not beside(member, claim, topics), claim))
+    return sorted(claims, key=lambda claim: (not has_replica_in_rack(member, claim, topics), claim))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kohort.assignors.claims import beside
+from kohort.assignors.claims import has_replica_in_rack
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.assignors.sticky import decode_previous, divide, encode_previous
 from kohort.errors import InvalidInputError
@@ -51,7 +51,7 @@ class RackAware(Stateless):
         result = divide(placed, topics)
         self._user_data = {
             member: encode_previous(
-                [partition for partition in partitions if beside(placed[member], partition, topics)], 0
+                [partition for partition in partitions if has_replica_in_rack(placed[member], partition, topics)], 0
             )
             for member, partitions in result.items()
         }

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
-from kohort.assignors.claims import PartitionOwners, beside, keep_order, settle_claims
+from kohort.assignors.claims import PartitionOwners, has_replica_in_rack, keep_order, settle_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic, topic_partition
 
@@ -493,7 +493,7 @@ def _hand_out(
     if topics[left[0].topic].racks:
         rest = []
         for partition in left:
-            near = next((m for m in need if need[m] and beside(members[m], partition, topics)), None)
+            near = next((m for m in need if need[m] and has_replica_in_rack(members[m], partition, topics)), None)
             if near is None:
                 rest.append(partition)
             else:

@@ -47,7 +47,7 @@ def main() -> None:
         )
     except KafkaError as error:
         if control is None:
-            _say({"error": error.message, "code": int(error.code)})
+            _write_message({"error": error.message, "code": int(error.code)})
         else:  # the parent waits for no answer
             log.error("the broker's process ends: %s", error.message)
         sys.exit(1)
@@ -56,7 +56,7 @@ def main() -> None:
             shutil.rmtree(options["data_dir"], ignore_errors=True)  # the parent is gone and can't delete it
 
 
-def _say(message: dict[str, Any]) -> None:
+def _write_message(message: dict[str, Any]) -> None:
     try:
         sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
         sys.stdout.flush()
@@ -79,7 +79,7 @@ class Control:
         os.set_blocking(0, False)
         self._loop.add_reader(0, self._on_control)
         self._watch_parent()
-        _say({"ready": self._broker.address, "listeners": self._broker.listeners})
+        _write_message({"ready": self._broker.address, "listeners": self._broker.listeners})
 
     def _watch_parent(self) -> None:
         """Watch the parent process as well: another process may have inherited the pipe and keep it open."""
@@ -131,7 +131,7 @@ class Control:
         }
 
         def report_result(result: Any = None) -> None:
-            _say({"id": message["id"], "result": result})
+            _write_message({"id": message["id"], "result": result})
 
         if message["do"] == "wait_hits":
             faults.when_hit(number, message["times"], report_result)
@@ -139,4 +139,4 @@ class Control:
         try:
             report_result(actions[message["do"]]())
         except KafkaError as error:
-            _say({"id": message["id"], "error": error.message, "code": int(error.code)})
+            _write_message({"id": message["id"], "error": error.message, "code": int(error.code)})

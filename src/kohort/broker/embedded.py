@@ -131,7 +131,7 @@ class Broker(ClosedOnExit):
         self.listeners = child.listeners
         self._options["listen"] = child.listen  # a restart takes the same ports
         folder = self.data_dir if self._temporary else None
-        self._finalizer = weakref.finalize(self, _end, child.process, folder, os.getpid())
+        self._finalizer = weakref.finalize(self, _end_process, child.process, folder, os.getpid())
 
     @property
     def client_properties(self) -> dict[str, str]:
@@ -183,7 +183,7 @@ class Broker(ClosedOnExit):
         """Start the broker again on the same address and folder. A broker that still runs is shut down first."""
         child = self._running()
         self._finalizer.detach()
-        _end(child.process, None, os.getpid())
+        _end_process(child.process, None, os.getpid())
         self._start()
 
     def __repr__(self) -> str:
@@ -280,7 +280,7 @@ class _Child:
         self._asked: dict[int, Future[Any]] = {}
         self._reader: threading.Thread | None = None
         try:
-            self._send({**options, "parent": os.getpid()})
+            self._write_message({**options, "parent": os.getpid()})
             said = self._out.readline()
         except BaseException:
             self._abandon()
@@ -302,7 +302,7 @@ class _Child:
         self._in.close()
         self._out.close()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _write_message(self, message: Mapping[str, Any]) -> None:
         self._in.write(json.dumps(message).encode() + b"\n")
         self._in.flush()
 
@@ -313,10 +313,10 @@ class _Child:
             number = next(self._ids)
             self._asked[number] = future
             if self._reader is None:
-                self._reader = threading.Thread(target=self._read, name="kohort-broker-control", daemon=True)
+                self._reader = threading.Thread(target=self._read_answers, name="kohort-broker-control", daemon=True)
                 self._reader.start()
             try:
-                self._send({"id": number, "do": do, **fields})
+                self._write_message({"id": number, "do": do, **fields})
             except (OSError, ValueError):
                 raise KafkaError("the broker has ended") from None
         try:
@@ -324,7 +324,7 @@ class _Child:
         except FutureTimeout:
             raise TimedOutError(f"{do} was not done within {timeout_ms:g} ms") from None
 
-    def _read(self) -> None:
+    def _read_answers(self) -> None:
         for line in self._out:
             self._take_line(line)
         self._fail_all(KafkaError("the broker has ended"))
@@ -362,7 +362,7 @@ def _unreadable(error: Exception) -> KafkaError:
     return KafkaError(f"an answer of the broker's process can't be read: {error!r}")
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:
+def _end_process(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork of the program, which does not own the broker
     if process.poll() is None:

@@ -126,7 +126,7 @@ class ServerRequest:
         """The request's name for log lines."""
         return f"{self.api} to {self.connection.name} ({self.client_id})"
 
-    def take(self, frame: Frame) -> None:
+    def handle_answer(self, frame: Frame) -> None:
         """Handle the consumer's answer.
 
         Raises:
@@ -144,7 +144,7 @@ class ServerRequest:
         (frame,) = parts
         assert isinstance(frame, bytes)
         try:
-            self.take(memoryview(frame))
+            self.handle_answer(memoryview(frame))
         except BadFrame as error:
             log.warning(
                 "closing the connection from %s: malformed answer of a push consumer: %s", self.connection.name, error
@@ -223,7 +223,7 @@ class PushedConsumers:
                 )
                 connection.finish()
 
-    def forget(self, client: ClientSession) -> None:
+    def forget_connection(self, client: ClientSession) -> None:
         """Forget a push consumer's connection that has closed."""
         self._by_number.pop(client.number, None)
 
@@ -247,27 +247,27 @@ class PushedConsumers:
                 )
                 connection.finish()
             else:
-                self._ask(found, value, *asking_frame(value, self._leader))
+                self._send_to_consumer(found, value, *asking_frame(value, self._leader))
         except WireError as error:
-            self._end(connection, value.group_id, error)
+            self._close_consumer(connection, value.group_id, error)
 
     @staticmethod
-    def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
+    def _close_consumer(connection: Connection, group_id: str, error: KafkaError) -> None:
         log.warning("[group %s] closing a push consumer's connection from %s: %s", group_id, connection.name, error)
         connection.finish()
 
-    def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
+    def _send_to_consumer(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
-        answer = partial(self._take, to, value, asking)
+        answer = partial(self._on_answer, to, value, asking)
         asked = ServerRequest(KINDS[asking], connection, value, self._metrics[asking], answer)
 
         def send_request_frame() -> None:
             if connection.closed:
                 return
             try:
-                to.turned.ask([with_length_prefix(body)], asked.take)
+                to.turned.ask([with_length_prefix(body)], asked.handle_answer)
             except KafkaError as error:
-                self._end(connection, value.group_id, error)
+                self._close_consumer(connection, value.group_id, error)
 
         if not (self._faults.active and self._faults.on_request(asked, send_request_frame)):
             send_request_frame()
@@ -277,18 +277,18 @@ class PushedConsumers:
         leaders = self._endpoints.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+    def _on_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Handle a consumer's answer, and measure it for quotas.
 
         Raises:
             BadFrame: the answer is malformed.
         """
         began = perf_counter()
-        self._take_answer(by, value, asked, frame)
+        self._pass_answer(by, value, asked, frame)
         if self.throttling is not None and self.throttling.active:
             self.throttling.charge_push_frame(by.connection, perf_counter() - began)
 
-    def _take_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+    def _pass_answer(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
 
         If the consumer is no longer authorized, drop the answer and close the connection.
@@ -299,7 +299,7 @@ class PushedConsumers:
         connection = by.connection
         if by.right is not None and (refused := by.right.refusal()):
             what = f"{value.member_id} may not be a member any more: {refused.name}: {refused.text}"
-            self._end(connection, value.group_id, KafkaError(what, refused))
+            self._close_consumer(connection, value.group_id, KafkaError(what, refused))
             return
         try:
             answered = read_answer(value, connection.client.number, asked, frame)
@@ -480,7 +480,7 @@ class GroupHost:
 
     def _shard_given_up(self, index: int) -> None:
         self.consumers.dismiss(index)
-        self.rebalances.forget(lambda group: self.groups.index_of(group) == index)
+        self.rebalances.drop_histories(lambda group: self.groups.index_of(group) == index)
 
     def next_request_id(self) -> int:
         """Return a new id for an event that is sent to a group shard. The reply finds its request by this id."""
@@ -502,7 +502,7 @@ class GroupHost:
 
     def client_lost(self, client: ClientSession) -> None:
         """Notify the group shards that a client's connection is closed."""
-        self.consumers.forget(client)
+        self.consumers.forget_connection(client)
         self.repeated.forget_client(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
@@ -637,9 +637,9 @@ class GroupHost:
     def record_metric(self, note: MetricNote) -> None:
         """Update the metrics and the history of rebalances from a group coordinator."""
         if not isinstance(note, Counted):
-            self.rebalances.take(note)
+            self.rebalances.record_note(note)
         if not isinstance(note, GroupEmptied):
-            self.metrics.take(note)
+            self.metrics.record_note(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)
 

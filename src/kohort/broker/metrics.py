@@ -278,7 +278,7 @@ class Metrics:
         self.append = Histogram()
         self.events = 0
 
-    def take(self, note: Counted | RebalanceCaused | Rebalanced) -> None:
+    def record_note(self, note: Counted | RebalanceCaused | Rebalanced) -> None:
         """Record a metric of a group coordinator."""
         if isinstance(note, Counted):
             self.meters[note.meter].add(note.amount)

@@ -114,7 +114,7 @@ class Node(GroupHost):
                 self.topics,
                 self.groups,
                 self.waits,
-                self.producer_ids.take,
+                self.producer_ids.allocate,
                 self.next_request_id,
                 self.age_ms,
             )

@@ -69,7 +69,7 @@ class Purgatory:
         self._count += 1
         for log in wait.logs:
             self._by_log.setdefault(log, {})[wait] = None
-        wait.timer = self._loop.call_later(min(seconds, WAIT_S_MAX), self._end, wait)
+        wait.timer = self._loop.call_later(min(seconds, WAIT_S_MAX), self._end_wait, wait)
 
     def appended(self, log: PartitionLog, size: int) -> None:
         """Count appended bytes of a partition, and answer fetches that have enough."""
@@ -82,7 +82,7 @@ class Purgatory:
             if wait.has_enough:
                 ended.append(wait)
         for wait in ended:
-            self._end(wait)
+            self._end_wait(wait)
 
     def appended_soon(self, log: PartitionLog, size: int) -> None:
         """Count bytes that a coordinator appends, once its current step is over."""
@@ -93,7 +93,7 @@ class Purgatory:
         """Answer all fetches that wait for these partitions, because something other than an append happened."""
         for log in logs:
             for wait in list(self._by_log.get(log, ())):
-                self._end(wait)
+                self._end_wait(wait)
 
     def cancel(self, wait: WaitingFetch) -> None:
         """Remove a fetch without an answer, because its client has disconnected."""
@@ -103,7 +103,7 @@ class Purgatory:
         """Answer all fetches, because the broker is shutting down."""
         self.changed(list(self._by_log))
 
-    def _end(self, wait: WaitingFetch) -> None:
+    def _end_wait(self, wait: WaitingFetch) -> None:
         if self._remove(wait):
             wait.finish()
 

@@ -86,7 +86,7 @@ class RebalanceHistory:
         self._groups: OrderedDict[str, GroupRebalanceHistory] = OrderedDict()
         self._size = 0
 
-    def take(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
+    def record_note(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
         """Record an event that a shard reports: a rebalance was caused, a rebalance ended, or the group is empty."""
         group = self._groups.get(note.group_id)
         if group is None:
@@ -97,7 +97,7 @@ class RebalanceHistory:
         if isinstance(note, RebalanceCaused):
             _add_cause(group, note)
         else:
-            _end(group, note)
+            _end_rebalance(group, note)
         self._size += group.size - before
         while self._size > HISTORY_CHARS_MAX and len(self._groups) > 1:
             _, oldest = self._groups.popitem(last=False)
@@ -107,7 +107,7 @@ class RebalanceHistory:
         """Return the history of a group; an empty one if nothing is known."""
         return self._groups.get(group_id) or GroupRebalanceHistory()
 
-    def forget(self, is_gone: Callable[[str], bool]) -> None:
+    def drop_histories(self, is_gone: Callable[[str], bool]) -> None:
         """Drop the histories of some groups, by name."""
         for name in [name for name in self._groups if is_gone(name)]:
             self._size -= self._groups.pop(name).size
@@ -127,7 +127,7 @@ def _add_cause(group: GroupRebalanceHistory, note: RebalanceCaused) -> None:
     group.size += len(kept.text) + len(kept.member_id)
 
 
-def _end(group: GroupRebalanceHistory, note: Rebalanced | GroupEmptied) -> None:
+def _end_rebalance(group: GroupRebalanceHistory, note: Rebalanced | GroupEmptied) -> None:
     record, group.current = group.current, None
     if record is None:  # the group was loaded in the middle of a rebalance
         return

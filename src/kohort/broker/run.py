@@ -91,7 +91,7 @@ class BrokerServer:
             failed_start.callback(store.close)
             self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
             failed_start.callback(self.node.close)
-            dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
+            dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.handle_frame)
             self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
             self._let_log_in(listen, properties, listeners)
             failed_start.pop_all()

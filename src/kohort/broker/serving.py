@@ -114,7 +114,7 @@ class Serving:
 
     def listen(self) -> None:
         """Accept clients on every listener, and begin the periodic checks of connections and certificates."""
-        self._lines.begin()
+        self._lines.install()
         self._idle_check_due = self._loop.time()
         for listener in self.listeners:
             self.server.listen(listener)
@@ -151,7 +151,7 @@ class Serving:
         await self.server.drained(self._config.shutdown_ms / 1000)
         self.server.close()
         self._groups.close()
-        self._lines.end()
+        self._lines.uninstall()
 
 
 class RunningServer(Protocol):

@@ -284,7 +284,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     with _consumer(common, group, from_beginning, max_messages) as consumer:
         only_new = consumer.config.auto_offset_reset == "latest"
         try:
-            ends = _begin(consumer, topics, group, from_beginning, until_end)
+            ends = _start_reading(consumer, topics, group, from_beginning, until_end)
         except NotFoundError as error:
             raise _with_nearest(error, topics, common) from None
         with _until_signal() as signalled:
@@ -376,7 +376,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
         raise UsageError(str(error)) from error
 
 
-def _begin(
+def _start_reading(
     consumer: Consumer, topics: tuple[str, ...], group: str | None, from_beginning: bool, until_end: bool
 ) -> dict[Any, int]:
     """Subscribe or assign, and return the end offsets to stop at, if any."""

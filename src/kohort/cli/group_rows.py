@@ -161,7 +161,7 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
             "lag": lag.lag,
             "time_lag": _seconds(lag.time_lag_ms),
             "time_lag_exact": lag.is_time_lag_exact,
-            "lost": lag.lost,
+            "lost": lag.lost_offsets,
             "status": lag.status.name,
             "cause": lag.cause,
             "rate": _rounded(lag.consumed_per_s),

@@ -277,7 +277,7 @@ def heading(key: str) -> str:
     return key.replace("_", " ").capitalize()
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None or value == "":
         return "-"
     if type(value) is str or type(value) is int:  # most values, of which a table may have 100,000
@@ -287,10 +287,10 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return printable(value.decode(errors="backslashreplace"))
     if isinstance(value, Mapping):
-        cells = (f"{_text(key)}={'default' if item is None else _text(item)}" for key, item in value.items())
+        cells = (f"{_cell_text(key)}={'default' if item is None else _cell_text(item)}" for key, item in value.items())
         return ",".join(cells) or "-"
     if isinstance(value, (list, tuple)):
-        return ",".join(_text(part) for part in value) or "-"
+        return ",".join(_cell_text(part) for part in value) or "-"
     return printable(str(value))
 
 
@@ -324,7 +324,7 @@ def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
     """Print a folded line for each cell, for terminals that are too narrow for a table."""
     for row in rows:
         for key in keys:
-            line = f"{heading(key)}: {_text(row.get(key))}"
+            line = f"{heading(key)}: {_cell_text(row.get(key))}"
             for begin in range(0, len(line), width):
                 sys.stdout.write(line[begin : begin + width] + "\n")
         sys.stdout.write("\n")
@@ -343,7 +343,7 @@ def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(heading(key), justify=justify, overflow="fold", min_width=_least_width(key))
     for row in rows:
-        table.add_row(*(Text(_text(row.get(key))) for key in shown))
+        table.add_row(*(Text(_cell_text(row.get(key))) for key in shown))
     return table
 
 
@@ -359,7 +359,7 @@ def fitting_columns(
         width: the terminal's, in characters.
     """
     shown = _with_something(rows, columns)
-    widths = {key: max(len(heading(key)), *(len(_text(row.get(key))) for row in rows)) for key in shown}
+    widths = {key: max(len(heading(key)), *(len(_cell_text(row.get(key))) for row in rows)) for key in shown}
     for key in expendable:
         if sum(widths.values()) + _TABLE_PADDING * len(widths) < width:
             break
@@ -369,7 +369,7 @@ def fitting_columns(
 
 def _show_columns(rows: Sequence[Row], columns: Iterable[str]) -> None:
     keys = list(columns)
-    cells = [[_text(row.get(key)) for key in keys] for row in rows]
+    cells = [[_cell_text(row.get(key)) for key in keys] for row in rows]
     headings = [key.upper().replace("_", "-") for key in keys]
     lines = [headings, *cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -70,7 +70,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
         with _producer(common, compression, acks) as producer:
             lines = _lines(source, ESCAPED_BYTES_MAX * producer.config.max_request_size + LINE_OVERHEAD_BYTES)
             records = _from_json(lines) if format == "json" else _from_text(lines, key_separator)
-            result = _send(producer, topic, records, partition, by_key)
+            result = _send_records(producer, topic, records, partition, by_key)
     if common.json:
         show_json({"topic": topic, "sent": result.sent, "not_delivered": result.not_delivered, "failed": result.errors})
     else:
@@ -122,7 +122,7 @@ class _Sent:
                 self.errors.append(f"line {number}: {error}")
 
 
-def _send(
+def _send_records(
     producer: Producer, topic: str, records: Iterator[tuple[int, Fields]], partition: int | None, by_key: bool
 ) -> _Sent:
     """Send all records, and wait until each is delivered or has failed."""

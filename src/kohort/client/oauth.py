@@ -96,7 +96,7 @@ class TokenEndpoint:
         until, failures = time.monotonic() + self._timeout_s, 0
         while True:
             try:
-                return self._ask()
+                return self._request_token()
             except OSError as error:
                 failures += 1
                 pause_s = exponential_backoff(failures, RETRY_S, RETRY_MAX_S)
@@ -104,7 +104,7 @@ class TokenEndpoint:
                     raise
             time.sleep(pause_s)
 
-    def _ask(self) -> tuple[str, float]:
+    def _request_token(self) -> tuple[str, float]:
         """Return a new token and its lifetime in seconds; 0: not known."""
         fields = {"grant_type": "client_credentials"} | ({"scope": self._scope} if self._scope else {})
         pair = ":".join(urllib.parse.quote_plus(part or "") for part in (self._id, self._secret))

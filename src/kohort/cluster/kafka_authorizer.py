@@ -101,11 +101,11 @@ class KafkaAuthorizer(Authorizer):
                     f"Kafka does not tell this coordinator who may do what ({error.code.name}): give its user DESCRIBE "
                     "on the cluster"
                 ) from error
-            self._take((), is_open=True)
+            self._replace_rules((), is_open=True)
         else:
-            self._take(rules, is_open=False)
+            self._replace_rules(rules, is_open=False)
 
-    def _take(self, rules: Iterable[Acl], *, is_open: bool) -> None:
+    def _replace_rules(self, rules: Iterable[Acl], *, is_open: bool) -> None:
         wanted, before = {_rule(rule) for rule in rules}, set(self._rules)
         self._rules.remove_rules(before - wanted)
         self._rules.add_rules(wanted - before)

@@ -207,7 +207,7 @@ class RunningCoordinator:
             )
             self._authorizer = self._kafka_authorizer()
             self.host.authorizer = self._authorizer
-            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
+            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.handle_frame)
             refusals = Refusals(self.host, self._authorizer)
             dispatch = OwnClientsDispatcher(dispatcher.dispatch, refusals).dispatch
             self.serving = CoordinatorServing(self.host, [listener], config.socket, room, dispatch)
@@ -266,10 +266,10 @@ class RunningCoordinator:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
         if self._authorizer is not None:
             await self._authorizer.begin()
-            self._beside(self._authorizer.poll_rules(), "access rules of Kafka")
+            self._run_in_background(self._authorizer.poll_rules(), "access rules of Kafka")
         elif not self._options.trust_everyone:
             await refuse_secured_kafka(self._client, self._options.kafka)
-            self._beside(watch_security(self._client, self._options.kafka), "security of Kafka")
+            self._run_in_background(watch_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
         await retry_forever("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
@@ -288,7 +288,7 @@ class RunningCoordinator:
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
         self.host.begin(me, topic, settings)
-        self._beside(topics.poll_topics(), "topics of Kafka")
+        self._run_in_background(topics.poll_topics(), "topics of Kafka")
         self.serving.listen()
         await retry_forever("a place among the coordinators", lambda: self._coordination.open(me, topic.partitions))
         log.info("coordinator %d registered at %s, incarnation %s", me.id, me.address, me.incarnation)
@@ -296,20 +296,22 @@ class RunningCoordinator:
         # Half of our own deadline of logins, since coordinators of one cluster are set alike.
         self._peers = Peers(self._coordination, me, renew_s=self._listener.login_timeout_ms / 2000 if logs_in else None)
         self._coordination.on_changes(self._follow)
-        self._beside(self._keep_session_alive(me), "keep-alive of the session")
-        self._beside(self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka")
+        self._run_in_background(self._keep_session_alive(me), "keep-alive of the session")
+        self._run_in_background(
+            self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka"
+        )
         if isinstance(self._coordination, ZooKeeperCoordination):
             self._coordination.on_topics_changed(topics.poll_soon)
-            self._beside(show_topics(self._coordination, self.host), "mirror of topics")
+            self._run_in_background(show_topics(self._coordination, self.host), "mirror of topics")
             mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
             self.host.on_rebalanced = mirror.soon
-            self._beside(mirror.watch(), "mirror of groups")
+            self._run_in_background(mirror.watch(), "mirror of groups")
         self.host.ownership.begin(me)
         self._follow()
         await self.host.ownership.wait_settled()
 
-    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+    def _run_in_background(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         """Run a background task until shutdown; a fault in it ends the process with its traceback."""
         task = self._loop.create_task(coroutine, name=name)
         task.add_done_callback(self._look_for_fault)

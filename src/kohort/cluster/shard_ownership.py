@@ -125,7 +125,7 @@ class ShardOwnership:
             self._stay(self.owned[index])
         for index in new:
             self.owned[index] = OwnedShard(index)
-            self._begin(self.owned[index])
+            self._begin_term(self.owned[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
             log.info(
@@ -173,7 +173,7 @@ class ShardOwnership:
         if tenure is None or not isinstance(error, FencedError):
             return
         if tenure.leaving is not None:
-            self._end(index)
+            self._drop_shard(index)
             return
         if tenure.load_s is not None and time.monotonic() - tenure.began_s > SETTLED_S:
             tenure.pauses = 0
@@ -186,14 +186,14 @@ class ShardOwnership:
             index,
             pause_s,
         )
-        tenure.again = self._loop.call_later(pause_s, self._ask, tenure)
+        tenure.again = self._loop.call_later(pause_s, self._schedule_next_term, tenure)
 
     def close(self) -> None:
         """End all shards that are here, because the coordinator closes."""
         for index in sorted(self.owned):
-            self._end(index)
+            self._drop_shard(index)
 
-    def _ask(self, owned: OwnedShard) -> None:
+    def _schedule_next_term(self, owned: OwnedShard) -> None:
         owned.again = self._loop.create_task(self._begin_again(owned), name=f"next term of shard {owned.index}")
 
     async def _begin_again(self, owned: OwnedShard) -> None:
@@ -202,9 +202,9 @@ class ShardOwnership:
         owned.again = None
         self.follow()
         if self.owned.get(owned.index) is owned:
-            self._begin(owned)
+            self._begin_term(owned)
 
-    def _begin(self, owned: OwnedShard) -> None:
+    def _begin_term(self, owned: OwnedShard) -> None:
         owned.began_s, owned.load_s = time.monotonic(), None
         self._groups.begin(owned.index, next(self._terms))
 
@@ -214,9 +214,9 @@ class ShardOwnership:
     def _leave(self, owned: OwnedShard) -> None:
         """Release a shard to its next owner."""
         if self._groups.expect_takeover(owned.index):
-            owned.leaving = self._loop.call_later(LEAVING_S, self._end, owned.index)
+            owned.leaving = self._loop.call_later(LEAVING_S, self._drop_shard, owned.index)
         else:
-            self._end(owned.index)
+            self._drop_shard(owned.index)
 
     def _stay(self, owned: OwnedShard) -> None:
         """Keep a shard that was leaving, because the placement assigns it here again."""
@@ -224,9 +224,9 @@ class ShardOwnership:
         owned.leaving.cancel()
         owned.leaving = None
         if not self._groups.cancel_takeover(owned.index):
-            self._begin(owned)
+            self._begin_term(owned)
 
-    def _end(self, index: int) -> None:
+    def _drop_shard(self, index: int) -> None:
         tenure = self.owned.pop(index)
         self._loop.call_soon(self._news.set)
         for timer in (tenure.again, tenure.leaving):

@@ -109,17 +109,17 @@ class Doubt:
     alone: bool = True
     recorded: set[TopicId] = field(default_factory=set)
 
-    def take(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
+    def count_answer(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
         """Record one contradicting answer, and return whether enough of them agree now."""
         if self.answers and says != self.says:
-            self.forget()
+            self.clear_answers()
         self.says = says
         self.nodes.add(node)
         self.answers += 1
         self.alone = self.alone and alone
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
-    def forget(self) -> None:
+    def clear_answers(self) -> None:
         """Discard the contradicting answers about the topic so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
@@ -176,7 +176,7 @@ class TopicView:
         named: set[str] = set()
         for topic in topics:
             named.add(topic.name)
-            self._take(topic, node, alone=alone)
+            self._apply_answer(topic, node, alone=alone)
         left_out = {*self.by_name, *self._doubts} - named
         self._unlisted = sorted(left_out)
         self._lists += 1
@@ -194,18 +194,18 @@ class TopicView:
     def answered(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's answers about topics that were requested by name."""
         for topic in topics:
-            self._take(topic, node, alone=alone)
+            self._apply_answer(topic, node, alone=alone)
 
     def find_deleted(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
             doubt = self._doubts.setdefault(name, Doubt())
-            doubt.forget()
+            doubt.clear_answers()
             doubt.recorded.update(ids)
 
     # -- conclusions
 
-    def _take(self, answer: TopicAnswer, node: int, *, alone: bool) -> None:
+    def _apply_answer(self, answer: TopicAnswer, node: int, *, alone: bool) -> None:
         if answer.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             says = None
         elif answer.error is ErrorCode.NONE and answer.id != NO_TOPIC_ID:
@@ -230,7 +230,7 @@ class TopicView:
         elif agrees and not doubt.recorded:
             del self._doubts[answer.name]
             return
-        if doubt.take(says, node, alone=alone):
+        if doubt.count_answer(says, node, alone=alone):
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
@@ -239,7 +239,7 @@ class TopicView:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
         if doubt is not None:
-            doubt.forget()
+            doubt.clear_answers()
 
     def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
         name = answer.name
@@ -410,7 +410,7 @@ class KafkaTopics:
             self._listed_at = asyncio.get_running_loop().time()
             self._notify_shards()
             if names := self._announced.to_ask():
-                named = await self._client.call(self._ask(node, names))
+                named = await self._client.call(self._request_metadata(node, names))
                 self._announced.answered(node, topic_answers(named), alone=alone)
                 self._notify_shards()
             self._refresh_brokers()
@@ -509,7 +509,7 @@ class KafkaTopics:
         failure: KafkaError | None = None
         for node in [*later, *(node for node in nodes if node <= self._last_node)]:
             try:
-                answer = await self._ask(node, names)
+                answer = await self._request_metadata(node, names)
             except KafkaError as error:
                 if error.code is ErrorCode.UNSUPPORTED_VERSION:
                     raise error_for(
@@ -537,7 +537,7 @@ class KafkaTopics:
         except TimedOutError as error:
             raise TimedOutError(f"Kafka does not answer: {cluster.unreachable() or error}") from error
 
-    async def _ask(self, node: int, names: Sequence[str] | None) -> MetadataResponse:
+    async def _request_metadata(self, node: int, names: Sequence[str] | None) -> MetadataResponse:
         """Send a Metadata request, without auto-creation of topics, to one broker."""
         topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)

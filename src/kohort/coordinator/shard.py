@@ -201,7 +201,7 @@ class Appends:
         self._last = action
         self._append_next()
 
-    def end(self) -> None:
+    def end_load(self) -> None:
         """End the load: drop waiting steps, and ignore later answers of the journal."""
         self.ended = True
         self._token, self._last, self._reading = None, None, None
@@ -311,7 +311,7 @@ class Appends:
         return []
 
     def _fail(self, error: Exception, refused: Step | None) -> None:
-        self.end()
+        self.end_load()
         self._lost(error, refused)
 
 
@@ -491,9 +491,9 @@ class Shard:
             self._machine = machine
             appends.add(steps, time_now)
             if not appends.ended:
-                appends.when_out(self._begin)
+                appends.when_out(self._begin_serving)
 
-    def _begin(self) -> None:
+    def _begin_serving(self) -> None:
         """Begin to serve: the records of the load are durable, and the driver records the load."""
         try:
             self._driver.shard_loaded(self.index)
@@ -691,7 +691,7 @@ class Shard:
         self.phase = phase
         self._machine = None
         if self._appends is not None:
-            self._appends.end()
+            self._appends.end_load()
         self._queue = []
         for timer in (self._timer, self._reload):
             if timer is not None:

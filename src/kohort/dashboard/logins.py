@@ -60,7 +60,7 @@ class DashboardUsers:
         self._read_as: tuple[int, ...] = ()
         self._proofs: dict[str, bytes] = {}
         self._checked_s = now_s()
-        self._read()
+        self._load_users()
 
     def login(self, user: str, password: str) -> bytes | None:
         """Return the proof of a user's present password; None: the user or the password is wrong.
@@ -78,7 +78,7 @@ class DashboardUsers:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
                 self._checked_s = self._now_s()
                 try:
-                    self._read()
+                    self._load_users()
                 except InvalidInputError as error:
                     if self._failures.due(error.message):
                         log.warning(
@@ -87,7 +87,7 @@ class DashboardUsers:
                         )
             return self._proofs.get(user)
 
-    def _read(self) -> None:
+    def _load_users(self) -> None:
         try:
             found = self._path.stat()
         except OSError as error:
@@ -238,10 +238,10 @@ class DashboardLogins:
         proof = self._users.proof(found.user)
         if found.ends_s > self._now_s() and proof is not None and hmac.compare_digest(proof, found.proof):
             return found
-        self.end(secret)
+        self.log_out(secret)
         return None
 
-    def end(self, secret: str) -> None:
+    def log_out(self, secret: str) -> None:
         """End the session of this secret: log its user out."""
         found = self._sessions.pop(_kept(secret), None)
         if found is not None:

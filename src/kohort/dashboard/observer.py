@@ -401,7 +401,7 @@ def _partition_row(part: PartitionLag, group: str, history: LagHistory) -> View:
         "lag": part.lag,
         "time_lag_ms": part.time_lag_ms,
         "exact": part.is_time_lag_exact,
-        "lost": part.lost,
+        "lost": part.lost_offsets,
         "status": part.status.name,
         "cause": part.cause,
         "error": part.error,

@@ -158,7 +158,7 @@ def peek(
         starts = consumer.beginning_offsets(partitions)
         ends = consumer.end_offsets(partitions)
         scan = _Scan(request, ends)
-        begins = {tp: _begin(request, starts[tp], ends[tp], len(partitions)) for tp in partitions}
+        begins = {tp: _first_offset(request, starts[tp], ends[tp], len(partitions)) for tp in partitions}
         waiting = [tp for tp in partitions if begins[tp] < ends[tp]]
         stopped = None
         if waiting:
@@ -204,7 +204,7 @@ def _partitions(consumer: Consumer, request: PeekRequest) -> list[TopicPartition
     return [TopicPartition(request.topic, request.partition)]
 
 
-def _begin(request: PeekRequest, start: int, end: int, partitions: int) -> int:
+def _first_offset(request: PeekRequest, start: int, end: int, partitions: int) -> int:
     """Return the offset at which to begin to read a partition."""
     if request.offset is not None:
         return max(start, request.offset)

@@ -208,14 +208,14 @@ class DashboardRoutes:
             return error_answer(401, error.message, "not_authorized")
         except KafkaError as error:
             return failure_answer(error)
-        self._access.logins.end(request.scope[SECRET])
+        self._access.logins.log_out(request.scope[SECRET])
         answer = json_answer({"user": asked.user})
         self._access.set_cookie(answer, secret)
         return answer
 
     async def _logout(self, request: Request) -> Response:
         assert self._access.logins is not None
-        self._access.logins.end(request.scope[SECRET])
+        self._access.logins.log_out(request.scope[SECRET])
         answer = json_answer({})
         self._access.set_cookie(answer, None)
         return answer

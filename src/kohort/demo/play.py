@@ -186,7 +186,7 @@ class DemoApplication:
         self.process.wait()
         return len(found)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Terminate the process, wait for its end, and kill what is left of its session."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -260,7 +260,7 @@ class Play:
         self.until(self._is_drained, "everything is read and committed")
         self.print_event("nothing is left to read")
         self.is_over = True
-        self.applications[SURVIVOR].end()
+        self.applications[SURVIVOR].terminate()
 
     def _kill(self) -> None:
         """Kill the victim, and wait until another member commits records of its partitions.
@@ -329,7 +329,7 @@ class Play:
         self.replay.stopped.set()
         self.pool.shutdown()
         for application in self.applications.values():
-            application.end()
+            application.terminate()
         if self.options.bootstrap_server and not self.options.keep:
             if self.region is not None and self.is_over:
                 self.region.delete()

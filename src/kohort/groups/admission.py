@@ -274,7 +274,7 @@ class Imports:
         if len(self._verdicts) > VERDICTS_MAX:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def forget(self, group_id: str) -> None:
+    def forget_verdict(self, group_id: str) -> None:
         """Forget the answer, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 

@@ -66,7 +66,7 @@ class Ledger:
         }
         for kind in kinds:
             for record, take in kind.appliers.items():
-                self._appliers[record] = partial(self._take, kind, take)
+                self._appliers[record] = partial(self._apply_to, kind, take)
 
     def apply(self, record: Record) -> None:
         """Apply one journal record to the hard state."""
@@ -109,7 +109,7 @@ class Ledger:
             membership = group.membership = kind(group_id)
         return membership
 
-    def _take(self, kind: type[GroupMembership], take: Callable[[Any, Any], None], record: Any) -> None:
+    def _apply_to(self, kind: type[GroupMembership], take: Callable[[Any, Any], None], record: Any) -> None:
         membership = self.membership(record.group_id, kind)
         take(membership, record)
         self.mark_changed(membership)

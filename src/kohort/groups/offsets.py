@@ -303,7 +303,7 @@ class CommittedOffsets:
                 context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
             )
             return
-        context.imports.forget(event.group_id)
+        context.imports.forget_verdict(event.group_id)
         context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
         offsets = tuple(self.named(offset) for offset in event.offsets)
         records = self.write(group, OffsetColumns.of(offsets), -1)

@@ -226,7 +226,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def forget(self) -> None:
+    def close_copy(self) -> None:
         """Close a forked child's copy without informing the other end."""
         self._socket.close()
 
@@ -244,7 +244,7 @@ class _Greeting:
                 self._send_raw(self.tls.continue_handshake())
                 if self.tls.is_done:
                     break
-                self.tls.take(self._receive_raw(_READ_BYTES))
+                self.tls.feed(self._receive_raw(_READ_BYTES))
 
     def send(self, data: bytes) -> None:
         self._send_raw(data if self.tls is None else self.tls.encrypted(data))
@@ -344,7 +344,7 @@ class _AsyncStream:
             data = await self._reader.read(_READ_BYTES)
             if not data:
                 raise ConnectionError("the other end hung up")
-            self._tls.take(data)
+            self._tls.feed(data)
         self._plain = self._tls.decrypted(b"")  # what came behind it
 
     def send(self, data: bytes) -> None:

@@ -213,21 +213,21 @@ def load_identity(context: ssl.SSLContext, store: KeyStore) -> None:
     if key is not None and chain is not None:
         if location is not None:
             raise InvalidInputError("ssl.keystore.key and ssl.keystore.location both have a key: give one of them")
-        _load(context, f"{key.strip()}\n{chain.strip()}\n".encode(), store.key_password)
+        _load_chain(context, f"{key.strip()}\n{chain.strip()}\n".encode(), store.key_password)
         return
     if location is None:
         return
     data = store_bytes(location)
     refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
-        _load(context, _of_jks(location, data, store), None)
+        _load_chain(context, _of_jks(location, data, store), None)
     elif data.startswith(b"\x30"):  # a DER sequence
-        _load(context, _of_pkcs12(location, data, store), None)
+        _load_chain(context, _of_pkcs12(location, data, store), None)
     else:
         context.load_cert_chain(location, store.key_location, store.key_password or "")
 
 
-def _load(context: ssl.SSLContext, text: bytes, password: str | None) -> None:
+def _load_chain(context: ssl.SSLContext, text: bytes, password: str | None) -> None:
     with _as_file(text) as name:
         context.load_cert_chain(name, None, password or "")  # "": never asks at the terminal
 

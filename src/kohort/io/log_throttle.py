@@ -131,7 +131,7 @@ class Allowance:
         self._at = now
         return self._left >= 1
 
-    def take(self) -> None:
+    def count_line(self) -> None:
         """Count a written line against the allowance."""
         self._left -= 1
 
@@ -160,8 +160,8 @@ class LogThrottle(logging.Filter):
         if not (of_kind.has_room(now) and of_level.has_room(now)):
             self._left_out[kind[0] if len(self._left_out) < KINDS_MAX else ""] += 1
             return False
-        of_kind.take()
-        of_level.take()
+        of_kind.count_line()
+        of_level.count_line()
         text = record.getMessage()
         if len(text) > LINE_CHARS_MAX or not text.isprintable():
             record.msg, record.args = _tidy(text), ()
@@ -179,12 +179,12 @@ class LogThrottle(logging.Filter):
             parts.append(f"{others} others")
         log.warning(_LEFT_OUT, ", ".join(parts))
 
-    def begin(self) -> None:
+    def install(self) -> None:
         """Install the filter on `LOGGERS`."""
         for name in LOGGERS:
             logging.getLogger(name).addFilter(self)
 
-    def end(self) -> None:
+    def uninstall(self) -> None:
         """Report suppressed lines, and remove the filter."""
         self.report_suppressed()
         for name in LOGGERS:

@@ -50,11 +50,11 @@ def listener_context() -> tuple[ssl.SSLContext, bytes]:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    _load(context, private + certificate.public_bytes(serialization.Encoding.PEM))
+    _load_pem(context, private + certificate.public_bytes(serialization.Encoding.PEM))
     return context, _pin_of(certificate.public_bytes(serialization.Encoding.DER))
 
 
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
+def _load_pem(context: ssl.SSLContext, pem: bytes) -> None:
     """Load a key and its certificate, which `ssl` reads from a file only: one of this user's, removed at once."""
     fd, path = tempfile.mkstemp(prefix="kohort-")
     try:
@@ -102,7 +102,7 @@ class TlsPipe:
             self.is_done = True
             return self._out.read()
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the other end, for the handshake."""
         with self._lock:
             self._in.write(data)
@@ -144,7 +144,7 @@ class ListenerPipe(TlsPipe):
         super().__init__(context, None)
         self._records, self._silent = RecordCounter(), SilentRecords()
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the caller, for the handshake.
 
         Raises:
@@ -153,7 +153,7 @@ class ListenerPipe(TlsPipe):
         for piece, records in self._records.pieces(data):
             self._silent.begun(records)
             self._silent.check_bound()
-            super().take(piece)
+            super().feed(piece)
 
     def decrypted_pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield the data in the bytes that came: for each hundred records its data, which may be empty.

@@ -240,7 +240,7 @@ class PartitionLag:
         return BEFORE_START if self.committed < self.log_start else None
 
     @property
-    def lost(self) -> int | None:
+    def lost_offsets(self) -> int | None:
         """The offsets from `committed` on that retention deleted; None unless the position is `before start`."""
         if self.committed is None or self.log_start is None or self.position != BEFORE_START:
             return None

@@ -340,8 +340,8 @@ def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag
         return
     place = (*group, part.partition.topic, str(part.partition.partition))
     families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
-    if part.lost:
-        families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost)
+    if part.lost_offsets:
+        families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost_offsets)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -323,7 +323,7 @@ class HistoryWriter(ClosedOnExit):
         except NotFoundError:
             pass  # the disk did not take the file
         except KafkaError as error:
-            self._say(error.message)
+            self._log_failure(error.message)
         return []
 
     def reader(self) -> HistoryReader:
@@ -350,7 +350,7 @@ class HistoryWriter(ClosedOnExit):
             problem = _problem(self._path, error)
             if isinstance(problem, CorruptDataError):
                 raise problem from None
-            self._say(problem.message)
+            self._log_failure(problem.message)
 
     def _run(self) -> None:
         while not self._ended:
@@ -376,7 +376,7 @@ class HistoryWriter(ClosedOnExit):
                 self._delete_old(connection, first.at_ms)
             except (KafkaError, sqlite3.Error, OSError) as error:
                 self._close_connection()
-                self._say((error if isinstance(error, KafkaError) else _problem(self._path, error)).message)
+                self._log_failure((error if isinstance(error, KafkaError) else _problem(self._path, error)).message)
                 return
             except Exception as error:  # a bug must not end the thread; it costs the read that it comes with
                 self._close_connection()
@@ -387,7 +387,7 @@ class HistoryWriter(ClosedOnExit):
                 log.exception(
                     "[history] unexpected error while writing the lag history; writing continues with the next read"
                 )
-                self._say(f"unexpected error {type(error).__name__}: {error}")
+                self._log_failure(f"unexpected error {type(error).__name__}: {error}")
                 continue
             if self.error:
                 self.error = ""
@@ -405,7 +405,7 @@ class HistoryWriter(ClosedOnExit):
             else:  # a later read took its place while it was written
                 self._missed -= 1
 
-    def _say(self, text: str) -> None:
+    def _log_failure(self, text: str) -> None:
         self.error = text
         if self._failures.due(text):
             log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)

@@ -160,14 +160,14 @@ class OtlpPush:
             started = time.monotonic()
             if not self._ended.is_set():
                 try:
-                    self._send()
+                    self._send_metrics()
                 except Exception:  # a bug must not end the thread
                     log.exception(
                         "[otlp %s] unexpected error while sending metrics; sending again at the next interval", self.url
                     )
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
-    def _send(self) -> None:
+    def _send_metrics(self) -> None:
         """Send all metrics in batches; after a request that fails, leave out the rest."""
         for metrics in _batches(self._collector.collect(), time.time_ns()):
             scope = ScopeMetrics(self._scope, metrics, "")
@@ -212,7 +212,7 @@ class _CollectorSession(requests.Session):
         try:
             with super().send(request, **kwargs) as answer:
                 content = _read_body(answer) if answer.status_code < 300 else b""
-                refusal = _refusal(answer) if answer.status_code >= 400 else ""
+                refusal = _refusal_text(answer) if answer.status_code >= 400 else ""
         except OSError as error:
             self.failure = _cause(error)
             raise
@@ -325,7 +325,7 @@ def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
     return bytes(found)
 
 
-def _refusal(answer: requests.Response) -> str:
+def _refusal_text(answer: requests.Response) -> str:
     """Return the text in the body of a refusal; empty if there is none, or a page of HTML.
 
     A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text.

@@ -226,7 +226,7 @@ class _Scaling:
         self.partitions = max(1, len(group.known_partitions))
         self.downtime_ms = usual_downtime_ms(group)
         self.span_ms = now_ms - before.since_ms
-        self.loads = [self._load(part) for part in group.known_partitions] if self.span_ms > 0 else []
+        self.loads = [self._partition_load(part) for part in group.known_partitions] if self.span_ms > 0 else []
         self.free = [load for load in self.loads if not load.is_blocked]
         lags = [load.part.time_lag_ms for load in self.free if load.part.time_lag_ms is not None]
         self.time_lag_ms = max(lags, default=None)
@@ -260,7 +260,7 @@ class _Scaling:
         kept = tuple(load for load in before.loads if load[0] >= self.now_ms - DOWN_AFTER_MS)
         return self._compared(member_per_s, demand, (*kept, (self.now_ms, demand)))
 
-    def _load(self, part: PartitionLag) -> _Load:
+    def _partition_load(self, part: PartitionLag) -> _Load:
         read_to = _read_to(part)
         before, log_end = self.before.offsets.get(part.partition, (read_to, part.log_end or 0))
         per_s = 1000 / self.span_ms
@@ -421,10 +421,11 @@ class _Scaling:
         blocked = [load.part for load in self.loads if load.is_blocked]
         if blocked:
             causes = sorted({part.cause or "" for part in blocked})
-            return f"no member can reduce the lag of {_named(blocked)}: {', '.join(causes)}"
+            return f"no member can reduce the lag of {_partition_list(blocked)}: {', '.join(causes)}"
         hot = [load.part for load in self.free if self._demand(load) > member_per_s]
         if hot and base > 1 and not self.is_share:
-            return f"{_named(hot)} alone has more than a member reads, {member_per_s:.0f} per second: others can't help"
+            parts = _partition_list(hot)
+            return f"{parts} alone has more than a member reads, {member_per_s:.0f} per second: others can't help"
         if base >= self.most and not self._fits(base, demand, member_per_s, BUSY_UP):
             return f"{base} members are the most that can have work"
         return rates
@@ -498,7 +499,7 @@ def usual_downtime_ms(group: GroupLag) -> int | None:
     return round(median(recorded[-REBALANCES_LOOKED_AT:])) if recorded else None
 
 
-def _named(parts: list[PartitionLag]) -> str:
+def _partition_list(parts: list[PartitionLag]) -> str:
     named = ", ".join(str(part.partition) for part in parts[:NAMED_PARTITIONS])
     return named if len(parts) <= NAMED_PARTITIONS else f"{named} and {len(parts) - NAMED_PARTITIONS} more"
 

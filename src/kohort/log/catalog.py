@@ -65,7 +65,7 @@ def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
     Raises:
         CorruptDataError: the catalog can't be read.
     """
-    found = _read(folder)
+    found = _read_catalog(folder)
     return None if found is None else found.topics
 
 
@@ -77,7 +77,7 @@ class _Found(NamedTuple):
     removed: tuple[uuid.UUID, ...] = ()
 
 
-def _read(folder: Path) -> _Found | None:
+def _read_catalog(folder: Path) -> _Found | None:
     path = folder / FILE
     try:
         data = path.read_bytes()
@@ -201,7 +201,7 @@ class Catalog:
         Raises:
             CorruptDataError: the catalog can't be read.
         """
-        found = _read(folder)
+        found = _read_catalog(folder)
         return None if found is None else cls(folder, *found)
 
     def note_power_loss(self) -> None:

@@ -370,11 +370,11 @@ class PartitionCheck:
         if rules.gaps and last is None:
             claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
             last = missing_end_damage(rules, size, end_offset, claim, set(stamps.values()))
-        self._end(file, size, rules, known_end, last, end_offset)
+        self._classify_end(file, size, rules, known_end, last, end_offset)
         self._indexes(rules, ends, stamps, size)
         self._transaction_index(rules)
 
-    def _end(
+    def _classify_end(
         self, file: OpenFile, size: int, rules: Rules, known_end: int, last: LogDamage | None, end_offset: int
     ) -> None:
         """Classify the end of a segment's file: complete, torn or damaged."""

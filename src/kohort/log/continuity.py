@@ -200,7 +200,7 @@ class _Survey:
                 yield self.pending
             self.pending = None
             yield self._damage(fault, hint)
-        yield from self._end()
+        yield from self._check_end()
 
     def _believe(self, batch: LocatedBatch | None) -> None:
         assert batch is not None
@@ -215,7 +215,7 @@ class _Survey:
         self.position = self.pending.position
         self.expected, self.epoch = self.before
 
-    def _end(self) -> Iterator[LocatedBatch | LogDamage]:
+    def _check_end(self) -> Iterator[LocatedBatch | LogDamage]:
         limit = self.rules.limit
         expected = self.expected
         short = limit is not None and expected is not None and expected != limit and not self.rules.gaps

@@ -62,7 +62,7 @@ class FileCache:
         self._open.append(holder)
         return file
 
-    def forget(self, holder: Holder) -> None:
+    def release_file(self, holder: Holder) -> None:
         """Release the holder's file."""
         if holder.file is not None:
             holder.file = None

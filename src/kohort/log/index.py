@@ -26,7 +26,7 @@ _TIME_ENTRY = struct.Struct(">qi")
 _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
-def _read(path: str, fs: FileSystem) -> bytes:
+def _read_index(path: str, fs: FileSystem) -> bytes:
     """Return the file's content; empty if there is no file, and one byte (no valid index) if it can't be read."""
     try:
         return read_file(path, fs)
@@ -118,7 +118,7 @@ class OffsetIndex(_IndexFile):
         Returns:
             False, with an empty index, if the file can't belong to a log of `log_size` bytes.
         """
-        data = _read(self._path, self._fs)
+        data = _read_index(self._path, self._fs)
         if len(data) % _OFFSET_ENTRY.size:
             return False
         flat = array("i")
@@ -233,7 +233,7 @@ class TimeIndex(_IndexFile):
         Returns:
             False, with an empty index, if the file is damaged.
         """
-        data = _read(self._path, self._fs)
+        data = _read_index(self._path, self._fs)
         if len(data) % _TIME_ENTRY.size:
             return False
         timestamps, offsets = array("q"), array("i")
@@ -332,7 +332,7 @@ class TransactionIndex(_IndexFile):
         Returns:
             False if the file is damaged.
         """
-        data = _read(self._path, self._fs)
+        data = _read_index(self._path, self._fs)
         if len(data) % _TXN_ENTRY.size:
             return False
         rows = list(_TXN_ENTRY.iter_unpack(data))

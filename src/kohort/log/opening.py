@@ -122,7 +122,7 @@ def load_segment(
         drop = index.make_anew if segment.gaps and next_base_offset is not None else index.truncate
         drop(index.before_offset(verify_from_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
-    segment.restart(start)
+    segment.rewind_to(start)
     unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
@@ -131,7 +131,7 @@ def load_segment(
     if start and unverified.damages and unverified.damages[0].position == start:
         index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
-        segment.restart(start := 0)
+        segment.rewind_to(start := 0)
         unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
         findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, unverified)

@@ -23,7 +23,7 @@ def enforce(log: PartitionLog, now_ms: int) -> int:
     """
     count = _before_start(log)
     if log.config.deletes:
-        count = max(count, _aged(log, now_ms), _too_many_bytes(log))
+        count = max(count, _aged_segments(log, now_ms), _too_many_bytes(log))
     stable = log.last_stable_offset
     while count and log.segments[count - 1].end_offset > stable:
         count -= 1
@@ -50,7 +50,7 @@ def _before_start(log: PartitionLog) -> int:
     return count
 
 
-def _aged(log: PartitionLog, now_ms: int) -> int:
+def _aged_segments(log: PartitionLog, now_ms: int) -> int:
     limit = log.config.retention_ms
     if limit < 0:
         return 0

@@ -326,7 +326,7 @@ class SegmentFile:
         blamed = blamed_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
-        self.restart(0)
+        self.rewind_to(0)
         findings = survey(file, size, rules)
         if blamed is not None:
             findings = without(findings, blamed, rules)
@@ -348,7 +348,7 @@ class SegmentFile:
         if unverified.done:
             self.unverified = None
 
-    def restart(self, position: int) -> None:
+    def rewind_to(self, position: int) -> None:
         """Move the end back to the batch at `position`, which is in the last index entry or at the file's start."""
         relative = self.index.offsets[-1] if self.index.offsets else 0
         self.time_index.truncate_to_offset(relative + 1)
@@ -438,7 +438,7 @@ class SegmentFile:
     def close(self) -> None:
         """Write the index files and release the log file."""
         self.finish()
-        self._files.forget(self)
+        self._files.release_file(self)
 
     def release_file(self, why: Exception | None = None) -> None:
         """Release the log file permanently. Later users get an error that it was deleted, or `why`.
@@ -447,7 +447,7 @@ class SegmentFile:
         """
         deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._gone = deleted if why is None else why
-        self._files.forget(self)
+        self._files.release_file(self)
 
     def delete(self) -> None:
         """Delete the files. Readers with an open file keep what they read."""
@@ -781,7 +781,7 @@ class Segment(SegmentFile):
         self._fs.ftruncate(self.open().fd, found.position)
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0
-        self.restart(start)
+        self.rewind_to(start)
         if self.unverified is not None:
             self.unverified.truncate_at(found.position)
         self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))

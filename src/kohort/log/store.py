@@ -191,7 +191,7 @@ def _is_due(since_ms: int, now_ms: int, interval_ms: int) -> bool:
     return not 0 <= now_ms - since_ms < interval_ms
 
 
-def _named(tp: TopicPartition, error: OSError) -> OSError:
+def _error_naming_partition(tp: TopicPartition, error: OSError) -> OSError:
     return OSError(error.errno, f"partition {tp}: {error}")
 
 
@@ -284,7 +284,7 @@ class LogStore(ClosedOnExit):
         )
 
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
-        options = self._ours(known)
+        options = self._with_shared_options(known)
         path = self.path / str(tp)
         if is_internal(path):  # a release that gave every user the right to read may have made it
             with contextlib.suppress(OSError):
@@ -307,7 +307,7 @@ class LogStore(ClosedOnExit):
             )
         self._logs[tp] = opened
 
-    def _ours(self, known: OpenOptions) -> OpenOptions:
+    def _with_shared_options(self, known: OpenOptions) -> OpenOptions:
         """Combine one partition's checkpoints with the options that hold for all partitions."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
@@ -448,7 +448,7 @@ class LogStore(ClosedOnExit):
         for number in range(first, topic.partitions):
             tp = TopicPartition(topic.name, number)
             known = OpenOptions(topic_id=topic.id, fresh=True)
-            logs[tp] = PartitionLog.open(self.path / str(tp), config, self._ours(known))
+            logs[tp] = PartitionLog.open(self.path / str(tp), config, self._with_shared_options(known))
             yield
 
     def _commit(
@@ -653,7 +653,7 @@ class LogStore(ClosedOnExit):
                 try:
                     partition.flush()
                 except OSError as error:  # the others must not wait for this one's disk
-                    failure = failure or _named(TopicPartition(*tp), error)
+                    failure = failure or _error_naming_partition(TopicPartition(*tp), error)
                 else:
                     del self._unflushed[tp]
         return failure
@@ -679,7 +679,7 @@ class LogStore(ClosedOnExit):
                 if self._logs.get(tp) is partition:
                     yield from self._compact(tp, partition, now_ms)
             except OSError as error:  # on a full disk, the retention of the others makes the room that this one needs
-                failure = failure or _named(tp, error)
+                failure = failure or _error_naming_partition(tp, error)
         try:
             self._catalog.settle()
             self._write_checkpoints()
@@ -739,7 +739,7 @@ class LogStore(ClosedOnExit):
                 try:
                     partition.close()
                 except OSError as error:  # the others are flushed all the same
-                    failure = failure or _named(tp, error)
+                    failure = failure or _error_naming_partition(tp, error)
             self._catalog.settle()
             self._write_bounds()
             if failure is not None:

@@ -293,12 +293,12 @@ class RegionConsumer(OneProcess):
                     self._events.sink_waits(wait.record_failure(error))
                     self._flow.wait_void(wait.again_s - time.monotonic())
                     if self._flow.discards_rows:
-                        states.forget([part])
+                        states.forget_partitions([part])
                 except CorruptDataError:
                     self._flow.wait_void(SLEPT_S)  # another member may own the partition, if this one has slept
                     if not self._flow.discards_rows:
                         raise
-                    states.forget([part])
+                    states.forget_partitions([part])
             return state
         finally:
             if wait.end_wait(works=state is not None):

@@ -101,7 +101,7 @@ class FactTable:
         """
         return self._other_keys.get(region, {}).get(producer_id, "")
 
-    def take(self, record: StoredRecord) -> tuple[Fact | None, str]:
+    def apply_record(self, record: StoredRecord) -> tuple[Fact | None, str]:
         """Apply a record, in the order of the log; return its fact, or why it is ignored."""
         if record.key is None:
             return self._ignore(record, "", "has no key")
@@ -223,7 +223,7 @@ class IgnoredLog:
 def valid_facts(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> Iterator[Fact]:
     """Apply records to a fact table in the order of the log, and yield the facts of the valid ones."""
     for record in records:
-        fact, why = table.take(record)
+        fact, why = table.apply_record(record)
         if why:
             ignored.add(record.offset, record.author, why)
         if fact is not None:

@@ -254,7 +254,7 @@ class Region(ClosedOnExit):
         publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss, states)
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
-        member = RegionConsumer(events, flow, stager, own, self._forget, states)
+        member = RegionConsumer(events, flow, stager, own, self._forget_member, states)
         try:
             member.start(self._election.connect_to_control_plane)
         except BaseException:
@@ -334,7 +334,7 @@ class Region(ClosedOnExit):
         with self._call("connect_to_control_plane"):
             return self._election.connect_to_control_plane()
 
-    def _forget(self, member: RegionConsumer) -> None:
+    def _forget_member(self, member: RegionConsumer) -> None:
         with self._callers.enter(), self._lock:
             self._consumers.discard(member)
 

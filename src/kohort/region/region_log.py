@@ -372,7 +372,7 @@ class RegionLogWriter:
         """
         for attempt in range(1, BEGIN_ATTEMPTS + 1):
             try:
-                return self._begin(host, port, pin)
+                return self._begin_term(host, port, pin)
             except UnknownOutcomeError as error:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
@@ -384,7 +384,7 @@ class RegionLogWriter:
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    def _begin(self, host: str, port: int, pin: bytes) -> RegionFacts:
+    def _begin_term(self, host: str, port: int, pin: bytes) -> RegionFacts:
         self._term = 0
         saved = self._settled()
         if self._producer is not None and (
@@ -465,7 +465,7 @@ class RegionLogWriter:
 
     def _write_facts(self, facts: Iterable[Fact]) -> None:
         records = [(key_of(fact), value_of(fact)) for fact in facts]
-        self._transact(lambda producer: self._send(producer, records))
+        self._transact(lambda producer: self._send_records(producer, records))
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
@@ -486,7 +486,7 @@ class RegionLogWriter:
         names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
         def write_sequence_records(producer: Producer) -> dict[str, OffsetsRefusal]:
-            self._send(producer, records)
+            self._send_records(producer, records)
             refused = producer.send_offsets_of_members(members) if members else {}
             return {
                 names[member_id]: OffsetsRefusal(str(error), error.code in _GONE)
@@ -501,7 +501,7 @@ class RegionLogWriter:
             self._members[manifest.sequence] = manifest.members
         return refused
 
-    def _send(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+    def _send_records(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Send records of the open transaction, sealed under its producer."""
         author = Author(producer.producer_id, producer.epoch)
         self._sent_by = author.producer_id
@@ -581,13 +581,13 @@ class RegionLogWriter:
         """Write the facts with which the region continues from what a sink shows."""
         facts = adopt(self._settled().history(self._region), place, was, shows, _now_ms())
         records = [(key_of(fact), value_of(fact)) for fact in facts]
-        self._transact(lambda producer: self._send(producer, records))
+        self._transact(lambda producer: self._send_records(producer, records))
 
     def delete_region(self) -> None:
         """Delete all records of the region by tombstones, in one transaction, also those of strangers. Claims stay."""
         self._settled()
         keys = self._reader.table.keys_of(self._region)
-        self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))
+        self._transact(lambda producer: self._send_records(producer, [(key, None) for key in keys]))
 
     def reseal(self) -> int:
         """Write all facts once more, with this key; the reader has taken them whichever key sealed them."""
@@ -596,7 +596,7 @@ class RegionLogWriter:
         if term is not None:
             facts.insert(0, replace(term, stated=term.stated + 1))
         records = [(key_of(fact), value_of(fact)) for fact in facts]
-        self._transact(lambda producer: self._send(producer, records))
+        self._transact(lambda producer: self._send_records(producer, records))
         return len(records)
 
     def settle(self) -> int:

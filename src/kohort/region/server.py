@@ -360,7 +360,7 @@ class ControlPlane:
                 )
                 return
             self._links[connection] = link
-            await self._read(connection, link)
+            await self._read_reports(connection, link)
         except (OSError, ValueError, TimeoutError) as error:
             log.debug("[region %s] a connection from %s ended: %s", self.region, address, error)
         finally:
@@ -372,7 +372,7 @@ class ControlPlane:
             else:
                 sock.close()
 
-    async def _read(self, connection: int, link: AsyncLink) -> None:
+    async def _read_reports(self, connection: int, link: AsyncLink) -> None:
         async for body in link.bodies(SILENCE_S):
             self._heard(connection, decode_report(body))
             if connection not in self._links:

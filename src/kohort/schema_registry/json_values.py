@@ -100,7 +100,7 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
         kind = validator_for(schema, default=Draft7Validator)
         with limited_time():
             _check_schema(kind, schema)
-        known = REGISTRY.with_resources(_named(schema, imports))  # the default fetches references by HTTP
+        known = REGISTRY.with_resources(_referenced_schemas(schema, imports))  # the default fetches references by HTTP
     except InvalidInputError:
         raise
     except _ODD_SCHEMA as error:
@@ -146,7 +146,7 @@ def _check_schema(kind: Any, schema: Any) -> None:
         raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 
 
-def _named(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
+def _referenced_schemas(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
     """Return the schemas that a schema refers to, each by all names that it may have; the last of a name counts."""
     from referencing import Resource
     from referencing.jsonschema import DRAFT7

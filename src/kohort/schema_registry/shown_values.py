@@ -54,18 +54,18 @@ class _JsonParts:
         if isinstance(found, float) and not math.isfinite(found):
             return str(found)
         if isinstance(found, str | bytes):
-            self._take(len(found))
+            self._spend(len(found))
         return found
 
     def _map_key(self, name: Any) -> Any:
         """Return a key; a map of Protobuf may have true and false, which msgspec does not write."""
         if isinstance(name, str):
-            self._take(len(name))
+            self._spend(len(name))
         elif isinstance(name, bool):
             return "true" if name else "false"
         return name
 
-    def _take(self, characters: int) -> None:
+    def _spend(self, characters: int) -> None:
         self._left -= characters
         if self._left < 0:
             raise ValueError(f"it has more than {SHOWN_BYTES_MAX >> 20} MiB of text")

@@ -148,7 +148,7 @@ class Arguments:
         These are keywords for parameters without a default, surplus arguments, and the first call ever.
         """
         if self._validators is None:
-            self._read()
+            self._read_annotations()
             return self.fit(args, kwargs)
         count, positional_max = len(args), len(self._takes)
         if count > positional_max and self._rest is None:
@@ -174,17 +174,17 @@ class Arguments:
     def described(self) -> dict[str, str]:
         """Return the expected value of each parameter, in words."""
         if self._validators is None:
-            self._read()
+            self._read_annotations()
         assert self._validators is not None
         return {name: validator.expected for name, validator in self._validators.items()}
 
     def _validator(self, name: str) -> Validator:
         if self._validators is None:
-            self._read()
+            self._read_annotations()
         assert self._validators is not None
         return self._validators[name]
 
-    def _read(self) -> None:
+    def _read_annotations(self) -> None:
         """Read the annotations. Two threads may do so at once: the mark of completion is set last."""
         function = inspect.unwrap(self._method)
         scope = _Scope(function.__globals__)

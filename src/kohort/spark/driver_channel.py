@@ -176,7 +176,7 @@ class ChannelServer:
                     query = announced
                     self._join(link, query)
                 elif announced == query:
-                    self._take(link, query, message)
+                    self._handle_message(link, query, message)
         except (OSError, ValueError) as error:
             log.debug("the driver program closes a source's connection: %s", error)
         except Exception:
@@ -193,7 +193,7 @@ class ChannelServer:
                 self._sockets.discard(sock)
             sock.close()
 
-    def _take(self, link: Link, query: str, message: Message) -> None:
+    def _handle_message(self, link: Link, query: str, message: Message) -> None:
         kind = message["kind"]
         if (handler := self._handlers.get(kind)) is not None:
             handler(query, message)
@@ -403,7 +403,7 @@ class ChannelClient:
         """Release the connection in a forked child: it belongs to the parent."""
         link, self._link = self._link, None
         if link is not None:
-            link.forget()
+            link.close_copy()
 
 
 _OPEN_ENDS: weakref.WeakSet[ChannelServer | ChannelClient] = weakref.WeakSet()

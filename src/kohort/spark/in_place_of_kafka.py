@@ -155,7 +155,7 @@ def install() -> None:
         if kind == "reader":
             _wrap(wrapped, "option", _option)
             _wrap(wrapped, "options", _options)
-            _wrap(wrapped, "load", _load)
+            _wrap(wrapped, "load", _load_frame)
         elif kind == "writer":
             _wrap(wrapped, "mode", _mode)
             _wrap(wrapped, "save", _save)
@@ -239,7 +239,7 @@ def _options(end: Any, original: Callable[..., Any], **options: Any) -> Any:
     return original(end, **options)
 
 
-def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+def _load_frame(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
     frame = original(end, *args, **given)
     given_options = _options_set_on(end)
     if given_options.is_kafka:

@@ -263,7 +263,7 @@ def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
                     owner = lag.owner
                     names = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
                     place = (lag.partition.topic, lag.partition.partition, lag.committed, lag.log_start, lag.log_end)
-                    facts = (lag.metadata, lag.error, lag.lost, lag.position)
+                    facts = (lag.metadata, lag.error, lag.lost_offsets, lag.position)
                     rows.append((name, *place, lag.lag, lag.time_lag_ms, *names, *facts))
             if rows:
                 yield rows

@@ -204,7 +204,7 @@ class _Parser:
         at = self._at + ahead
         return self._pattern[at] if at < len(self._pattern) else ""
 
-    def _take(self) -> str:
+    def _next_letter(self) -> str:
         letter = self._peek()
         if not letter:
             raise _NotTranslated("it ends too early")
@@ -232,7 +232,7 @@ class _Parser:
 
     def _atom(self) -> _PatternPart | None:
         """Parse the next part without its quantifier; return None for flags, which match nothing."""
-        letter = self._take()
+        letter = self._next_letter()
         if letter == "(":
             return self._group()
         if letter == "[":
@@ -257,9 +257,9 @@ class _Parser:
         opening = "(?:"
         if self._peek() == "?":
             self._at += 1
-            kind = self._take()
+            kind = self._next_letter()
             if kind == "<" and self._peek() in ("=", "!"):
-                kind += self._take()
+                kind += self._next_letter()
             if kind in ("=", "!", "<=", "<!", ">"):
                 opening = f"(?{kind}"
                 name = {"=": "lookahead", "!": "lookahead", ">": "atomic group"}.get(kind, "lookbehind")
@@ -289,7 +289,7 @@ class _Parser:
     def _take_flags(self) -> bool:
         """Parse flags up to the next : or ); return True if they apply to the rest of this group."""
         on = True
-        while (letter := self._take()) not in ":)":
+        while (letter := self._next_letter()) not in ":)":
             if letter == "-" and on:
                 on = False
             elif letter not in _FLAGS:
@@ -311,7 +311,7 @@ class _Parser:
         most = int(counted[3] or least)
         if most < least or most > REPETITIONS_MAX:
             raise _NotTranslated(f"{counted[0]} is no range of repetitions")
-        suffix = self._take() if self._peek() in ("?", "+") else ""
+        suffix = self._next_letter() if self._peek() in ("?", "+") else ""
         if suffix == "+":
             if not piece.letter:
                 raise _NotTranslated(f"the possessive {counted[0]}+ after a group can't be written for other engines")
@@ -384,7 +384,7 @@ class _Parser:
         return self._cases(frozenset(letter for letter in NAME_LETTERS if low <= letter <= high))
 
     def _class_letter(self) -> str | Letters:
-        letter = self._take()
+        letter = self._next_letter()
         if letter != "\\":
             return letter
         if self._peek() in ("R", "X", "b", "A", "B", "G", "Z", "z") and self._peek():
@@ -393,7 +393,7 @@ class _Parser:
 
     def _escape(self) -> str | Letters:
         """Parse an escape, after its backslash: a character, or a class of characters."""
-        letter = self._take()
+        letter = self._next_letter()
         if letter in "pP":
             return self._property(letter == "P")
         if letter.lower() in _CLASSES:
@@ -414,7 +414,7 @@ class _Parser:
                 return chr(int(braced[1], 16))
             return self._parse_number(r"[0-9a-fA-F]{2}", 16)
         if letter == "c":
-            return chr(ord(self._take()) ^ 64)
+            return chr(ord(self._next_letter()) ^ 64)
         if letter in "123456789k":
             raise _NotTranslated(f"the back reference \\{letter} can't be written for other engines")
         if letter.isascii() and letter.isalpha():

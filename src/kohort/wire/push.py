@@ -123,7 +123,7 @@ class _FrameReader:
     def left(self) -> int:
         return len(self._data) - self._position
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if self.left:
             raise WireError(f"{self.what}: {self.left} bytes too many")
 
@@ -178,7 +178,7 @@ class ClusterMetadataRequest:
         reader = _FrameReader(frame, "ClusterMetadataRequest")
         reader.kind(PushType.CLUSTER_METADATA)
         request = cls(reader.string() if reader.left else None)
-        reader.end()
+        reader.check_end()
         return request
 
 
@@ -209,7 +209,7 @@ class ClusterMetadataResponse:
         brokers = [
             PushBroker(reader.number(_INT32), reader.string(), reader.number(_INT32)) for _ in range(reader.count())
         ]
-        reader.end()
+        reader.check_end()
         return cls(error, coordinator, tuple(brokers))
 
 
@@ -245,7 +245,7 @@ class RegisterConsumerRequest:
         reader.kind(PushType.REGISTER_CONSUMER)
         group, consumer, topics = reader.string(), reader.string(), reader.string()
         request = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
-        reader.end()
+        reader.check_end()
         return request
 
 
@@ -264,7 +264,7 @@ class ErrorResponse:
         """Decode a frame's bytes. Raises WireError."""
         reader = _FrameReader(frame, "an answer of an error code")
         response = cls(reader.number(_INT16))
-        reader.end()
+        reader.check_end()
         return response
 
 
@@ -310,7 +310,7 @@ def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
         request = CoordinatorRequest(PushType.START, partitions=_decode_partitions(reader))
     else:
         raise WireError(f"a request of the coordinator: its type is {kind}; there are Ping, Stop and Start")
-    reader.end()
+    reader.check_end()
     return request
 
 
@@ -323,7 +323,7 @@ def decode_ping_response(frame: Buffer, auto_commit: bool) -> tuple[PositionedPa
     """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
     reader = _FrameReader(frame, "PingResponse")
     positions = _decode_partitions(reader) if auto_commit or reader.left else ()
-    reader.end()
+    reader.check_end()
     return positions
 
 

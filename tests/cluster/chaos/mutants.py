@@ -15,7 +15,7 @@ ONE_OF = 3
 
 def loads_a_part() -> None:
     """The offsets in each third batch of the journal are passed over when it is read."""
-    read = JournalDecoding._read
+    read = JournalDecoding._read_records
 
     def some(self: JournalDecoding, header: BatchHeader, batch: memoryview, found: list[Record]) -> None:
         known = len(found)
@@ -23,7 +23,7 @@ def loads_a_part() -> None:
         if header.base_offset % ONE_OF == 0:
             found[known:] = [record for record in found[known:] if not isinstance(record, OffsetCommitted)]
 
-    JournalDecoding._read = some  # type: ignore[method-assign]
+    JournalDecoding._read_records = some  # type: ignore[method-assign]
 
 
 MUTANTS = {mutant.__name__: mutant for mutant in (loads_a_part,)}

@@ -342,7 +342,7 @@ class Member:
         if (back := self.goes_back) is not None:
             self.goes_back = None
             self.flow.discard_all()
-            self.flow.forget()
+            self.flow.discard_partitions()
             self.positions.clear()
             if self.states is not None:
                 self.states.kept.clear()
@@ -398,9 +398,9 @@ class Member:
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
                 self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
-                self.flow.forget(parts)
+                self.flow.discard_partitions(parts)
                 if self.states is not None:
-                    self.states.kept.forget(list(parts))
+                    self.states.kept.forget_partitions(list(parts))
                 for part in parts:
                     self.positions.pop(part, None)
                     self.back.discard(part)

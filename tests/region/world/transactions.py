@@ -180,7 +180,7 @@ class Log:
     def add(self, record: StoredRecord) -> tuple[Fact | None, str]:
         """A record is in the log, whoever wrote it."""
         self._offset += 1
-        return self.table.take(replace(record, offset=self._offset))
+        return self.table.apply_record(replace(record, offset=self._offset))
 
     def _check(self, facts: list[Fact], *, is_sequence: bool) -> None:
         stored = self.world.stored

@@ -218,15 +218,15 @@ def _member(member: DescribedConsumer, version: int) -> _Describe.DescribedGroup
         client_host=member.client_host,
         subscribed_topic_names=list(member.subscribed_topics),
         subscribed_topic_regex=member.subscribed_regex or "",
-        assignment=_named(member.assignment),
-        target_assignment=_named(member.target),
+        assignment=_described_assignment(member.assignment),
+        target_assignment=_described_assignment(member.target),
     )
     if version >= 1:
         described.member_type = member.member_type
     return described
 
 
-def _named(partitions: Iterable[PartitionsOfTopic]) -> _Describe.DescribedGroup.Member.Assignment:
+def _described_assignment(partitions: Iterable[PartitionsOfTopic]) -> _Describe.DescribedGroup.Member.Assignment:
     make = _Describe.TopicPartitions
     return _Describe.Assignment(
         topic_partitions=[

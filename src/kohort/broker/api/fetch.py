@@ -251,7 +251,7 @@ class Fetch:
             return self._throttled()
         if session is not None:
             incremental = session.epoch > 1
-            found = [entry for entry in found if _news(entry) or not incremental]
+            found = [entry for entry in found if _has_news(entry) or not incremental]
             for part, _, size in found:
                 if size:
                     session.to_end(part.key)
@@ -278,7 +278,7 @@ class Fetch:
         return FetchResponse(session_id=session.id if session is not None else 0)
 
 
-def _news(entry: Found) -> bool:
+def _has_news(entry: Found) -> bool:
     """Return whether an incremental response must include the partition; record the state that the client then has."""
     part, answer, size = entry
     news = (

@@ -298,12 +298,12 @@ def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         named = (topic.topic_id for group in request.message.groups for topic in group.topics or ())
         ids = [topic_id for topic_id in named if topic_id not in host.topics.by_id]
         if ids:
-            host.find_topics((), ids, partial(fetch_known, host, request))
+            host.find_topics((), ids, partial(fetch_offsets_of_known_topics, host, request))
             return
-    fetch_known(host, request)
+    fetch_offsets_of_known_topics(host, request)
 
 
-def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
+def fetch_offsets_of_known_topics(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     """Return the committed offsets of topics that are known."""
     message, version = request.message, request.version
     if version < 8:

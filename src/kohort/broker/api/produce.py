@@ -162,7 +162,7 @@ def _prepare(
     ) -> None:
         nonlocal left
         if isinstance(result, KafkaError):
-            found = _refusal(request, part.index, result)
+            found = _rejected_response(request, part.index, result)
         else:
             part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
@@ -278,7 +278,7 @@ def _append_batches(
         else:
             result = target.append_checked(checked, now_ms)
     except KafkaError as error:
-        return _refusal(request, index, error)
+        return _rejected_response(request, index, error)
     except OSError as error:
         log.error(
             "[partition %s-%d] could not be written, answering the producer with KAFKA_STORAGE_ERROR: %s",
@@ -299,7 +299,7 @@ def _append_batches(
     )
 
 
-def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) -> _Partition:
+def _rejected_response(request: Request[ProduceRequest], index: int, error: KafkaError) -> _Partition:
     """Return the Produce response for a partition whose batches were rejected."""
     code = error.code
     if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:

@@ -38,7 +38,7 @@ FROM_BEGIN = {"smallest": True, "largest": False, "none": None}
 """Values of `auto_offset_reset`. Source: spec 4, RegisterConsumerRequest; `none` is an addition."""
 
 
-def take(host: GroupHost, connection: Connection, frame: Frame) -> None:
+def handle_frame(host: GroupHost, connection: Connection, frame: Frame) -> None:
     """Handle one frame whose first two bytes are 20480 or more.
 
     Raises:

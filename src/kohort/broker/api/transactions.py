@@ -50,7 +50,7 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if transactional_id is None:
         try:
-            return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
+            return InitProducerIdResponse(producer_id=node.producer_ids.allocate(), producer_epoch=0)
         except OSError as error:  # the answer is Kafka's while it has no block of ids
             log.error("no producer id could be reserved on the disk, the producer retries: %s", error)
             return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, producer_epoch=-1)

@@ -94,12 +94,12 @@ class IssuerKeys:
             now = self._clock()
             unknown = key_id is not None and self._keys is not None and all(key.kid != key_id for key in self._keys)
             if (now >= self._due or unknown) and now >= self._retry_at:
-                self._read(now)
+                self._fetch_keys(now)
             if self._keys is None:
                 raise ValueError("the issuer's keys could not be read")
             return self._keys
 
-    def _read(self, now: float) -> None:
+    def _fetch_keys(self, now: float) -> None:
         try:
             self._keys = KeySet.import_key_set(msgspec.json.decode(fetch_key_set(self._url)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, JoseError) as error:

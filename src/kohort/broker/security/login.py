@@ -338,7 +338,7 @@ class SaslLogin:
         self._again_at = now + REAUTH_PAUSE_S
         self._exchange, self._state = None, LoginState.KNOWN
         if first:
-            self._pending.forget()
+            self._pending.stop_deadline()
             self._raw = False
             self._connection.intercept(self._on_later_frame if lifetime_ms is not None else self._dispatch, None)
         elif lifetime_ms is not None:
@@ -393,4 +393,4 @@ class SaslLogin:
 
     def closed(self) -> None:
         """Forget the client, whose connection has closed."""
-        self._pending.forget()
+        self._pending.stop_deadline()

@@ -71,7 +71,7 @@ class PendingLogin:
         self.close = close
         self.waits = True
 
-    def forget(self) -> None:
+    def stop_deadline(self) -> None:
         """Stop the deadline, because the client is known or gone. May be called again."""
         self._timer.cancel()
         self._owner.discard(self)
@@ -106,11 +106,11 @@ class PendingLogins:
             slowest = next((client for client in self._clients if client.waits), None)
             if slowest is None or time.monotonic() - slowest.began < YOUNG_S:
                 return None
-            slowest.forget()
+            slowest.stop_deadline()
             slowest.close("too many clients log in at once, and this one took the longest")
 
         def close_at_deadline() -> None:
-            pending.forget()
+            pending.stop_deadline()
             pending.close(f"not logged in within {timeout_ms} ms (login.timeout.ms)")
 
         pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, close_at_deadline), close)
@@ -131,7 +131,7 @@ class PendingLogins:
     def close(self) -> None:
         """Close all clients, and stop the threads."""
         for client in [*self._clients]:
-            client.forget()
+            client.stop_deadline()
             client.close("the broker ends")
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
@@ -279,7 +279,7 @@ class TlsHandshake:
         self._loop.remove_reader(self._transport.fd)
         self._loop.remove_writer(self._transport.fd)
         if self._pending is not None:
-            self._pending.forget()
+            self._pending.stop_deadline()
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
             log.warning(

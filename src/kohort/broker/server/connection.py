@@ -405,13 +405,13 @@ class Connection:
             self.close()
             return False
         self.corked = True
-        self._take(scratch[:count])
+        self._handle_frames(scratch[:count])
         self.corked = False
         if self.pending and self.pending[0].parts is not None:
             self.flush()
         return count == len(scratch) and not self._frames.kept and not self.closed
 
-    def _take(self, data: memoryview) -> None:
+    def _handle_frames(self, data: memoryview) -> None:
         """Pass the complete frames of `data` to the handler.
 
         Responses are sent in between, and a full connection stops reading. A read full of small requests must not pile
@@ -451,7 +451,7 @@ class Connection:
                 return
         self.last_active = now
         if self._frames.kept:  # from a frame on whose size was invalid when the earlier ones were cut
-            self._take(self._frames.take_kept())
+            self._handle_frames(self._frames.take_kept())
 
     def _put_back(self, frames: Iterator[Frame]) -> None:
         """Keep the remaining frames for later, and stop reading."""
@@ -535,7 +535,7 @@ class Connection:
         if self.closed:
             return
         try:
-            self._take(self._frames.take_kept())
+            self._handle_frames(self._frames.take_kept())
         except BadFrame as error:
             self._end_for(error)
         self._resume_reading()
@@ -551,7 +551,7 @@ class Connection:
     def reverse(self) -> ServerRequests:
         """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
         turned = ServerRequests(self.send_raw)
-        self._on_frame = lambda _, frame: turned.take(frame)
+        self._on_frame = lambda _, frame: turned.handle_response(frame)
         self._frames.size_min = 0
         return turned
 

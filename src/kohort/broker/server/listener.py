@@ -295,7 +295,7 @@ class Server:
         if listener.sasl is not None:
             self._let_log_in(connection, listener.sasl, listener, pending)
         elif pending is not None:
-            pending.forget()
+            pending.stop_deadline()
         return connection
 
     def _let_log_in(

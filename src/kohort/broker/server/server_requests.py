@@ -50,7 +50,7 @@ class ServerRequests:
         self._asked.append(on_answer)
         self._queue(parts)
 
-    def take(self, frame: Frame) -> None:
+    def handle_response(self, frame: Frame) -> None:
         """Handle a frame from the client as the response to the oldest unanswered request.
 
         Raises:

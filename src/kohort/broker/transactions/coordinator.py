@@ -58,7 +58,7 @@ class ProducerIds:
         self._next = int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
         self._reserved = self._next
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate an unused producer id."""
         if self._next >= self._reserved:
             self._reserve()
@@ -413,7 +413,7 @@ class Transactions:
             fenced = aborted or known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
-            self._end(known, commit, new_epoch, done)
+            self._end_transaction(known, commit, new_epoch, done)
         elif known.status.preparing:
             done(self._waits.refusal(transactional_id), -1, -1)
         else:
@@ -434,7 +434,7 @@ class Transactions:
 
         self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
-    def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
+    def _end_transaction(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
         """Make the outcome durable, then write the markers."""
         prepared = replace(
             known,
@@ -671,7 +671,7 @@ class Transactions:
         for transaction in list(self._known.values()):
             if transaction.status in settled and transaction.update_ms < before:
                 try:
-                    self._log.forget(transaction.id, _wall_ms())
+                    self._log.write_tombstone(transaction.id, _wall_ms())
                 except OSError as error:
                     log.error(
                         "expired transactional id %s not removed, retrying at the next check: %s", transaction.id, error

@@ -130,7 +130,7 @@ class TransactionLog:
         """
         self._append(transaction.id, _encode(transaction), now_ms)
 
-    def forget(self, transactional_id: str, now_ms: int) -> None:
+    def write_tombstone(self, transactional_id: str, now_ms: int) -> None:
         """Write a tombstone for a transactional id, durably."""
         self._append(transactional_id, None, now_ms)
 

@@ -75,7 +75,7 @@ async def describe_coordinators(
         said[node] = answer
     if not said:
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no coordinator answers: {'; '.join(trouble.values())}")
-    newest = max(said.values(), key=_standing)
+    newest = max(said.values(), key=_placement_order)
     coordinators = [
         CoordinatorStatus(
             coordinator.node_id,
@@ -118,6 +118,6 @@ def _known(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _standing(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
+def _placement_order(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
     """Return the sort key of a placement: the elected leader's own counts, else the one with the highest version."""
     return answer.node_id == answer.elected_id, answer.map_version

@@ -321,7 +321,7 @@ class ConsumerCore:
         if failing or self.partitions.unreadable() or not self._owns():
             return []
         self._begin_poll(limit)
-        taken = self.buffer.take(limit, proportional=self.config.poll_share == "proportional")
+        taken = self.buffer.take_records(limit, proportional=self.config.poll_share == "proportional")
         self._return(taken)
         self.fetcher.refill()
         return taken
@@ -357,7 +357,7 @@ class ConsumerCore:
                 decoded = yield Decode(fetched.sets, self._options)
                 self._keep(fetched, decoded)
             share = self.config.poll_share == "proportional"
-            taken = self.buffer.take(limit, proportional=share) if self._owns() else []
+            taken = self.buffer.take_records(limit, proportional=share) if self._owns() else []
             self.fetcher.refill()
             if taken:
                 self._return(taken)
@@ -404,7 +404,7 @@ class ConsumerCore:
             log.warning(
                 "[partition %s] the topic was deleted and recreated: the consumer's position is reset", partition
             )
-            self.partitions.forget(partition, None)
+            self.partitions.forget_position(partition, None)
         self.partitions.store_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
         if again:
@@ -660,7 +660,7 @@ class ConsumerCore:
     def seek_to(self, partitions: Iterable[TopicPartition], policy: str) -> None:
         """Continue from the `earliest` or `latest` offset, looked up when first needed; no partitions: all."""
         for partition in list(partitions) or list(self.partitions):
-            self.partitions.forget(partition, policy)
+            self.partitions.forget_position(partition, policy)
         self._moved()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:

@@ -1,9 +1,9 @@
 """Fetched records that were not returned yet, and the fair choice of the next ones. Pure.
 
 Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks. A call to
-`take` begins with the partition where the last call ended. A partition goes to the end of the rotation when its chunk
-is used up. Between two chunks of one partition every other partition therefore has its turn, however fast the one is
-refilled. Source: spec 2.1–2.3, 2.5, 2.7.
+`take_records` begins with the partition where the last call ended. A partition goes to the end of the rotation when
+its chunk is used up. Between two chunks of one partition every other partition therefore has its turn, however fast
+the one is refilled. Source: spec 2.1–2.3, 2.5, 2.7.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class FetchBuffer:
         if state is None or state.position_version != position_version:
             self._voided_seen = -1
 
-    def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
+    def take_records(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
         """Remove up to `limit` records in fair order and return them; None: those of the oldest block.
 
         The positions move past them.
@@ -151,7 +151,7 @@ class FetchBuffer:
         return self.records - sum(self._counts[partition] for partition in self._partitions.paused)
 
     def any_ready(self) -> bool:
-        """Return whether `take` would return records or move a position."""
+        """Return whether `take_records` would return records or move a position."""
         return any(self._ready(partition) is not None for partition in self._rotation)
 
     def drop_void(self) -> None:
@@ -165,13 +165,13 @@ class FetchBuffer:
             while queue and (state is None or queue[0].position_version != state.position_version):
                 self._drop_chunk(partition)
             if not queue:
-                self._forget(partition)
+                self._remove_queue(partition)
 
     def clear(self) -> None:
         for partition in list(self._rotation):
             while self._queues[partition]:
                 self._drop_chunk(partition)
-            self._forget(partition)
+            self._remove_queue(partition)
 
     # Internals.
 
@@ -272,7 +272,7 @@ class FetchBuffer:
             del self._chunks_of[chunk.block]
             self.nbytes -= chunk.block.nbytes
 
-    def _forget(self, partition: TopicPartition) -> None:
+    def _remove_queue(self, partition: TopicPartition) -> None:
         del self._queues[partition]
         self._rotation.remove(partition)
 

@@ -173,7 +173,7 @@ class PositionFinder:
                 offset,
                 self._config.auto_offset_reset,
             )
-            self._partitions.forget(partition, self._config.auto_offset_reset)
+            self._partitions.forget_position(partition, self._config.auto_offset_reset)
         self._changed()
         self.request_lookup()
 

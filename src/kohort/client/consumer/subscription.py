@@ -222,7 +222,7 @@ class Partitions:
         state.reset = None
         state.broken = None
 
-    def forget(self, partition: TopicPartition, reset: str | int | None) -> None:
+    def forget_position(self, partition: TopicPartition, reset: str | int | None) -> None:
         """Forget the position, to be looked up by this policy; None: by the committed offset."""
         state = self.of(partition)
         state.position = state.fetch_position = None

@@ -380,7 +380,7 @@ class ClassicMembership(Membership):
             content = await self._sync(joined)
         finally:
             self._syncing = False
-        await self._take(content)
+        await self._adopt_assignment(content)
 
     async def _revoke_before_joining(self) -> None:
         if self._fenced is not None:
@@ -412,7 +412,7 @@ class ClassicMembership(Membership):
             reason=reason[:255] or None,
         )
         timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._ask(request, timeout_ms)
+        answer = await self._ask_coordinator(request, timeout_ms)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -450,7 +450,7 @@ class ClassicMembership(Membership):
         while True:
             sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
             try:
-                answer = await self._ask(request, timeout_ms)
+                answer = await self._ask_coordinator(request, timeout_ms)
                 code = ErrorCode.of(answer.error_code)
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
@@ -466,7 +466,7 @@ class ClassicMembership(Membership):
                     raise
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
-    async def _take(self, content: bytes) -> None:
+    async def _adopt_assignment(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)
         partitions, user_data = self.protocol.decode_assignment(content)
         self.protocol.assigned(self.chosen_protocol, partitions, user_data, self._generation)
@@ -595,7 +595,7 @@ class ClassicMembership(Membership):
             member_id=self._member_id,
             group_instance_id=self.config.group_instance_id,
         )
-        asking = self._ask(request, self._lease.answer_ms(timeout_ms), channel)
+        asking = self._ask_coordinator(request, self._lease.answer_ms(timeout_ms), channel)
         # The connection is made first, which may take the same time again.
         answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
@@ -615,7 +615,7 @@ class ClassicMembership(Membership):
             members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason[:255])],
         )
         # On a separate connection: a waiting JoinGroup would delay it.
-        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
+        await self._ask_coordinator(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
 
     def _raise_for(self, code: ErrorCode, what: str) -> None:
         if code is ErrorCode.NONE:

@@ -222,9 +222,9 @@ class ConsumerMembership(Membership):
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
         try:
-            answer = await self._ask(self._request(news), limit)
+            answer = await self._ask_coordinator(self._request(news), limit)
         except RetriableError as error:
-            self._again(str(error))
+            self._retry_join(str(error))
             return
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.NONE:
@@ -237,7 +237,7 @@ class ConsumerMembership(Membership):
                 self.cluster.forget_coordinator(self._coordinator)
             if code is ErrorCode.UNRELEASED_INSTANCE_ID and sent - self._heard_ms > self.config.session_timeout_ms:
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
-            self._again(code.text)
+            self._retry_join(code.text)
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
             # A group that was deleted, or has another protocol now, has given its partitions to others.
             self._known_epoch = _JOIN
@@ -246,7 +246,7 @@ class ConsumerMembership(Membership):
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()
 
-    def _again(self, reason: str) -> None:
+    def _retry_join(self, reason: str) -> None:
         self._sent_fields = NO_FIELDS
         self._failures += 1
         self._log_retry(reason, self._failures)
@@ -324,7 +324,7 @@ class ConsumerMembership(Membership):
         if not self.joined:
             return
         target = self._target
-        partitions = None if target is None else self._named(target)
+        partitions = None if target is None else self._target_by_name(target)
         replaced = self.replaced()
         held = self.assignment.partitions
         kept = set(held if partitions is None else partitions)
@@ -359,7 +359,7 @@ class ConsumerMembership(Membership):
         self._urgent = True
         self._move()
 
-    def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
+    def _target_by_name(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
         """Return the target assignment with topic names.
 
         None while the metadata lacks a topic, which a background task then looks up.
@@ -419,4 +419,4 @@ class ConsumerMembership(Membership):
             member_epoch=epoch,
             instance_id=self.config.group_instance_id,
         )
-        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
+        await self._ask_coordinator(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")

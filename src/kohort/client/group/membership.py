@@ -592,7 +592,9 @@ class Membership(ABC):
         self._changed()
         await self._lose(ErrorCode.ILLEGAL_GENERATION)
 
-    async def _ask(self, message: RequestMessage[R] | Between[R], timeout_ms: float, channel: str = "main") -> R:
+    async def _ask_coordinator(
+        self, message: RequestMessage[R] | Between[R], timeout_ms: float, channel: str = "main"
+    ) -> R:
         try:
             return await self.cluster.send(message, self._coordinator, timeout_ms=timeout_ms, channel=channel)
         except RetriableError:

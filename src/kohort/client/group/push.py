@@ -307,7 +307,7 @@ class PushMembership(Membership):
         """
         left_ms = (1 - UNANSWERED_SHARE) * self.config.session_timeout_ms
         try:
-            await self._ask(MetadataRequest(topics=[]), left_ms)
+            await self._ask_coordinator(MetadataRequest(topics=[]), left_ms)
         except RetriableError as error:
             if self._link is link and self.cluster.runtime.now_ms >= self._unanswered_ms():
                 self._unlink(f"the coordinator is silent: {error}")
@@ -394,7 +394,7 @@ class PushMembership(Membership):
             self._settle_started()
         if self._stopping:
             return self._stop_if_released(link)
-        frame = link.take()
+        frame = link.next_frame()
         if frame is None:
             return False
         try:
@@ -410,12 +410,12 @@ class PushMembership(Membership):
         if self._confirms(request):
             self._renew(self._said)
         if request.kind is PushType.PING:
-            self._say(link, encode_ping_response(self._positions() if self._auto_commit else None))
+            self._send_response(link, encode_ping_response(self._positions() if self._auto_commit else None))
         elif request.kind is PushType.STOP:
             self._stopping = True
             self._revoke_held()
         else:
-            self._say(link, ErrorResponse(self._start(request)).encode_frame())
+            self._send_response(link, ErrorResponse(self._start(request)).encode_frame())
         return True
 
     @staticmethod
@@ -423,7 +423,7 @@ class PushMembership(Membership):
         """Return whether a request confirms that all answers have arrived; a repeated Ping does not."""
         return asked.num_retries == 0
 
-    def _say(self, link: RawConnection, body: bytes) -> None:
+    def _send_response(self, link: RawConnection, body: bytes) -> None:
         self._said = self.cluster.runtime.elapsed_ms()
         link.send(body)
 
@@ -481,7 +481,7 @@ class PushMembership(Membership):
         self._unsettle()
         self._stopping = self._started = self._resume = False
         self.state = MemberState.JOINING
-        self._say(link, ErrorResponse(ErrorCode.NONE).encode_frame())
+        self._send_response(link, ErrorResponse(ErrorCode.NONE).encode_frame())
         return True
 
     def _drop_revoking(self) -> None:
@@ -528,4 +528,4 @@ class PushMembership(Membership):
             member_id=self._member_id,
             members=[LeaveGroupRequest.MemberIdentity(member_id=self._member_id, reason=reason[:255])],
         )
-        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
+        await self._ask_coordinator(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")

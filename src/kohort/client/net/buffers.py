@@ -36,7 +36,7 @@ class BufferPool:
         """Record that a whole frame of this length has arrived: later ones of that size get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
-    def take(self, length: int, come: int = 0) -> memoryview:
+    def acquire(self, length: int, come: int = 0) -> memoryview:
         """Return writable memory of `length` bytes if a pooled buffer is large enough, else less.
 
         Its content is undefined.
@@ -105,7 +105,7 @@ class FrameReader:
                 self._pool.arrived(self._length)
                 yield frame
             elif self._have == len(self._body):
-                larger = self._pool.take(self._length, self._have)
+                larger = self._pool.acquire(self._length, self._have)
                 larger[: self._have] = self._body
                 self._body = larger
             return
@@ -118,7 +118,7 @@ class FrameReader:
                 raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
             there = self._held - start - 4
             if there < length and 4 + length > SCRATCH_BYTES:
-                self._body = self._pool.take(length)
+                self._body = self._pool.acquire(length)
                 self._body[:there] = self._scratch[start + 4 : self._held]
                 self._length, self._have = length, there
                 self._held = 0

@@ -206,7 +206,7 @@ class Coordinators:
             raise TimedOutError(f"no coordinator of {to.key!r} within {timeout_ms:.0f} ms: {reason}")
         return task.result()
 
-    def forget(self, to: Coordinator) -> None:
+    def forget_coordinator(self, to: Coordinator) -> None:
         """Forget a coordinator, so that the next request looks it up again."""
         self._found.pop(to, None)
         task = self._lookups.get(to)
@@ -578,7 +578,7 @@ class Cluster:
 
     def forget_coordinator(self, to: Coordinator, reason: str = "") -> None:
         """Forget a coordinator that said NOT_COORDINATOR or can't be reached; the next request looks it up again."""
-        self._coordinators.forget(to)
+        self._coordinators.forget_coordinator(to)
 
     async def group_nodes(self, timeout_ms: float | None = None) -> list[int]:
         """Ask now for the nodes that have groups: all brokers, or kohort's coordinators if they are apart.

@@ -85,7 +85,7 @@ class RawConnection:
         if self.ended is None:
             self._send(body)
 
-    def take(self) -> memoryview | None:
+    def next_frame(self) -> memoryview | None:
         """Remove the oldest received frame from the queue, and return it; None if there is none."""
         return self._frames.popleft() if self._frames else None
 
@@ -94,7 +94,7 @@ class RawConnection:
         until_ms = runtime.now_ms + timeout_ms
         while not self._frames and self.ended is None and runtime.now_ms < until_ms:
             await runtime.first(self._news, timeout_ms=until_ms - runtime.now_ms)
-        return self.take()
+        return self.next_frame()
 
     def close(self, why: str) -> None:
         """End the link."""
@@ -109,7 +109,7 @@ class RawConnection:
         self._wake_reader()
         return len(self._frames) <= FRAMES_MAX
 
-    def end(self, why: str) -> None:
+    def record_end(self, why: str) -> None:
         """Record that the link has ended."""
         if self.ended is None:
             self.ended = why
@@ -192,7 +192,7 @@ class InFlight(Generic[R]):
     deadline_ms: float
     name: str
 
-    def take(self, frame: memoryview) -> int:
+    def read_response(self, frame: memoryview) -> int:
         """Decode the response; return its throttle time in milliseconds.
 
         Raises:
@@ -324,7 +324,7 @@ class BrokerConnections:
             self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
             return
         try:
-            throttle_ms = flight.take(frame)
+            throttle_ms = flight.read_response(frame)
             if throttle_ms > 0:
                 link.throttled_until_ms = self.runtime.now_ms + throttle_ms
         except Exception as error:  # noqa: BLE001 - the caller that waits for the answer gets any error
@@ -541,7 +541,7 @@ class BrokerConnections:
         error = ConnectionFailed(f"{link.address}: {reason}")
         link.ready.fail(error)
         if link.claimed is not None:
-            link.claimed.end(reason)
+            link.claimed.record_end(reason)
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 

@@ -146,7 +146,7 @@ class AsyncProducer(ProducerProperties):
         try:
             await self._client.call(self._core.close(timeout_ms))
         except BaseException:  # a cancellation, for one: other tasks may wait for deliveries
-            self._core.end()
+            self._core.fail_records()
             raise
         finally:
             await self._client.close()

@@ -110,7 +110,7 @@ class ProducerCore:
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
         cluster.before_refresh(self._want_topics_in_use)
         cluster.on_metadata(self._take_metadata)
-        cluster.on_fault(lambda error: self.sender.end(error, at_once=True))
+        cluster.on_fault(lambda error: self.sender.end_sending(error, at_once=True))
 
     # Records.
 
@@ -334,14 +334,14 @@ class ProducerCore:
                 await runtime.within(transactions.abort_at_close(), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
-        self.end()
+        self.fail_records()
 
-    def end(self) -> None:
+    def fail_records(self) -> None:
         """Fail the records that are not delivered, and refuse new ones. On the client's thread or under its lock.
 
         Those of requests in flight fail too: no answer is awaited any more.
         """
-        self.sender.end(ClientClosed("the producer is closed"), at_once=True)
+        self.sender.end_sending(ClientClosed("the producer is closed"), at_once=True)
 
     def undelivered(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""

@@ -208,7 +208,7 @@ class Producer(ProducerProperties):
                 self._client.call(self._core.close(timeout_ms))
         except BaseException:  # Ctrl-C, for one: other threads may wait for deliveries
             with self._client.lock:
-                self._core.end()
+                self._core.fail_records()
             raise
         finally:
             self._client.close(until_s)

@@ -190,13 +190,13 @@ class Sender:
                     await self._ensure_identity()
                 wait = self._step(runtime.now_ms)
             except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
-                self.end(error)
+                self.end_sending(error)
                 return
             with self.accumulator.lock:
                 self.accumulator.wake_ms = self.accumulator.clock_ms() + wait
             await runtime.first(self._work, timeout_ms=wait)
 
-    def end(self, error: Exception, *, at_once: bool = False) -> None:
+    def end_sending(self, error: Exception, *, at_once: bool = False) -> None:
         """End the sender: fail all records, those sent from now on too, and the open transaction.
 
         Args:
@@ -395,7 +395,7 @@ class Sender:
             await self._deliver_batches(parcel)
         except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
             self._delivering.difference_update(parcel.batches)
-            self.end(error)
+            self.end_sending(error)
 
     async def _deliver_batches(self, parcel: Parcel) -> None:
         def mark_batches_sent() -> None:

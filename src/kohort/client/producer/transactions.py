@@ -276,7 +276,7 @@ class TransactionManager:
         self._stop_adding()
         try:
             if self._begun or self._asked:
-                await self._asking(lambda: self._end(commit), "end transaction")
+                await self._asking(lambda: self._end_txn(commit), "end transaction")
                 self._asked = self._begun = False
             self._choose_version()
             if self._fresh_epoch:
@@ -555,7 +555,7 @@ class TransactionManager:
             request.group_instance_id = group.group_instance_id
         return request
 
-    async def _end(self, commit: bool) -> None:
+    async def _end_txn(self, commit: bool) -> None:
         identity = self._sender.identity
         request = EndTxnRequest(
             transactional_id=self.id,

@@ -139,7 +139,7 @@ class GroupCoordination:
         member = self._members.get(candidate.id)
         if self._client is None or known is None or known.incarnation != candidate.incarnation or not member:
             return
-        removal = self._remove(self._client.cluster, [member], f"refused a connection of {self._who()}")
+        removal = self._remove(self._client.cluster, [member], f"refused a connection of {self._coordinator_text()}")
         self._client.cluster.runtime.spawn(removal, f"removal of {member}")
         self._client.wake()
 
@@ -269,7 +269,7 @@ class GroupCoordination:
         self._raise_for(cluster, answer.error_code)
         gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
-        self._take(gift, metadata, leads)
+        self._adopt_placement(gift, metadata, leads)
 
     async def _join(self, cluster: Cluster, metadata: JoinMetadata) -> JoinGroupResponse:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=metadata.to_bytes())
@@ -288,7 +288,7 @@ class GroupCoordination:
         self._raise_for(cluster, answer.error_code)
         return answer
 
-    def _take(self, gift: LeaderAssignment, metadata: JoinMetadata, leads: bool) -> None:
+    def _adopt_placement(self, gift: LeaderAssignment, metadata: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
             log.error("placement: this coordinator has lost its registration and resigns: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, metadata, gift.refused
@@ -389,7 +389,7 @@ class GroupCoordination:
             raise RuntimeError("the door is not open")
         return self._metadata
 
-    def _who(self) -> str:
+    def _coordinator_text(self) -> str:
         return f"coordinator {self._require_metadata().candidate.id}"
 
     def _wake(self) -> None:

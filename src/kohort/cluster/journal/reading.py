@@ -237,7 +237,7 @@ class JournalDecoding:
             if author in self.left_out:
                 self._log_left_out(header, batch)
             else:
-                self._read(header, batch, records)
+                self._read_records(header, batch, records)
             done += header.size
             if done >= _LIST_BYTES:
                 yield records
@@ -256,7 +256,7 @@ class JournalDecoding:
         try:
             for key, value, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
                 if key is not None and is_fence(key):
-                    self._take(header, read_fence(key, value))
+                    self._record_fence(header, read_fence(key, value))
         except UNREADABLE as error:
             self._note_unreadable(header, error)
 
@@ -273,7 +273,7 @@ class JournalDecoding:
             yield header, view[at:stop]
             at = stop
 
-    def _read(self, header: BatchHeader, batch: memoryview, records: list[Record]) -> None:
+    def _read_records(self, header: BatchHeader, batch: memoryview, records: list[Record]) -> None:
         if header.is_control:
             return
         reader = self._reader
@@ -285,7 +285,7 @@ class JournalDecoding:
                 if key[:2] == b"\0\1":
                     add(read_offset(key, value, -1, -1))
                 elif is_fence(key):
-                    self._take(header, read_fence(key, value))
+                    self._record_fence(header, read_fence(key, value))
                 elif (record := reader.read(key, value)) is not None:
                     add(record)
         except UNREADABLE as error:
@@ -297,7 +297,7 @@ class JournalDecoding:
         text = f"{self._place}: the batch at offset {header.base_offset} can't be read: {error}"
         self._unreadable.setdefault(author, CorruptDataError(text))
 
-    def _take(self, header: BatchHeader, fence: Fence) -> None:
+    def _record_fence(self, header: BatchHeader, fence: Fence) -> None:
         """Record a fence that was read, if its own producer wrote it. Any producer may have written the first fence."""
         if fence.producer_id in (FIRST, header.producer_id):
             self.authors.record_fence(fence)

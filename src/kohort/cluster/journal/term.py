@@ -187,7 +187,7 @@ class JournalWriter:
         while True:
             self._check_sendable(last)
             try:
-                return await self._ask(batch)
+                return await self._send_produce(batch)
             except KafkaError as error:
                 if isinstance(error, FencedError) or not passes(error):
                     raise place.ending_error(error, "an append was refused") from error
@@ -218,7 +218,7 @@ class JournalWriter:
         if self._first_ms is None:
             self._first_ms = self._place.elapsed_ms()
 
-    async def _ask(self, batch: bytes) -> int:
+    async def _send_produce(self, batch: bytes) -> int:
         place, limit = self._place, self._place.settings.answer_ms
         part = ProduceRequest.PartitionProduceData(index=place.index, records=batch)
         topic = ProduceRequest.TopicProduceData(name=place.topic.name, topic_id=place.topic.id, partition_data=[part])
@@ -348,7 +348,7 @@ class JournalTerm:
         try:
             writer = await self._fence()
             await self._load(writer)
-            await self._serve(writer)
+            await self._serve_term(writer)
         except (FencedError, JournalRefused, CorruptDataError, JournalUnavailable) as error:
             self._over(error)
         except KafkaError as error:
@@ -389,11 +389,11 @@ class JournalTerm:
         if place.settings.unfenced_records == SKIP:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
-        await self._read(reading, end)
+        await self._read_until(reading, end)
         for fence in authors.unfinished(own):
             last = TermIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
-        await self._read(reading, end)
+        await self._read_until(reading, end)
         self._check_authors(writer.identity)
         writer.expected = reading.offset
         await self._keep_first(writer)
@@ -401,7 +401,7 @@ class JournalTerm:
         self.loaded = True
         self._owner.continue_reading()
 
-    async def _read(self, reading: JournalReading, end: int) -> None:
+    async def _read_until(self, reading: JournalReading, end: int) -> None:
         """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
             await self._handover.put(await reading.up_to(end))
@@ -472,7 +472,7 @@ class JournalTerm:
 
     # -- serving
 
-    async def _serve(self, writer: JournalWriter) -> None:
+    async def _serve_term(self, writer: JournalWriter) -> None:
         """Write the owner's appends one after the other, and a fence when there was none for a while."""
         place, metrics = self._place, self._metrics
         append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS

@@ -110,7 +110,7 @@ class MirroredShard:
     walked_s: float = 0.0
     lost: bool = True
 
-    def take(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
+    def record_answer(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
         """Record the shard's answer. `is_new`: the shard has just come here, so nothing was known of it."""
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
@@ -139,7 +139,7 @@ class MirroredShard:
         del self.groups[name]
         self.looked.pop(name, None)
 
-    def forget(self) -> None:
+    def forget_contents(self) -> None:
         """Forget the nodes' content of all groups that are due."""
         for name in self.due:
             self.groups[name].nodes = None
@@ -282,7 +282,7 @@ class GroupMirror:
             self._connection, self._tops_due, self._names_due = self._coordination.connections, True, True
             for view in self._known.values():
                 view.due.update(dict.fromkeys(view.groups))
-                view.forget()
+                view.forget_contents()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
                 await self._coordination.session.make_path(top)
@@ -306,7 +306,7 @@ class GroupMirror:
         except BaseException:
             self._tops_due = True
             for view in self._known.values():
-                view.forget()
+                view.forget_contents()
             raise
         self.meter.record_written(began_s)
 
@@ -348,7 +348,7 @@ class GroupMirror:
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 
-    async def _read(self, top: str) -> dict[str, bytes]:
+    async def _read_tree(self, top: str) -> dict[str, bytes]:
         """Read all nodes of a tree."""
         session, found = self._coordination.session, dict[str, bytes]()
         due = [top]
@@ -380,7 +380,7 @@ class GroupMirror:
             view.lost = False
             if reply.whole:
                 view.walked_s = now_s
-            view.take(reply, is_new=is_new)
+            view.record_answer(reply, is_new=is_new)
         self._known[shard.index] = view
         overdue, read = dict.fromkeys(view.overdue(now_s - every_s)), list[str]()
         view.due.update(overdue)
@@ -395,7 +395,7 @@ class GroupMirror:
 
     async def _plan_gone(self, group: MirroredGroup, plan: Plan) -> None:
         if group.nodes is None:
-            group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
+            group.nodes = {**await self._read_tree(group.owners_path), **await self._read_tree(group.offsets_path)}
         for path in sorted(group.nodes, reverse=True):
             plan.delete(group, path)
         plan.done.append((group, None))
@@ -405,14 +405,14 @@ class GroupMirror:
         first, was_told = group.nodes is None, group.reported
         changed = shown.settled and not group.reported and group.registered != shown.owners
         if group.nodes is None:
-            group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
+            group.nodes = {**await self._read_tree(group.owners_path), **await self._read_tree(group.offsets_path)}
             group.written = {}
             group.offset_paths.clear()
         elif changed or is_due:
             before = [path for path in group.nodes if path.startswith(f"{group.owners_path}/")]
             for path in (*before, group.owners_path):
                 group.nodes.pop(path, None)
-            group.nodes.update(await self._read(group.owners_path))
+            group.nodes.update(await self._read_tree(group.owners_path))
         is_read = first or changed or is_due
         if is_read:
             self._report_missing(group, shown)
@@ -495,10 +495,10 @@ class GroupMirror:
     # -- writing
 
     async def _write_plan(self, guard: tuple[Change, ...], plan: Plan) -> None:
-        await self._send(guard, plan.creates, window=1)
-        await self._send(guard, plan.sets, window=WINDOW)
-        await self._send(guard, plan.deletes, window=1)
-        await self._send(guard, plan.marks, window=WINDOW)
+        await self._send_changes(guard, plan.creates, window=1)
+        await self._send_changes(guard, plan.sets, window=WINDOW)
+        await self._send_changes(guard, plan.deletes, window=1)
+        await self._send_changes(guard, plan.marks, window=WINDOW)
         for group, shown in plan.done:
             view = self._known[self._host.groups.index_of(group.name)]
             if group.name not in plan.again:
@@ -510,7 +510,7 @@ class GroupMirror:
         for group, shown in plan.owners:
             group.registered = dict(shown.owners)
 
-    async def _send(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
+    async def _send_changes(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
         """Send changes in multis, at most `window` of them at once.
 
         Raises:

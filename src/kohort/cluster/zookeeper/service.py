@@ -414,7 +414,7 @@ class ZooKeeperCoordination:
             if node is None:
                 if mine.retiring:
                     return False
-                await self._stand(session, mine.candidate.id)
+                await self._stand_for_election(session, mine.candidate.id)
             elif is_of(node, session):
                 self._refused_by = None
                 self._epoch = await self.session.read(EPOCH)
@@ -447,7 +447,7 @@ class ZooKeeperCoordination:
         if node is not None and is_of(node, session):
             await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
 
-    async def _stand(self, session: int, number: int) -> None:
+    async def _stand_for_election(self, session: int, number: int) -> None:
         epoch = await self.session.read(EPOCH)
         if epoch is None:
             await self.session.make_path(EPOCH)

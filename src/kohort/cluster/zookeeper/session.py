@@ -231,16 +231,19 @@ class ZooKeeperSession:
         kazoo_watch = None if watch is None else self._handed_over(watch)
         while True:
             with contextlib.suppress(exceptions.NoNodeError):
-                data, stat = await self._ask(call.get_async(self.root + path, watch=kazoo_watch))
+                data, stat = await self._await_kazoo(call.get_async(self.root + path, watch=kazoo_watch))
                 return ZNode(data, stat.version, stat.ephemeralOwner)
-            if kazoo_watch is None or await self._ask(call.exists_async(self.root + path, watch=kazoo_watch)) is None:
+            if (
+                kazoo_watch is None
+                or await self._await_kazoo(call.exists_async(self.root + path, watch=kazoo_watch)) is None
+            ):
                 return None
 
     async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
         """Return the sorted names of a node's children. If there is no node, return none and set no watch."""
         kazoo_watch = None if watch is None else self._handed_over(watch)
         with contextlib.suppress(exceptions.NoNodeError):
-            return sorted(await self._ask(self._client.get_children_async(self.root + path, watch=kazoo_watch)))
+            return sorted(await self._await_kazoo(self._client.get_children_async(self.root + path, watch=kazoo_watch)))
         return []
 
     # -- changes
@@ -251,13 +254,13 @@ class ZooKeeperSession:
         ends = [index for index, letter in enumerate(full) if letter == "/" and index] + [len(full)]
         for end in ends:
             with contextlib.suppress(exceptions.NodeExistsError):
-                await self._ask(self._client.create_async(full[:end], b""))
+                await self._await_kazoo(self._client.create_async(full[:end], b""))
         if self._creates_for_user:
             await self._check_acl(full)
 
     async def _check_acl(self, full: str) -> None:
         """Warn of a node that everyone may change, from a time when processes here did not log in."""
-        acls, _ = await self._ask(self._client.get_acls_async(full))
+        acls, _ = await self._await_kazoo(self._client.get_acls_async(full))
         if any(acl in OPEN_ACL_UNSAFE for acl in acls):
             self._warn(
                 f"{full} is open to everyone, because it was created without a login. To protect what is there, stop "
@@ -277,7 +280,7 @@ class ZooKeeperSession:
                 transaction.create(path, change.data, ephemeral=change.ephemeral)
             else:
                 transaction.set_data(path, change.data, change.version)
-        results: Sequence[object] = await self._ask(transaction.commit_async())
+        results: Sequence[object] = await self._await_kazoo(transaction.commit_async())
         for result in results:
             if isinstance(result, exceptions.NoAuthError):
                 raise self._error(result)
@@ -350,7 +353,7 @@ class ZooKeeperSession:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call)
 
-    async def _ask(self, result: Any) -> Any:
+    async def _await_kazoo(self, result: Any) -> Any:
         """Send a request by kazoo, and await its result.
 
         Raises:

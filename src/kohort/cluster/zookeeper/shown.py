@@ -81,15 +81,15 @@ class BrokerInZooKeeper:
         node = broker.node
         host, port = node.config.advertised_host or broker.serving.host, node.config.advertised_port or node.port
         me = Candidate(node.id, uuid.uuid4().hex, host, port, node.config.rack)
-        self._beside(self._keep_session_alive(), "keep-alive of the session")
+        self._run_in_background(self._keep_session_alive(), "keep-alive of the session")
         await retry_forever("ZooKeeper", lambda: self._coordination.open(me, node.groups.count))
         log.info("registered in ZooKeeper: broker %d at %s is the coordinator of all groups", me.id, me.address)
         mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.soon
         self._coordination.on_changes(mirror.soon)
-        self._beside(mirror.watch(), "groups in ZooKeeper")
-        self._beside(show_topics(self._coordination, node), "topics in ZooKeeper")
+        self._run_in_background(mirror.watch(), "groups in ZooKeeper")
+        self._run_in_background(show_topics(self._coordination, node), "topics in ZooKeeper")
 
     async def close(self) -> None:
         """Write pending changes, and unregister."""
@@ -113,7 +113,7 @@ class BrokerInZooKeeper:
             self._coordination.alive()
             await asyncio.sleep(ALIVE_S)
 
-    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+    def _run_in_background(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         task.add_done_callback(_look_for_fault)
         self._tasks.append(task)

@@ -74,7 +74,7 @@ class ClassicNotification(ClassicMembers):
         member.tolerates_long_polls = event.delay_ms > 0
         deferral = self.deferral
         if deferral is not None and member.member_id in deferral.suspected:
-            deferral.forget(member.member_id)
+            deferral.forget_member(member.member_id)
             self.notify_if_none_awaited(step)
 
     def delay_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> bool:
@@ -89,7 +89,7 @@ class ClassicNotification(ClassicMembers):
         if not self.begin_long_poll(step, member, event, member.interval_ms * LONG_POLL_TENTHS // 10):
             return False
         if self.deferral is not None:
-            self.deferral.forget(member.member_id)
+            self.deferral.forget_member(member.member_id)
             self.notify_if_none_awaited(step)
         return True
 
@@ -214,4 +214,4 @@ class ClassicNotification(ClassicMembers):
         """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
         self.cancel_long_poll(step, member, error)
         if self.deferral is not None:
-            self.deferral.forget(member.member_id)
+            self.deferral.forget_member(member.member_id)

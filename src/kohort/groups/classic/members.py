@@ -168,7 +168,7 @@ class DeferredNotification:
     suspected: dict[str, None] = field(default_factory=dict)
     extended: bool = False
 
-    def forget(self, member_id: str) -> None:
+    def forget_member(self, member_id: str) -> None:
         """Stop waiting for this member in the deferred notification."""
         self.awaited.pop(member_id, None)
         self.suspected.pop(member_id, None)

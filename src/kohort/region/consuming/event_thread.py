@@ -266,7 +266,7 @@ class EventThread(MemberThread):
             return
         self._waiting.go_back = None
         self._flow.discard_all()
-        self._flow.forget()
+        self._flow.discard_partitions()
         self._reads.clear()
         self._at.clear()
         self._later.look_up.clear()
@@ -303,7 +303,7 @@ class EventThread(MemberThread):
                 self._saves_no_more()
                 self._flow.shut()
             case events.Begin(epoch, sequence, state):
-                self._begin(epoch, sequence, state)
+                self._begin_epoch(epoch, sequence, state)
             case events.Retire(_, retired, counts):
                 self._retire(retired, counts=counts)
 
@@ -319,12 +319,12 @@ class EventThread(MemberThread):
             self._states.begin(part_of(position), position.state)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
-        self._flow.forget(parts)
+        self._flow.discard_partitions(parts)
         self._reads -= {partition_of(part) for part in parts}
         if self._states is not None:
-            self._states.forget(list(parts))
+            self._states.forget_partitions(list(parts))
 
-    def _begin(self, epoch: int, sequence: int, state: bytes | None) -> None:
+    def _begin_epoch(self, epoch: int, sequence: int, state: bytes | None) -> None:
         self._stager.begin(epoch)
         if state is not None:
             self._callbacks.on_reset(sequence, state)

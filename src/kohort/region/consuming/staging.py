@@ -61,7 +61,7 @@ class _Units:
         if self.bytes >= self._unit_bytes:
             self.stage_rest()
 
-    def take(self, table: pa.Table) -> None:
+    def add_table(self, table: pa.Table) -> None:
         self.tables.append(table)
         self.bytes += table.nbytes
 
@@ -186,7 +186,7 @@ class Stager:
             if not self._divides:
                 check_rows(self._sink, table)
                 self._rows.make_room()
-                self._take(table)
+                self._add_table(table)
                 return
             good, reasons = divide(self._sink, table)
             self._rows.make_room()
@@ -194,7 +194,7 @@ class Stager:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
                 self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
-            self._take(good)  # after the dead letters nothing can fail
+            self._add_table(good)  # after the dead letters nothing can fail
 
     def add_dead_letters(self, letters: pa.Table) -> None:
         """Collect dead letters for their sink.
@@ -214,13 +214,13 @@ class Stager:
             )
         check_rows(self._letters_sink, letters)
         self._letters.make_room()
-        self._letters.take(letters)
+        self._letters.add_table(letters)
         if letters.num_rows:
             self._letter_log.add(letters.num_rows, letters.column("reason")[0].as_py())
 
-    def _take(self, table: pa.Table) -> None:
+    def _add_table(self, table: pa.Table) -> None:
         assert self._rows is not None
-        self._rows.take(table)
+        self._rows.add_table(table)
         self.rows += table.num_rows
 
     def settle(self) -> None:

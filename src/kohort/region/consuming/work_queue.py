@@ -219,7 +219,7 @@ class RecordQueue:
             self._records, self.bytes, self._void = 0, 0, True
             self._lock.notify_all()
 
-    def forget(self, parts: Iterable[Part] | None = None) -> None:
+    def discard_partitions(self, parts: Iterable[Part] | None = None) -> None:
         """Discard the queued records and next offsets of these partitions; None: of all partitions."""
         with self._lock:
             gone = set(self._next) if parts is None else set(parts)

@@ -121,9 +121,9 @@ class Checkpoints:
         if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
             plane.wanted = False
             plane.due.pop("checkpoint", None)
-            self._begin(names)
+            self._begin_attempt(names)
 
-    def _begin(self, names: tuple[str, ...]) -> None:
+    def _begin_attempt(self, names: tuple[str, ...]) -> None:
         plane = self.plane
         plane.attempts += 1
         plane.metrics.checkpoint_began(plane.now_ms)
@@ -145,7 +145,7 @@ class Checkpoints:
         checkpoint_participants = plane.checkpoint_participants()
         names = tuple(name for name in ongoing.names if name in checkpoint_participants)
         if names:
-            self._begin(names)
+            self._begin_attempt(names)
         else:
             plane.ongoing, plane.state = None, RegionState.RUNNING
             plane.metrics.checkpoint_ended(plane.now_ms, complete=False)

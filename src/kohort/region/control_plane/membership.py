@@ -334,7 +334,7 @@ class RegionMembers:
         member.identity = report.identity
         for part in report.gone:
             member.handed.pop(part, None)
-        self.starts.forget(member, report.gone)
+        self.starts.forget_requests(member, report.gone)
         self.plane.request(GenerationReported(member.name))
         self.plane.request(PartitionsReleased(member.name, report.gone))
         self.starts.serve()
@@ -344,7 +344,7 @@ class RegionMembers:
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
         if member is not None:
-            self._goes(member)
+            self._release_member(member)
 
     def stop_member(self, event: MemberStopRequested) -> None:
         """Handle an operator's request that a member leaves."""
@@ -355,9 +355,9 @@ class RegionMembers:
             return
         for sibling in plane.siblings(member):
             sibling.stop = True
-        self._goes(member)
+        self._release_member(member)
 
-    def _goes(self, member: RegisteredMember) -> None:
+    def _release_member(self, member: RegisteredMember) -> None:
         plane = self.plane
         those, ongoing = plane.siblings(member), plane.ongoing
         for sibling in those:

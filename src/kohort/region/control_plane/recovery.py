@@ -88,21 +88,21 @@ class Recovery:
             if before is None or wanted.initial or not before.initial:
                 self.plane.pending = wanted
             return
-        self._begin(wanted)
+        self._begin_reset(wanted)
 
     def begin_pending(self) -> None:
         """Begin the reset that was deferred."""
         wanted, self.plane.pending = self.plane.pending, None
         if wanted is not None:
-            self._begin(wanted)
+            self._begin_reset(wanted)
 
     def fail(self, why: ResetCause, cause: str) -> None:
         """Begin a reset after a failed checkpoint, of which nothing was written."""
         wanted, self.plane.pending = self.plane.pending, None
         self.plane.ongoing = None
-        self._begin(wanted or ResetRequest(why, cause))
+        self._begin_reset(wanted or ResetRequest(why, cause))
 
-    def _begin(self, wanted: ResetRequest) -> None:
+    def _begin_reset(self, wanted: ResetRequest) -> None:
         plane = self.plane
         plane.consecutive = 0 if wanted.forced or wanted.initial else plane.consecutive + 1
         if plane.consecutive >= plane.config.resets_most:

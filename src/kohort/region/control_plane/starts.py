@@ -38,11 +38,11 @@ class StartOffsets:
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, AskStarts)
         if member is not None and report.parts:
-            self.forget(member, report.parts)
+            self.forget_requests(member, report.parts)
             self.plane.start_requests.append(StartOffsetRequest(member.name, report.number, report.parts))
             self.serve()
 
-    def forget(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
+    def forget_requests(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
         """Remove partitions from a member's requests for start offsets."""
         for asked in self.plane.start_requests:
             if asked.member == member.name:

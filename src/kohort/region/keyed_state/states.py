@@ -397,7 +397,7 @@ class KeyedStates:
     """The states of the partitions that a member was given.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
-    only while none is, except for `begin` and `forget`.
+    only while none is, except for `begin` and `forget_partitions`.
     """
 
     def __init__(self, place: RegionStates, work_folder: str | None) -> None:
@@ -418,7 +418,7 @@ class KeyedStates:
     def begin(self, part: Part, head: StateHead | None) -> None:
         """Begin with a partition's state; it is loaded when it is asked for, unless a reset has left it as it is."""
         with self._lock:
-            self.forget([part])
+            self.forget_partitions([part])
             self._heads[part] = head
             if (kept := self._kept.pop(part, None)) is not None:
                 if kept.head == head:
@@ -426,7 +426,7 @@ class KeyedStates:
                 else:
                     self._left.append(kept)
 
-    def forget(self, parts: list[Part]) -> None:
+    def forget_partitions(self, parts: list[Part]) -> None:
         """Forget partitions; the current table may still use their working copies."""
         with self._lock:
             for part in parts:
@@ -443,7 +443,7 @@ class KeyedStates:
             for part in reverted:
                 del self._loaded[part]
             self._kept |= reverted
-            self.forget(list(self._heads))
+            self.forget_partitions(list(self._heads))
             self.remove_left()
 
     def remove_left(self) -> None:

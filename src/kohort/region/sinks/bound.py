@@ -57,9 +57,9 @@ class BoundSink:
     @property
     def place(self) -> str:
         """The name of the destination, equal for all members that write there."""
-        return self._place or self._named()
+        return self._place or self._place_name()
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         """Return the destination's name, as this process resolves its path or address now."""
         raise NotImplementedError
 
@@ -111,7 +111,7 @@ class FolderSink(BoundSink):
         """Return the state without the file operations of this process: another process uses the system's files."""
         return {name: value for name, value in self.__dict__.items() if name != "_given_files"}
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         """Return the path of the folder with all links resolved."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
 

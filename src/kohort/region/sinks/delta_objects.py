@@ -194,7 +194,7 @@ class DeltaObjects(DeltaTable):
     def __repr__(self) -> str:
         return f"DeltaTable({self._store.name!r})"  # without credentials
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         return f"{self.KIND}:{self._store.name}"
 
     @property

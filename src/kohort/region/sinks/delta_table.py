@@ -524,10 +524,10 @@ class DeltaTable(FolderSink):
 
     def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File], claim: OwnerMarker) -> bool:
         kept = claim.rows()
-        rows = pa.concat_tables([self._read(file, kept) for file in staged])
+        rows = pa.concat_tables([self._read_staged(file, kept) for file in staged])
         return self._log.merge(table, sequence, last_of_each(rows, claim.keys), claim.keys)
 
-    def _read(self, file: _File, kept: pa.Schema) -> pa.Table:
+    def _read_staged(self, file: _File, kept: pa.Schema) -> pa.Table:
         read = pq.read_table(pa.BufferReader(self._content(f"{self._staging}/{file.name}")))
         columns = []
         for field in kept:

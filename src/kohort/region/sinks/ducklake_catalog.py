@@ -256,7 +256,7 @@ class PostgresLake(DuckLake):
         return []
 
     def _attach(self, at: LakeTransaction, create: bool) -> None:
-        _load(at.call, "postgres_scanner")
+        _load_extension(at.call, "postgres_scanner")
         super()._attach(at, create)
         [(level,)] = at.ask(
             "FROM postgres_query(?, 'SELECT current_setting(''transaction_isolation'')')",
@@ -424,12 +424,12 @@ def _open_database() -> duckdb.DuckDBPyConnection:
     config: dict[str, Any] = {"autoinstall_known_extensions": False, "threads": 1}
     database = duckdb.connect(":memory:", config=config)
     for name in _EXTENSIONS:
-        _load(database.execute, name)
+        _load_extension(database.execute, name)
     database.execute("SET ducklake_max_retry_count = 0")
     return database
 
 
-def _load(execute: Callable[[str], object], name: str) -> None:
+def _load_extension(execute: Callable[[str], object], name: str) -> None:
     try:
         execute(f"LOAD {_sql_text(_extension(name))}")
     except duckdb.Error as error:

@@ -156,7 +156,7 @@ class DuckLakeTable(FolderSink):
     def __repr__(self) -> str:
         return f"DuckLakeTable({self.table!r}, lake={self.path!r})"
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         """Return the catalog, without what differs between members, and the table's name in lower case."""
         home = PostgresUrl(self.catalog).home() if self.catalog else os.path.realpath(self.path)
         return f"{self.KIND}:{home}#{self.table.lower()}"
@@ -169,7 +169,7 @@ class DuckLakeTable(FolderSink):
             return PostgresLake(self.path, self.place, self._parameters)
         return DuckLake(self.path, self.place)
 
-    def _beside(self, table: str) -> str:
+    def _table_of_sink(self, table: str) -> str:
         return verbatim(quoted(self._names[0], table))
 
     @property
@@ -186,8 +186,10 @@ class DuckLakeTable(FolderSink):
             return _LakeState(table_id)
         mine = (table_id, self._bound().hex)
         where = "WHERE table_id = ? AND region_id = ?"
-        claims = at.ask(f"SELECT claim FROM {{lake}}.{self._beside(_REGIONS)} {where}", *mine)
-        rows = at.ask(f"SELECT sequence, row_count, emptied FROM {{lake}}.{self._beside(_SEQUENCES)} {where}", *mine)
+        claims = at.ask(f"SELECT claim FROM {{lake}}.{self._table_of_sink(_REGIONS)} {where}", *mine)
+        rows = at.ask(
+            f"SELECT sequence, row_count, emptied FROM {{lake}}.{self._table_of_sink(_SEQUENCES)} {where}", *mine
+        )
         if not claims and not rows:
             return _LakeState(table_id)
         if len(claims) != 1 or len(rows) != 1:
@@ -317,12 +319,12 @@ class DuckLakeTable(FolderSink):
             at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({verbatim(', '.join(columns))})")
         if _REGIONS not in there:
             columns = ["table_id VARCHAR", "region_id VARCHAR", "region VARCHAR", "claim VARCHAR"]
-            at.execute_change(f"CREATE TABLE {{lake}}.{self._beside(_REGIONS)} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._table_of_sink(_REGIONS)} ({', '.join(columns)})")
         if _SEQUENCES not in there:
             columns = [
                 "table_id VARCHAR", "region_id VARCHAR", "sequence BIGINT", "row_count BIGINT", "emptied BIGINT"
             ]  # fmt: skip
-            at.execute_change(f"CREATE TABLE {{lake}}.{self._beside(_SEQUENCES)} ({', '.join(columns)})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._table_of_sink(_SEQUENCES)} ({', '.join(columns)})")
 
     def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         """Keep the rows of the sink's own tables in the catalog, whatever the lake's own limit is."""
@@ -348,9 +350,9 @@ class DuckLakeTable(FolderSink):
         mine = (state.table_id, self._bound().hex)
         text = msgspec.json.encode(claim).decode()
         at.execute_change(
-            f"INSERT INTO {{lake}}.{self._beside(_REGIONS)} VALUES (?, ?, ?, ?)", *mine, self._region, text
+            f"INSERT INTO {{lake}}.{self._table_of_sink(_REGIONS)} VALUES (?, ?, ?, ?)", *mine, self._region, text
         )
-        at.execute_change(f"INSERT INTO {{lake}}.{self._beside(_SEQUENCES)} VALUES (?, ?, 0, 0, 0)", *mine)
+        at.execute_change(f"INSERT INTO {{lake}}.{self._table_of_sink(_SEQUENCES)} VALUES (?, ?, 0, 0, 0)", *mine)
 
     # -- staging
 
@@ -489,14 +491,14 @@ class DuckLakeTable(FolderSink):
         def add_sequence(at: LakeTransaction, state: _LakeState) -> None:
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
-            self._say(at, sequence, offsets)
+            self._set_commit_message(at, sequence, offsets)
             at.call(self._adding([self._file(state, name) for piece in staged for name in piece.files]))
             rows = state.row_count + sum(piece.row_count for piece in staged)
             self._move(at, state, sequence, rows, state.emptied)
 
         return self._until_there(lambda state: state.sequence >= sequence, add_sequence)
 
-    def _say(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
+    def _set_commit_message(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
         """Write region and sequence into the snapshot's commit message, by which readers find its origin."""
         said: dict[str, object] = {"region": self._region, "region-id": str(self._bound()), "sequence": sequence}
         if offsets:
@@ -510,7 +512,7 @@ class DuckLakeTable(FolderSink):
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
         """Update the region's row in the lake's table of sequences to another sequence."""
         moved = at.execute_change(
-            f"UPDATE {{lake}}.{self._beside(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
+            f"UPDATE {{lake}}.{self._table_of_sink(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
             "WHERE table_id = ? AND region_id = ? AND sequence = ?",
             sequence, rows, emptied, state.table_id, self._bound().hex, state.sequence,
         )  # fmt: skip
@@ -546,7 +548,7 @@ class DuckLakeTable(FolderSink):
                 "written anew, or rows were removed (compaction, DELETE, UPDATE). Delete all rows of the table by "
                 "hand; the region goes on by itself"
             )
-        self._say(at, sequence)
+        self._set_commit_message(at, sequence)
         if ours:
             at.execute_change(f"DELETE {where}")
         self._move(at, state, sequence, 0, sequence)
@@ -586,7 +588,7 @@ class DuckLakeTable(FolderSink):
                     if state.claim.place != self.place:
                         moved = msgspec.structs.replace(state.claim, place=self.place)
                         at.execute_change(
-                            f"UPDATE {{lake}}.{self._beside(_REGIONS)} SET claim = ? WHERE table_id = ? "
+                            f"UPDATE {{lake}}.{self._table_of_sink(_REGIONS)} SET claim = ? WHERE table_id = ? "
                             "AND region_id = ?",
                             msgspec.json.encode(moved).decode(), state.table_id, self._bound().hex,
                         )  # fmt: skip

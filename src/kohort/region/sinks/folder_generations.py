@@ -102,7 +102,7 @@ class FolderGenerations:
             if not (number := self.newest_number()):
                 return Generation(1, self._id or UUID(int=0), 0, 0, {}, {}, "")
             with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
-                return decoded_generation(read_file(self._files, self._named(number)), self._path)
+                return decoded_generation(read_file(self._files, self._generation_path(number)), self._path)
         raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
 
     def newest(self) -> Generation:
@@ -112,7 +112,7 @@ class FolderGenerations:
             sync_folder(self._files, f"{self._path}/_region")
         return found
 
-    def _named(self, number: int) -> str:
+    def _generation_path(self, number: int) -> str:
         return f"{self._path}/_region/{GENERATION}{number}"
 
     def create_generation(self, generation: Generation) -> bool:
@@ -124,7 +124,7 @@ class FolderGenerations:
         try:
             write_file(files, temporary, msgspec.json.encode(generation))
             try:
-                files.link(temporary, self._named(generation.generation))
+                files.link(temporary, self._generation_path(generation.generation))
             except FileExistsError:
                 return False
             sync_folder(files, folder)
@@ -132,7 +132,7 @@ class FolderGenerations:
             with contextlib.suppress(OSError):
                 remove(files, temporary)
         for number in old_generations(self._numbers()):
-            remove(files, self._named(number))
+            remove(files, self._generation_path(number))
         return True
 
     # -- files

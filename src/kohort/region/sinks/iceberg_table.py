@@ -187,13 +187,13 @@ class IcebergTable(BoundSink):
         return {"type": "sql", "uri": uri, "warehouse": f"file://{self.warehouse}"}
 
     def __repr__(self) -> str:
-        return f"IcebergTable({self._named()!r})"  # without the catalog's credentials
+        return f"IcebergTable({self._place_name()!r})"  # without the catalog's credentials
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without this process's connection to the catalog."""
         return {name: value for name, value in self.__dict__.items() if name != "_open"}
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         """Return the catalog's address and the table's name, without credentials."""
         if self.warehouse:
             return f"iceberg:{os.path.realpath(self.warehouse)}#{self.table}"
@@ -225,7 +225,7 @@ class IcebergTable(BoundSink):
             raise
         except (ValueError, ImportError) as error:
             said = without_secrets(str(error), self._properties)
-            raise InvalidInputError(f"pyiceberg can't open the catalog of {self._named()}: {said}") from None
+            raise InvalidInputError(f"pyiceberg can't open the catalog of {self._place_name()}: {said}") from None
 
     @property
     def _log(self) -> IcebergLog:

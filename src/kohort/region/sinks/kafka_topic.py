@@ -148,7 +148,7 @@ class KafkaTopic(BoundSink):
     def __repr__(self) -> str:
         return f"KafkaTopic({self._servers!r}, {self.topic!r})"
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         return f"kafka:{self._servers}/{self.topic}"
 
     @property

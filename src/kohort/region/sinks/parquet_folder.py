@@ -482,17 +482,17 @@ class ParquetFolder(FolderSink):
         full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
         is_there = {name: not there.isdisjoint(name + ending for ending in _ENDINGS) for name in names}
         if gone := gone_text(is_there, "staged files"):
-            self._excuse(sequence, gone)
+            self._check_done_by_another(sequence, gone)
         elif full:
             try:
                 self._rename(sequence, full)
             except FileNotFoundError as error:
-                self._excuse(sequence, str(error))
+                self._check_done_by_another(sequence, str(error))
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not self._has_folder(sequence):
                     raise
 
-    def _excuse(self, sequence: int, lost: str) -> None:
+    def _check_done_by_another(self, sequence: int, lost: str) -> None:
         """Raise an error for missing staged files, unless another process has published them."""
         if not self._is_marked(sequence) and not self._has_folder(sequence):
             raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
@@ -503,7 +503,7 @@ class ParquetFolder(FolderSink):
         try:
             files.mkdir(temporary)
             self._link_all(temporary, full)
-            says = f"{temporary}/{self._says(sequence)}"
+            says = f"{temporary}/{self._owner_file_name(sequence)}"
             files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             sync_folder(files, temporary)
             files.rename(temporary, self._folder(sequence))
@@ -538,7 +538,7 @@ class ParquetFolder(FolderSink):
         Raises:
             InvalidInputError: a file, or the folder of another region, has its name.
         """
-        folder, own = self._folder(sequence), self._says(sequence)
+        folder, own = self._folder(sequence), self._owner_file_name(sequence)
         try:
             names = names_in(self._files, folder)
             if names and own not in names:
@@ -550,7 +550,7 @@ class ParquetFolder(FolderSink):
             raise self._taken(folder, f"{others[0]} says whose it is" if others else "nothing says whose it is")
         return bool(names)
 
-    def _says(self, sequence: int) -> str:
+    def _owner_file_name(self, sequence: int) -> str:
         """Return the name in a sequence's folder that names the owner."""
         return f"{SAYS}{sequence}-{self._bound().hex}"
 

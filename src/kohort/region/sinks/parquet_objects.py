@@ -345,7 +345,7 @@ class ParquetObjects(ParquetFolder):
     def __repr__(self) -> str:
         return f"ParquetFolder({self._store.name!r})"  # without credentials
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         return f"{self.KIND}:{self._store.name}"
 
     # -- before the first record

@@ -113,7 +113,7 @@ class SqlTable(BoundSink):
     def __repr__(self) -> str:
         return f"SqlTable({self._said!r}, {self.table!r})"
 
-    def _named(self) -> str:
+    def _place_name(self) -> str:
         """Return the canonical name of the table: the database's host, port and name, and the table's name."""
         if isinstance(self._connect, SqliteFile):
             return f"sql:{self._connect.home()}#{SQLITE.name(self._names[-1])}"
@@ -366,7 +366,7 @@ class SqlTable(BoundSink):
                 )
             at.run("DELETE FROM {target}")
             at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
-            self._forget(at, floor, ())
+            self._delete_staged_before(at, floor, ())
 
     # -- progress and cleanup
 
@@ -382,9 +382,9 @@ class SqlTable(BoundSink):
         self._bound()
         with self._transaction() as at:
             if at.has_sequences() and self._owner(at, locked=True) is not None:
-                self._forget(at, keep.floor, [key.text() for key in keep.keys])
+                self._delete_staged_before(at, keep.floor, [key.text() for key in keep.keys])
 
-    def _forget(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
+    def _delete_staged_before(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
         at.run("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
         for name in sorted({row[0] for row in at.cursor.fetchall()} - set(kept)):
             at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)

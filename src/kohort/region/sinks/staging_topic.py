@@ -205,7 +205,7 @@ class StagingTopic:
         done: set[str] = set()
         last_marker = -1
         with self._reader() as reader:
-            end = self._end(reader, STAGED)
+            end = self._stable_end(reader, STAGED)
             for record in self._records(reader, STAGED):
                 name = bytes(record.key or b"").decode(errors="replace")
                 if record.value is None:
@@ -238,7 +238,7 @@ class StagingTopic:
         found = reader.current_offsets({partition: "earliest"})
         return found[partition].offset if partition in found else 0
 
-    def _end(self, reader: RangeReader, number: int) -> int:
+    def _stable_end(self, reader: RangeReader, number: int) -> int:
         """Return the last stable offset; 0 if the topic does not exist."""
         partition = TopicPartition(self.topic, number)
         found = reader.current_offsets({partition: "latest"})
@@ -252,7 +252,7 @@ class StagingTopic:
             if to_the_end:
                 raise RetriableError(f"topic {self.topic} is not known to the broker that was asked")
             return
-        end = reader.high_watermark(partition) if to_the_end else self._end(reader, number)
+        end = reader.high_watermark(partition) if to_the_end else self._stable_end(reader, number)
         for _, records in reader.read_batches(partition, found[partition].offset, end):
             yield from records
 

@@ -247,7 +247,7 @@ def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
 
     reason = f.concat(f.lit("the value is not of the declared type: "), f.col(BAD_REASON)).alias("reason")
     letter = f.struct(*(record_column(name) for name in RECORD), reason)
-    both = rows.select(*map(_named, rows.columns), f.lit(None).cast(_LETTER).alias(LETTER))
+    both = rows.select(*map(_column, rows.columns), f.lit(None).cast(_LETTER).alias(LETTER))
     for frame in bad:
         nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields]
         found = frame.where(f"{BAD_VALUE} IS NOT NULL").select(*nothing, letter.alias(LETTER))
@@ -255,7 +255,7 @@ def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
     return both
 
 
-def _named(name: str) -> Column:
+def _column(name: str) -> Column:
     from pyspark.sql import functions as f
 
     return f.col("`" + name.replace("`", "``") + "`")

@@ -339,7 +339,7 @@ class SparkRegion:
         """
         with self._lock:
             for started in self._ready():
-                self._begin(started)
+                self._record_running(started)
 
     def _ready(self) -> list[StartedQuery]:
         """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
@@ -356,7 +356,7 @@ class SparkRegion:
             ready = []
             for declared, built, shares in checked:
                 ready.append(self._admit(declared, built, shares))
-                failing.callback(ready[-1].end)
+                failing.callback(ready[-1].discard_members)
             failing.pop_all()
         return ready
 
@@ -396,7 +396,7 @@ class SparkRegion:
             lambda: started.members,
         )
         with ExitStack() as failing:
-            failing.callback(started.end)
+            failing.callback(started.discard_members)
             for number in range(len(declared.sources)):
                 places = tuple(output for output in (sink, letters) if output is not None) if number == LEAD else ()
                 machine = self._machine(declared, number, places, how)
@@ -435,7 +435,7 @@ class SparkRegion:
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publishers, config, query, number)
 
-    def _begin(self, started: StartedQuery) -> None:
+    def _record_running(self, started: StartedQuery) -> None:
         assert started.query is not None
         self._running[started.query.name] = started
         started.query.start()
@@ -476,14 +476,14 @@ class SparkRegion:
                 targets = self._targets() if until == CAUGHT_UP else {}
                 if until == CAUGHT_UP and not self._running and self._has_nothing_to_do(ready, targets):
                     for started in ready:
-                        started.end()
+                        started.discard_members()
                     return
             except BaseException:
                 for started in ready:
-                    started.end()
+                    started.discard_members()
                 raise
             for started in ready:
-                self._begin(started)
+                self._record_running(started)
         asked_s = time.monotonic()
         while not (self._closed.is_set() or is_stopped() or self._are_over()):
             if until == CAUGHT_UP:
@@ -614,7 +614,7 @@ class StartedQuery:
         for member in self.members:
             member.abandon()
 
-    def end(self) -> None:
+    def discard_members(self) -> None:
         """Discard members that never started; the region does not know them."""
         for member in self.members:
             member.discard()

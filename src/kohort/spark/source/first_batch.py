@@ -86,9 +86,9 @@ def _checkpoints(session: SparkSession) -> Iterator[str]:
 def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict[TopicPartition, int]]]:
     """Yield the end and the start of the first batch, for each Kafka source of one checkpoint."""
     last = max((int(name) for name in _names(session, f"{root}/offsets") if name.isdecimal()), default=0)
-    raw = _read(session, f"{root}/offsets/{last}")
+    raw = _read_checkpoint_file(session, f"{root}/offsets/{last}")
     for name, end in () if raw is None else OffsetLogFile.parse(f"offsets/{last}", raw).kafka_sources():
-        initial = _read(session, f"{root}/sources/{name}/0")
+        initial = _read_checkpoint_file(session, f"{root}/sources/{name}/0")
         if initial is not None:
             yield end, read_initial(initial)
 
@@ -104,7 +104,7 @@ def _names(session: SparkSession, folder: str) -> list[str]:
     return [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
 
 
-def _read(session: SparkSession, name: str) -> bytes | None:
+def _read_checkpoint_file(session: SparkSession, name: str) -> bytes | None:
     """Read a file of a checkpoint by Hadoop; return None if there is none."""
     path, system = _path_and_system(session, name)
     if not system.exists(path):

@@ -174,7 +174,7 @@ def warning_of(group: GroupDescription, mine: str, pattern: str | None = None) -
         pattern: the pattern that this member subscribes to, if any.
     """
     (me,) = (member for member in group.members if member.member_id == mine)
-    others = [member for member in group.members if member is not me and not _alike(me, member, pattern)]
+    others = [member for member in group.members if member is not me and not _same_subscription(me, member, pattern)]
     if not others:
         return None
     named = [
@@ -190,7 +190,7 @@ def warning_of(group: GroupDescription, mine: str, pattern: str | None = None) -
     )
 
 
-def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None) -> bool:
+def _same_subscription(me: MemberDescription, other: MemberDescription, pattern: str | None) -> bool:
     if (me.subscription, me.subscription_regex or None) == (other.subscription, other.subscription_regex or None):
         return True
     if pattern is not None:
@@ -563,7 +563,7 @@ class SourceMembership:
 
     def _count_rebalances(self) -> None:
         """Count the rebalances since the last call; the caller holds the lock."""
-        self._rebalances.take(self._member.rebalances(self._rebalances.count))
+        self._rebalances.record_rebalances(self._member.rebalances(self._rebalances.count))
 
     def close(self) -> None:
         """Leave the group."""

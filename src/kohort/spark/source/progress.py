@@ -55,7 +55,7 @@ class Rebalances:
         if self._batches and now_ms < self._batches[-1][1]:
             self._batches[-1] = self._batches[-1][0], now_ms
 
-    def take(self, ended: Iterable[Rebalance]) -> None:
+    def record_rebalances(self, ended: Iterable[Rebalance]) -> None:
         """Count the member's rebalances, and log each with its downtime.
 
         Args:

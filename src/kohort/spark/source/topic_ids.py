@@ -79,7 +79,7 @@ class TopicIds:
 
     def _report_deleted(self, topic: str) -> None:
         if topic in self._watched and topic not in self.gone:
-            text = f"topic {topic}{self._named(topic)} was deleted: what the query had not read of it is lost"
+            text = f"topic {topic}{self._id_text(topic)} was deleted: what the query had not read of it is lost"
             report_loss(text, "goes on without it", strict=self._strict)
         self.gone.add(topic)
 
@@ -108,7 +108,7 @@ class TopicIds:
         remedy = "reads the new one where its group is in it, else from its beginning"
         report_loss(text, remedy, strict=self._strict and topic not in self.gone)
 
-    def _named(self, topic: str) -> str:
+    def _id_text(self, topic: str) -> str:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
     def valid(self, found: Mapping[TopicPartition, Committed | None]) -> dict[TopicPartition, Committed | None]:

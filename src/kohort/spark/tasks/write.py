@@ -126,7 +126,7 @@ class Writing:
         producer = _producer(self)
         complete = False
         try:
-            rows = self._send(producer, batches)
+            rows = self._send_rows(producer, batches)
             complete = True
             return rows
         finally:
@@ -134,7 +134,7 @@ class Writing:
                 _producers.pop(_key(self), None)
                 producer.close(timeout_ms=0)
 
-    def _send(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> int:
+    def _send_rows(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> int:
         rows = 0
         unsettled: deque[TableDelivery] = deque()
         for batch in batches:
@@ -142,7 +142,7 @@ class Writing:
             if self.encoding is not None:
                 batch = self.encoding.encoded(batch)
             for topic, part in self._by_topic(batch):
-                for piece, names in self._named(part):
+                for piece, names in self._rows_by_partition(part):
                     unsettled.append(_sent(producer, topic, piece, names))
             while unsettled and (unsettled[0].done() or len(unsettled) > UNSETTLED_BATCHES_MAX):
                 unsettled.popleft().result()
@@ -165,7 +165,7 @@ class Writing:
         for topic in topics:
             yield str(topic), batch if len(topics) == 1 else batch.filter(pc.equal(column, topic))
 
-    def _named(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, ColumnNames]]:
+    def _rows_by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, ColumnNames]]:
         """Yield the rows in their order, in slices of which all rows name a partition, or none does."""
         has = self.columns
         if "timestamp" in has and batch.column("timestamp").null_count:

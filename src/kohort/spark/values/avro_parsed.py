@@ -30,13 +30,13 @@ def parse_for_fastavro(schema: Schema) -> Any:
     except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(f"fastavro refuses the schema: {type(error).__name__}: {error}") from None
     _make_defaults(parsed)
-    named = _named(parsed)
+    named = _named_types(parsed)
     for part in (parsed, *named.values()):
         _write_names_out(part, named)
     return parsed
 
 
-def _named(parsed: Any) -> dict[str, Any]:
+def _named_types(parsed: Any) -> dict[str, Any]:
     """Return the types that a parsed schema defines, by their full names."""
     return parsed.get("__named_schemas", {}) if isinstance(parsed, dict) else {}
 
@@ -79,7 +79,7 @@ def _with_defaults_aside(schema: Any) -> Any:
 
 def _make_defaults(parsed: Any) -> None:
     """Give the fields of a parsed schema their defaults, as fastavro reads such values; without those that are none."""
-    named = _named(parsed)
+    named = _named_types(parsed)
     for field in [field for part in (parsed, *named.values()) for field in _fields(part)]:
         if _ASIDE in field:
             with contextlib.suppress(_NoValue):
@@ -185,7 +185,7 @@ class _Adaptation:
 
     def __init__(self, writer: Schema) -> None:
         self._numbers = count()
-        self._named = dict(_definitions(writer, ""))
+        self._named_types = dict(_definitions(writer, ""))
 
     def part(self, reader: Any, writer: Any, space: str) -> Any:
         """Return a part of the reader's schema.
@@ -233,7 +233,7 @@ class _Adaptation:
                     return None, space
                 writer = others[0]
             elif isinstance(writer, str) and writer not in PRIMITIVE_SIZES:
-                return self._named[full_name(writer, space)]
+                return self._named_types[full_name(writer, space)]
             elif isinstance(writer, dict) and writer["type"] in _NAMED:
                 return writer, definition_name(writer, space)[1]
             elif isinstance(writer, dict) and writer["type"] not in ("array", "map"):

@@ -144,10 +144,10 @@ def _converter(kind: Kind, path: str, zone: tzinfo) -> Convert:
         except _WrongKind:
             raise ValueError(f"{path} is {_described(found)}, and was declared {kind}") from None
 
-    return convert_value if pa.types.is_nested(kind) else _named(made, path, kind)
+    return convert_value if pa.types.is_nested(kind) else _naming_path(made, path, kind)
 
 
-def _named(made: Convert, path: str, kind: Kind) -> Convert:
+def _naming_path(made: Convert, path: str, kind: Kind) -> Convert:
     def convert_named_value(found: Any) -> Any:
         try:
             return made(found)
