@@ -83,7 +83,7 @@ HAD_A_FAULT = (
 late into restored stores, snapshots and readers of an older copy, and requests held within one another for ever."""
 
 
-@pytest.mark.parametrize("kind, seed", HAD_A_FAULT, ids=[f"{kind}-{seed}" for kind, seed in HAD_A_FAULT])
+@pytest.mark.parametrize(("kind", "seed"), HAD_A_FAULT, ids=[f"{kind}-{seed}" for kind, seed in HAD_A_FAULT])
 def test_histories_with_a_store_that_had_a_fault_are_clean(kind: str, seed: int) -> None:
     World(seed, sinks=kind).play()
 

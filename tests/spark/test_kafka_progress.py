@@ -100,7 +100,7 @@ def test_progress_of_other_sources_is_left_alone(other: dict[str, Any]) -> None:
 
 
 def test_progress_of_connect_and_of_a_query_is_made_of_the_same_json() -> None:
-    kafka_progress.install()
+    kafka_progress.wrap_progress()
     report = {
         "id": "9fd7cd39-b62b-4e3a-8669-f0753c0b61ca",
         "runId": "331c3c4c-3b5e-42ea-b4ab-fb3d30f923c1",

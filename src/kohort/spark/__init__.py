@@ -74,7 +74,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     with _active(spark):
         spark.dataSource.register(KohortDataSource.reaching(install(spark)))
     _wrap_writers()
-    kafka_progress.install()
+    kafka_progress.wrap_progress()
     if in_place_of_kafka:
         from kohort.spark.in_place_of_kafka import cover
 

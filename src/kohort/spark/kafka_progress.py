@@ -98,7 +98,7 @@ def progress_in_kafka_form(progress: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 @functools.cache
-def install() -> None:
+def wrap_progress() -> None:
     """Wrap PySpark's `StreamingQueryProgress` once, for all sessions of this process."""
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
