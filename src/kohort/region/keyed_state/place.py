@@ -319,7 +319,7 @@ class RegionStates:
             begin += check.payload_bytes
 
         def copy_piece(begin: int, check: FileCheck, file: StateFile) -> None:
-            with closing(self._parts(part, file.name, file.size)) as parts:
+            with closing(self.file_parts(part, file.name, file.size)) as parts:
                 for read in parts:
                     at, share = check.add(read)
                     if share:
@@ -340,10 +340,10 @@ class RegionStates:
         return begin
 
     def _content(self, part: Part, name: str, bytes_max: int) -> bytes:
-        with closing(self._parts(part, name, bytes_max)) as parts:
+        with closing(self.file_parts(part, name, bytes_max)) as parts:
             return b"".join(parts)
 
-    def _parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
+    def file_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
         """Yield a file in parts; one that is larger than it was ends with an error before it is read."""
         folder, size = self._folder(part), 0
         try:
