@@ -45,7 +45,7 @@ _FILES_AT_ONCE: Final = 4
 """Files of one state that are read at once; each takes a MiB of memory, a delta its size."""
 _WRITTEN_AT_ONCE: Final = 4
 """Files that a member writes at once; each is in memory."""
-_AHEAD_BYTES: Final = 2 * FILE_BYTES
+_AHEAD_BYTES: Final = FILE_BYTES
 """Limit on deltas that are read ahead, except the first of them."""
 
 Write: TypeAlias = Callable[[int, ReadPart], None]
