@@ -50,10 +50,12 @@ class FolderStore:
 
     def write(self, folder: str, name: str, content: bytes) -> None:
         """Write a file by a rename."""
-        path = f"{self._path}/{folder}"
-        if folder not in self._made:
-            make_folder(self._files, path)  # another process may have made it, and not have synced its name
-            self._made.add(folder)
+        path = self._path
+        for part in ("", *folder.split("/")):
+            path = f"{path}/{part}" if part else path
+            if path not in self._made:
+                make_folder(self._files, path)  # another process may have made it, and not have synced its name
+                self._made.add(path)
         write_staged(self._files, path, name, lambda output: output.write(content))
 
     def read(self, folder: str, name: str) -> bytes:
