@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
+from itertools import count as count_up
+from itertools import islice
 from pathlib import Path
 
 from kohort.errors import NotFoundError
@@ -17,6 +20,11 @@ from kohort.settings.server_access import AccessWays, ServerAccess
 
 _START_TIMEOUT_MS = 30_000
 NOTHING: Mapping[str, str] = {}
+_PORTS = range(20_000, 32_000)
+"""Ports of `free_ports`. Outgoing connections get theirs from 32768 on (Linux) or 49152 on (macOS, Windows)."""
+_STRIDE = 997
+"""Distance between the first ports of processes whose ids follow each other: more than a run of tests draws in one."""
+_STEPS = count_up()
 
 
 def spark_jars() -> Path:
@@ -32,17 +40,29 @@ def spark_jars() -> Path:
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface."""
+    """Return a port like `free_ports`."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different free ports."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Return `count` unused ports of the loopback interface, none of which an earlier call of this process returned.
+
+    They stay free until a server listens there. Outgoing connections get theirs from higher
+    ranges, and each process begins at another port.
+
+    Raises:
+        NotFoundError: All ports of the range are in use.
+    """
+    found: list[int] = []
+    start = os.getpid() * _STRIDE
+    for step in islice(_STEPS, len(_PORTS)):
+        port = _PORTS[(start + step) % len(_PORTS)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise NotFoundError(f"no {count} free ports from {_PORTS[0]} to {_PORTS[-1]} on 127.0.0.1: end some servers")
 
 
 def check_zookeeper_access(host: str, port: int, insecure: bool, way: str) -> None:

@@ -6,6 +6,7 @@ Each case is sent with all of its rights, and without each one of them.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +14,21 @@ import pytest
 from kohort import Broker
 from kohort.broker.authorization import NEEDS, Resource
 from kohort.broker.routes import ROUTES
+from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
-from tests.broker.acl_cases import CASES, CLIENT_HOST, SETTINGS, Case, Names, grant, prepare, refusals, right, take_over
+from tests.broker.acl_cases import (
+    CASES,
+    CLIENT_HOST,
+    SETTINGS,
+    Case,
+    Names,
+    error_codes,
+    grant,
+    prepare,
+    refusals,
+    right,
+    take_over,
+)
 from tests.broker.raw import RawClient
 
 _runs = itertools.count(1)
@@ -47,6 +61,26 @@ def test_every_need_of_every_api_has_a_case() -> None:
     }
     assert needs - cases == BEFORE | implied
     assert cases <= needs
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_answer_without_rights_does_not_say_what_exists(case: Case, guarded: str) -> None:
+    """The answers about resources that exist and about others are the same. Only an id that no topic has is told."""
+    there, gone = Names.of(f"e{next(_runs):05}"), Names.of(f"e{next(_runs):05}")
+    gone.ids.update({gone.t: uuid.uuid4(), gone.u: uuid.uuid4()})
+    with RawClient(guarded) as admin, RawClient(guarded, host=CLIENT_HOST) as client:
+        prepare(admin, there)
+        grant(admin, there, ())
+        answers = [client.ask(case.make(names), case.version) for names in (there, gone)]
+    if ErrorCode.UNKNOWN_TOPIC_ID in error_codes(answers[1]):
+        assert error_codes(answers[1]) == {ErrorCode.UNKNOWN_TOPIC_ID}
+        assert not any(there.name(key) in repr(answers[0]) for key in ("t", "u"))
+    else:
+        texts = [repr(answer).replace(names.t[:-2], "") for answer, names in zip(answers, (there, gone), strict=True)]
+        for names in (there, gone):
+            for number in names.ids.values():
+                texts = [text.replace(str(number), "id") for text in texts]
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from kohort import Broker, Consumer
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
+from kohort.log import BATCHES_MAX, LoopBudget, TooMuchForLoopError
 from kohort.wire.batch import BatchRecord, build_batch
 from kohort.wire.compression import CODECS
 from kohort.wire.data import ListOffsetsRequest, ProduceRequest
 from kohort.wire.discovery import MetadataRequest
 from tests.broker.raw import RawClient, create_topic, fetch, produce, produce_request
-from tests.support.hostile_batches import BASE_MS, HOSTILE, bomb
+from tests.support.hostile_batches import BASE_MS, HOSTILE, bomb, hostile_batch, record
 
 BOMBS = 10
 BOMB_BYTES = 60 << 20
@@ -94,6 +96,24 @@ def test_many_bombs_in_one_request_are_answered_in_its_order(client: RawClient, 
     found = [(part.index, part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
     refused = (3, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, -1)
     assert found == [refused if index == 3 else (index, 0, 0) for index in range(8)]
+
+
+def test_a_request_has_a_bounded_number_of_batches_for_a_partition(client: RawClient, topic: str) -> None:
+    """A request of the largest size would hold the event loop for seconds: it has room for a million of them."""
+    single = hostile_batch(record(0))
+    refused = produce(client, topic, 0, single * (BATCHES_MAX + 1))
+    assert (refused.error_code, refused.base_offset) == (ErrorCode.INVALID_RECORD, -1)
+    assert produce(client, topic, 0, single * BATCHES_MAX).base_offset == 0
+    assert produce(client, topic, 0, single).base_offset == BATCHES_MAX
+
+
+def test_many_small_batches_are_checked_by_a_thread() -> None:
+    budget, size, count = LoopBudget(), len(hostile_batch(record(0))), 0
+    with contextlib.suppress(TooMuchForLoopError):
+        while count < 100_000:
+            budget.covers(size, 0)
+            count += 1
+    assert 1_000 < count < 10_000
 
 
 def test_hostile_batches_leave_a_partition_readable(client: RawClient, broker: Broker, topic: str) -> None:

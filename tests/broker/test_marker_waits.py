@@ -19,7 +19,7 @@ from tests.broker.group_member import committed
 from tests.broker.raw import RawClient, create_topic
 from tests.broker.test_groups import when_loaded
 from tests.broker.test_transactions import Producer, stable_end
-from tests.support.waiting import until
+from tests.support.waiting import replace_time, until
 
 SETTINGS: dict[str, Any] = {"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 2}
 HERE = next(f"here-{number}" for number in range(99) if java_hash(f"here-{number}") % 2 == 0)
@@ -110,7 +110,7 @@ def test_a_transaction_takes_no_offsets_of_a_damaged_journal_in(tmp_path: Path, 
 def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, reported = MarkerWaits(), []
     now_s = 100.0
-    monkeypatch.setattr(coordinator.time, "monotonic", lambda: now_s)
+    replace_time(monkeypatch, coordinator, monotonic=lambda: now_s)
 
     def wait() -> None:
         waits.add("x", lambda: reported.append(ErrorCode.NONE), reported.append)

@@ -14,6 +14,7 @@ from kohort.wire.data import FetchRequest, ProduceRequest
 from kohort.wire.discovery import CreateTopicsRequest
 from kohort.wire.records import read_records
 from tests.broker.raw import RawClient
+from tests.support.hostile_batches import bomb
 
 AT = 1_700_000_000_000
 ZSTD = 4
@@ -111,6 +112,17 @@ def test_batches_that_a_topic_refuses_are_refused_before_they_are_compressed(
 ) -> None:
     answer = client.ask(producing("packed", (0, sent), (1, batch(b"good"))), 9)
     assert errors(answer) == [(error, -1), (0, 0)]
+
+
+def test_batches_that_are_too_large_in_the_topic_s_codec_are_refused(client: RawClient) -> None:
+    """Two kilobytes of zstd would otherwise write 60 MiB, and a request of many of them without end."""
+    setting = CreateTopicsRequest.CreatableTopicConfig(name="compression.type", value="uncompressed")
+    topic = CreateTopicsRequest.CreatableTopic(name="bare", num_partitions=1, replication_factor=1, configs=[setting])
+    client.ask(CreateTopicsRequest(topics=[topic]), 7)
+    large, small = bomb("zstd", 60 << 20), bomb("zstd", 900_000)
+    assert errors(client.ask(producing("bare", (0, large)), 9)) == [(ErrorCode.MESSAGE_TOO_LARGE, -1)]
+    assert errors(client.ask(producing("bare", (0, small * 100)), 9)) == [(ErrorCode.MESSAGE_TOO_LARGE, -1)]
+    assert errors(client.ask(producing("bare", (0, small)), 9)) == [(0, 0)], "nothing of the others was written"
 
 
 def test_transactional_batches_stay_transactional() -> None:

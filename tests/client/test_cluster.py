@@ -12,17 +12,23 @@ from kohort.client.admin.transactions import list_transactions
 from kohort.client.net.bootstrap_check import SILENT_MS
 from kohort.client.net.cluster import (
     ANY,
-    LOOKUP_TIMEOUT_MAX_MS,
-    LOOKUP_TIMEOUT_MS,
+    CONTROLLER,
     BrokerById,
     Coordinator,
     parse_address,
 )
 from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.client.net.runtime import Task
+from kohort.client.net.targets import LOOKUP_TIMEOUT_MAX_MS, LOOKUP_TIMEOUT_MS
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.wire.discovery import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
+from kohort.wire.discovery import (
+    ApiVersionsResponse,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
 from kohort.wire.groups import (
     FindCoordinatorResponse,
     HeartbeatRequest,
@@ -433,3 +439,45 @@ def test_transactional_id_is_listed_once_while_its_coordinator_changes() -> None
     world.handlers["ListTransactions"] = lambda message, version: ListTransactionsResponse(transaction_states=[state])
     assert [listing.transactional_id for listing in world.call(list_transactions(world.cluster))] == ["t"]
     assert len(world.sent("ListTransactions")) == 3
+
+
+def test_client_begins_with_the_bootstrap_servers_again_when_a_broker_asks_for_it() -> None:
+    """Source: KIP-1102."""
+    world = VirtualCluster(topics={"a": 1})
+    world.call(world.cluster.refresh_metadata())
+    links, answer, refusals = set(world.open_links), world.handlers["Metadata"], [ErrorCode.REBOOTSTRAP_REQUIRED]
+
+    def refuse_once(message: Any, version: int) -> MetadataResponse:
+        return MetadataResponse(error_code=refusals.pop()) if refusals else answer(message, version)
+
+    world.handlers["Metadata"] = refuse_once
+    task = world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1), channel="other"))
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    world.run(world.runtime.now_ms + 10)
+    assert world.call(world.cluster.refresh_metadata()).brokers
+    assert not links & world.open_links
+    assert isinstance(task.error, ConnectionFailed) and "bootstrap servers again" in str(task.error)
+
+
+def test_client_asks_again_when_a_broker_knows_no_brokers_yet() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    answer, empty = world.handlers["Metadata"], [MetadataResponse(), MetadataResponse()]
+    world.handlers["Metadata"] = lambda message, version: empty.pop() if empty else answer(message, version)
+    assert world.call(world.cluster.refresh_metadata()).brokers
+    empty.append(MetadataResponse())
+    assert world.call(world.cluster.describe_topics(["a"]))["a"].partitions
+
+
+def test_client_asks_again_while_the_cluster_has_no_controller() -> None:
+    world = VirtualCluster()
+    answer, elections = world.handlers["Metadata"], [1]
+    world.handlers["DescribeCluster"] = lambda message, version: DescribeClusterResponse(cluster_id="c")
+
+    def elect(message: Any, version: int) -> MetadataResponse:
+        response = answer(message, version)
+        response.controller_id = elections.pop() - 2 if elections else 1
+        return response
+
+    world.handlers["Metadata"] = elect
+    ask = world.cluster.retrying(lambda: world.cluster.send(DescribeClusterRequest(), CONTROLLER), "ask")
+    assert world.call(ask).cluster_id == "c"

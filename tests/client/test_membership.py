@@ -723,3 +723,20 @@ def test_a_pattern_does_not_find_a_topic_that_another_member_names_and_that_is_n
     """The leader asks for it, forgets it with the next full metadata, and would rebalance the group each time."""
     topics = {"a": TopicInfo("a"), "gone": TopicInfo("gone", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)}
     assert Subscription(pattern=".*").resolve(Metadata(topics=topics), exclude_internal=True) == ("a",)
+
+
+def test_leader_asks_for_creation_of_its_own_topics_only() -> None:
+    """Another member's pattern matched the other topic: when it is deleted, the leader must not bring it back."""
+    trial = Coordinator(metadata_max_age_ms=1000)
+    trial.world.cluster.auto_create_topics = True
+    trial.others["m-2"] = write_subscription(consumer_protocol.ConsumerProtocolSubscription(NEWEST_VERSION, ("b",)))
+    trial.subscribe("a")
+    del trial.world.topics["b"]
+    trial.world.run(5_000)
+    asked = [
+        (request.message.allow_auto_topic_creation, topic.name)
+        for request in trial.world.sent("Metadata")
+        for topic in request.message.topics
+    ]
+    assert {name for create, name in asked if create} == {"a"}
+    assert asked.count((False, "b")) > 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.sender import METADATA_IDLE_MS
+from kohort.errors import TimedOutError
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdResponse
-from tests.client.virtual import VirtualCluster
+from tests.client.virtual import PARK, VirtualCluster
 from tests.client.written_log import carry_out
 
 
@@ -141,3 +144,23 @@ def test_consumer_with_a_pattern_brings_no_deleted_topic_back() -> None:
     core.subscribe(["a"])
     world.call(world.cluster.describe_topics(["a"]))
     assert world.sent("Metadata")[-1].message.allow_auto_topic_creation
+
+
+def test_record_whose_request_is_not_answered_fails_when_its_time_is_over() -> None:
+    """A request that begins shortly before may be answered long after; then its answer changes nothing."""
+    world = World("a")
+    world.send("a")
+    config, runtime = world.core.config, world.cluster.runtime
+    world.cluster.handlers["Produce"] = lambda message, version: PARK
+    began_ms = runtime.now_ms
+    delivery = world.core.send("a", b"x", None, 0, None, (), None)
+    while not delivery.done():
+        world.pass_ms(100)
+    assert runtime.now_ms - began_ms == pytest.approx(config.delivery_timeout_ms, abs=200)
+    with pytest.raises(TimedOutError, match="within 120000 ms, may have been written: .* no answer from"):
+        delivery.result(timeout_ms=0)
+    late = world.cluster.parked_named("Produce")[-1]
+    world.cluster.answer(late, world.produce(late.message, late.version))
+    world.cluster.handlers["Produce"] = world.produce
+    assert world.send("a").result(timeout_ms=0).offset == 0
+    assert delivery.exception(timeout_ms=0) is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort import AsyncProducer, Broker, Consumer, Fault, InvalidInputError, KafkaError, TopicPartition
+from kohort import Admin, AsyncProducer, Broker, Consumer, Fault, InvalidInputError, KafkaError, TopicPartition
 from kohort.client.producer import transactions
 
 
@@ -92,3 +92,71 @@ def test_transaction_whose_offsets_were_cancelled_can_not_be_committed(broker: B
 
     asyncio.run(write())
     assert committed_values(broker.bootstrap_servers, topic, 1) == [b"2"]
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])
+def test_end_of_a_transaction_waits_for_offsets_that_another_task_adds(
+    broker: Broker, topic: str, commits: bool
+) -> None:
+    """The coordinator would take offsets that come after the end into the next transaction."""
+
+    async def write() -> None:
+        held = broker.faults.add(Fault("TxnOffsetCommit", "hold", times=1))
+        async with AsyncProducer(broker.bootstrap_servers, transactional_id=topic) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send(topic, b"1", partition=0)
+            adding = asyncio.create_task(producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, topic))
+            await asyncio.to_thread(held.wait)
+            ending = asyncio.create_task(producer.commit_transaction() if commits else producer.abort_transaction())
+            done, _ = await asyncio.wait([ending], timeout=0.3)
+            assert not done
+            with pytest.raises(InvalidInputError, match="being ended"):
+                await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 8}, topic)
+            held.release()
+            await adding
+            await ending
+            await producer.begin_transaction()
+            await producer.send(topic, b"2", partition=0)
+            await producer.commit_transaction()
+
+    asyncio.run(write())
+    with Admin(broker.bootstrap_servers) as admin:
+        committed = admin.list_consumer_group_offsets(topic).all() if commits else {}
+        assert {part: at.offset for part, at in committed.items()} == ({TopicPartition(topic, 0): 7} if commits else {})
+
+
+@pytest.mark.parametrize("call", ["close", "abort_transaction"])
+def test_transaction_is_not_committed_without_records_that_another_task_drops(
+    broker: Broker, topic: str, call: str
+) -> None:
+    """The commit waits for records on their way, and the other call drops those that wait."""
+
+    async def write() -> None:
+        producer = AsyncProducer(broker.bootstrap_servers, transactional_id=topic, batch_size=0, linger_ms=0)
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        held = broker.faults.add(Fault("Produce", "hold", times=1))
+        first = await producer.send(topic, b"1", partition=0)
+        await asyncio.to_thread(held.wait)
+        second = await producer.send(topic, b"2", partition=0)
+        committing = asyncio.create_task(producer.commit_transaction())
+        await asyncio.sleep(0.1)
+        dropping = asyncio.create_task(getattr(producer, call)())
+        with pytest.raises(KafkaError):
+            await second
+        held.release()
+        await first
+        with pytest.raises(KafkaError):
+            await committing
+        await dropping
+        if call == "close":
+            producer = AsyncProducer(broker.bootstrap_servers, transactional_id=topic)
+            await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send(topic, b"3", partition=0)
+        await producer.commit_transaction()
+        await producer.close()
+
+    asyncio.run(write())
+    assert committed_values(broker.bootstrap_servers, topic, 1) == [b"3"]

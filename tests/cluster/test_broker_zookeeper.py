@@ -171,6 +171,7 @@ def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> Non
     make_topic(broker)
     a = consumer(broker, "g", "a")
     eventually(lambda: set(look.tree(f"{OFFSETS}/g").values()) == {"0"} and len(look.tree(f"{OWNERS}/g")) == 4)
+    eventually(lambda: bool(look.data(f"{OWNERS}/g")))  # the checksum, without which no deletion can be noticed
     broker.kill()
     a.close()
     gone, kept = sorted(look.tree(f"{OFFSETS}/g"))[:2]

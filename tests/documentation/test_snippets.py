@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from kohort import Broker
 from kohort.cli.common import DEFAULT_BOOTSTRAP_SERVER
+from kohort.zookeeper import free_port
 from tests.documentation.notebook import Notebook, NotebookError
 from tests.documentation.snippets import PAGES, ROOT, RUN, Snippet, snippets
 from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW
@@ -44,7 +44,7 @@ class Reader:
         """Runs one block; fails with its place and what it said when it does not end well."""
         code = snippet.code.replace(DEFAULT_BOOTSTRAP_SERVER, self.address)
         if SECOND_SERVER in code:
-            self._second_address = self._second_address or free_address()
+            self._second_address = self._second_address or f"127.0.0.1:{free_port()}"
             code = code.replace(SECOND_SERVER, self._second_address)
         if snippet.word == "prints":
             assert sorted(self.printed.split("\n")) == sorted(code.split("\n")), f"{snippet.place} shows something else"
@@ -127,18 +127,11 @@ class Reader:
         assert not ended, f"what was to stay has ended with {ended}"
 
 
-def free_address() -> str:
-    """A loopback address that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 @contextmanager
 def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
     """A reader, and a broker at the address that the page names, unless the page starts one there itself."""
     if any(snippet.word == "stays" for snippet in snippets(page)):
-        reader = Reader(folder, free_address())
+        reader = Reader(folder, f"127.0.0.1:{free_port()}")
         try:
             yield reader
         finally:

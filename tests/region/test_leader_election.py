@@ -10,6 +10,7 @@ from kohort.region import leader_election
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NobodyServesError
 from kohort.region.server import OverError, RegionLog
+from tests.support.waiting import replace_time
 
 
 class Contested:
@@ -32,7 +33,7 @@ class Contested:
 
 def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(leader_election.time, "monotonic", lambda: now[0])
+    replace_time(monkeypatch, leader_election, monotonic=lambda: now[0])
     place = Contested(now)
     loser = LeaderElection(place, RegionConfig())
     while len(place.tried) < 8:
@@ -48,7 +49,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_elected_leader_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(leader_election.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    replace_time(monkeypatch, leader_election, sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)
     with pytest.raises(OverError):
         LeaderElection(place, RegionConfig()).serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,10 @@ from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.schema_registry import json_values
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
-from kohort.schema_registry.json_values import json_writer
+from kohort.schema_registry.json_values import json_check, json_writer
 from tests.schema_registry.raw_registry import http_answer, raw_registry
 
+DRAFT_3 = "http://json-schema.org/draft-03/schema#"
 PAYMENT = json.dumps(
     {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -116,6 +118,7 @@ def test_schema_that_refers_to_itself_without_an_end_is_refused() -> None:
             {"a": 1},
             id="pattern of draft 4",
         ),
+        pytest.param({"$schema": DRAFT_3, "type": "objekt"}, 1, id="unknown type of draft 3"),
     ],
 )
 def test_schema_that_jsonschema_fails_at_is_refused(schema: Any, value: Any) -> None:
@@ -266,6 +269,88 @@ def test_hostile_pattern_is_searched_in_bounded_time(schema: Any, value: Any) ->
     """Python's engine alone needs hours for each of them."""
     with pytest.raises(InvalidInputError, match="is not of the schema|could take too long"):
         json_writer(json.dumps(schema), 1)(value)
+
+
+def doubling(keyword: str, levels: int = 40) -> dict[str, Any]:
+    """A small schema whose parts are compared 2**levels times, because each refers to the next one twice."""
+    parts = {f"a{level}": {keyword: 2 * [{"$ref": f"#/definitions/a{level + 1}"}]} for level in range(levels)}
+    return {"definitions": {**parts, f"a{levels}": {"type": "string"}}, "$ref": "#/definitions/a0"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        pytest.param(doubling("allOf"), "x", id="references"),
+        pytest.param(doubling("anyOf"), 1, id="references in alternatives"),
+        pytest.param({"items": {"pattern": "^(?=a{0,99}$)"}}, ["a" * 90] * 100_000, id="counted steps of many texts"),
+    ],
+)
+def test_a_check_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, schema: Any, value: Any) -> None:
+    monkeypatch.setattr(json_values, "CHECK_CPU_S", 0.5)
+    check = json_check(json.dumps(schema))
+    with pytest.raises(InvalidInputError, match=r"more than 0.5 s of processor time"):
+        check(value)
+    assert json_check("{}")(value) is None, "the next check has a time of its own"
+
+
+def test_a_pattern_of_many_instructions_is_not_searched_for_in_long_texts() -> None:
+    """RE2 takes 14 s for this one where each state has hundreds of places, and can't be stopped."""
+    check = json_check(json.dumps({"pattern": "(?:a{0,100}){10}b"}))
+    check("a" * 10_000 + "b")
+    with pytest.raises(InvalidInputError, match="could take too long for a text of 1000000 characters"):
+        check("a" * 1_000_000)
+    json_check(json.dumps({"pattern": "^[a-z]+$"}))("a" * 1_000_000)
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "type"])
+def test_errors_of_alternatives_are_not_kept(keyword: str) -> None:
+    """The text of each has the value in it: 2,000 of them took 400 MB for this one."""
+    branches = [{"type": "integer", "title": f"branch {number}"} for number in range(2_000)]
+    check = json_check(json.dumps({keyword: branches, **({"$schema": DRAFT_3} if keyword == "type" else {})}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="is not of the schema"):
+            check("x" * 200_000)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_valid"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"minimum": 5}]}, 3, True),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 5}]}, 7, False),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 5}]}, 1.5, False),
+        ({"anyOf": [{"type": "integer"}, {"minimum": 5}]}, 7, True),
+        ({"uniqueItems": True}, [1, True, "1", None, [1], {"a": 1}, 1.5, 10**400, "null", 0, False, ""], True),
+        ({"uniqueItems": True}, [{"a": [1, {}]}, {"a": [1.0, {}]}], False),
+        ({"uniqueItems": True}, [10**22, 1e22], False),
+        ({"uniqueItems": False}, [1, 1], True),
+        ({"$schema": DRAFT_3, "type": ["string", {"minimum": 5}]}, 7, True),
+        ({"$schema": DRAFT_3, "type": ["string", {"minimum": 5}]}, 4, False),
+        ({"$schema": DRAFT_3, "disallow": "string"}, "x", False),
+    ],
+    ids=str,
+)
+def test_keywords_of_our_own_decide_as_jsonschema_does(schema: Any, value: Any, is_valid: bool) -> None:
+    from jsonschema.validators import validator_for
+
+    assert validator_for(schema)(schema).is_valid(value) is is_valid
+    try:
+        json_check(json.dumps(schema))(value)
+    except InvalidInputError:
+        assert not is_valid
+    else:
+        assert is_valid
+
+
+def test_unique_items_are_compared_in_one_pass() -> None:
+    """The library compares every pair of 20,000 objects: minutes."""
+    check = json_check('{"uniqueItems": true}')
+    check([{"id": number} for number in range(20_000)])
+    with pytest.raises(InvalidInputError, match="is not of the schema"):
+        check([{"id": number % 19_999} for number in range(20_000)])
 
 
 @pytest.mark.parametrize(

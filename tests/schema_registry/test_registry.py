@@ -25,6 +25,7 @@ from kohort.errors import (
 from kohort.schema_registry import registry as client
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from tests.schema_registry.raw_registry import http_answer, raw_registry
+from tests.support.waiting import replace_time
 
 PAYMENT = json.dumps(
     {
@@ -455,8 +456,11 @@ def test_expired_failures_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_ids_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000.0]
     monkeypatch.setattr(client, "UNKNOWN_PER_S", 5)
-    monkeypatch.setattr(client.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(client.time, "sleep", lambda wait_s: clock.__setitem__(0, clock[0] + wait_s))
+
+    def sleep(wait_s: float) -> None:
+        clock[0] += wait_s
+
+    replace_time(monkeypatch, client, monotonic=lambda: clock[0], sleep=sleep)
     with raw_registry(NOT_FOUND) as server:
         registry = SchemaRegistry(server.url)
         registry.prepare(value_of(number) for number in range(20))

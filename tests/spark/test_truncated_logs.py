@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.errors import OffsetError
+from kohort.zookeeper import free_port
 
 __all__ = ["own_signals"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -30,10 +30,7 @@ class Cluster:
     """A broker that starts again at its address, from an earlier copy of its data."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.servers = f"127.0.0.1:{free.getsockname()[1]}"
+        self.folder, self.servers = folder, f"127.0.0.1:{free_port()}"
 
     @contextmanager
     def running(self) -> Iterator[None]:

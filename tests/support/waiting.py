@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +51,8 @@ def until(
             story = f"; {last}; now {seen}" if moves is not None else ""
             raise AssertionError(f"did not happen within {timeout_s:g} s: {what}{story}")
         time.sleep(LOOK_S)
+
+
+def replace_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]) -> None:
+    """Replace functions of `time` in one module, not in the threads of others, whose waits would move the clock."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | functions))

@@ -194,6 +194,17 @@ def test_snappy_that_states_more_than_it_can_hold_takes_no_memory(stated: int) -
         tracemalloc.stop()
 
 
+def test_snappy_of_many_empty_blocks_takes_no_memory_for_each() -> None:
+    """Each has five bytes, and a response of a hostile broker may have 50 MiB of them."""
+    framed = bytes(compress(CODECS["snappy"], b"a"))[:16] + 20_000 * (struct.pack(">i", 1) + b"\0")
+    tracemalloc.start()
+    try:
+        assert len(decompress(CODECS["snappy"], framed, 1 << 20)) == 0
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_header_is_61_bytes() -> None:
     batch = build_batch([BatchRecord(0, 0, None, b"")])
     assert len(batch) == HEADER_SIZE + 7

@@ -32,9 +32,10 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.store import LogStore
-from kohort.log.validator import CheckedBatches
+from kohort.log.validator import BATCHES_MAX, CheckedBatches
 
 __all__ = [
+    "BATCHES_MAX",
     "COMPRESSIONS",
     "DECOMPRESSED_RATIO",
     "EARLIEST",

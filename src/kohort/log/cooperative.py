@@ -11,6 +11,8 @@ _LOOP_BATCH_MAX: Final = 256 << 10
 _LOOP_COMPRESSED_MAX: Final = 64 << 10
 """Larger compressed batches go to a worker thread at once."""
 _WALKED_PER_DECOMPRESSED: Final = 4
+_BATCH_COST: Final = 256
+"""What a batch costs beside its records, as decompressed bytes: a request may have a batch for each 74 bytes."""
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
@@ -68,7 +70,7 @@ class LoopBudget:
             TooMuchForLoopError: the batch is left to a worker thread.
         """
         if codec == 0:
-            self.left -= size // _WALKED_PER_DECOMPRESSED
+            self.left -= _BATCH_COST + size // _WALKED_PER_DECOMPRESSED
             if self.left < 0:
                 raise TooMuchForLoopError
             return size

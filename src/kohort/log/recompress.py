@@ -8,9 +8,10 @@ from kohort.errors import CorruptDataError
 from kohort.log.config import COMPRESSIONS, PRODUCER, LogConfig
 from kohort.log.filesystem import ReadBuffer
 from kohort.log.validator import BatchValidator, CheckedBatches
-from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
+from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, parse_header
 from kohort.wire.checksum import crc32c
 from kohort.wire.compression import compress, decompress
+from kohort.wire.schema import Buffer
 
 _LENGTH_AT, _LENGTH_OVERHEAD = 8, 12
 _CRC_AT, _CRC_FROM = 17, 21
@@ -39,7 +40,7 @@ def prepare_batches(validator: BatchValidator, batches: ReadBuffer, config: LogC
     data, headers = validator.validate(batches, now_ms)
     if config.compression_type == PRODUCER or is_as_wanted(data, config):
         return data, headers
-    recompressed = recompress(data, config)
+    recompressed = _recompress(data, config, validator)
     return recompressed, validator.split(recompressed)
 
 
@@ -52,33 +53,45 @@ def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:
     return first.size >= len(batches) and first.compression == COMPRESSIONS[config.compression_type]
 
 
-def recompress(batches: ReadBuffer, config: LogConfig) -> bytes:
+def _recompress(batches: ReadBuffer, config: LogConfig, validator: BatchValidator) -> bytes:
     """Recompress each batch with another codec. Everything else stays, including offsets and timestamps.
 
-    Args:
-        batches: complete batches, back to back, with valid checksums.
-        config: the topic's configuration.
+    A batch of two kilobytes can stand for a hundred megabytes. Each recompressed batch is therefore as small as a
+    produced one has to be. All together have at most the size of one more than was sent.
 
     Raises:
+        KafkaError: MESSAGE_TOO_LARGE: the batches are larger in the topic's codec.
         CorruptDataError: a batch does not decompress, or decompresses to more than a reader accepts.
     """
     codec, level = compression_of(config)
-    view, parts, at = memoryview(batches), [], 0
+    view, at = memoryview(batches), 0
+    parts: list[Buffer] = []
+    left = len(view) + config.max_message_bytes
     while at < len(view):
         header = parse_header(view, at)
         batch = view[at : at + header.size]
         at += header.size
-        parts.append(bytes(batch) if header.compression == codec else _in_codec(batch, codec, level))
+        if header.compression == codec:
+            parts.append(batch)
+        else:
+            body = _body_in_codec(batch, header, codec, level)
+            size = HEADER_SIZE + len(body)
+            validator.check_recompressed(size, left)
+            parts.append(_with_body(batch, header, codec, body))
+        left -= len(parts[-1])
     return b"".join(parts)
 
 
-def _in_codec(batch: memoryview, codec: int, level: int | None) -> bytearray:
-    header = parse_header(batch)
-    body: ReadBuffer = batch[HEADER_SIZE:]
+def _body_in_codec(batch: memoryview, header: BatchHeader, codec: int, level: int | None) -> Buffer:
+    body: Buffer = batch[HEADER_SIZE:]
     if header.compression:
         body = decompress(header.compression, body, RECORDS_BYTES_MAX)
+    return compress(codec, body, level)
+
+
+def _with_body(batch: memoryview, header: BatchHeader, codec: int, body: Buffer) -> bytearray:
     made = bytearray(batch[:HEADER_SIZE])
-    made += compress(codec, body, level)
+    made += body
     struct.pack_into(">i", made, _LENGTH_AT, len(made) - _LENGTH_OVERHEAD)
     struct.pack_into(">h", made, _CRC_FROM, header.attributes & ~_CODEC_MASK | codec)
     struct.pack_into(">I", made, _CRC_AT, crc32c(memoryview(made)[_CRC_FROM:]))

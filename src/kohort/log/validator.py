@@ -48,6 +48,8 @@ _JOURNALS: Final = ("__consumer_offsets", "__transaction_state")
 """Internal topics, which admin clients may write to. A coordinator reads them on the event loop, batch by batch."""
 _DECOMPRESSED_MIN: Final = 1 << 20
 """The decompressed size that every batch may have, also where `max.message.bytes` is tiny."""
+BATCHES_MAX: Final = 1_000
+"""The most batches of one partition in a request. Kafka takes one. Each costs some microseconds of the event loop."""
 _PARTS_MAX = 512
 """The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 
@@ -185,7 +187,7 @@ class BatchValidator:
         headers: list[BatchHeader] = []
         parts: list[ReadBuffer] = []
         at, changed = 0, False
-        for header in self.split(batches):
+        for header in self.split(batches, BATCHES_MAX):
             batch = view[at : at + header.size]
             data, found = self.validate(batch, now_ms, budget)
             headers += found
@@ -194,11 +196,16 @@ class BatchValidator:
             at += header.size
         return bytearray().join(parts) if changed else batches, headers
 
-    def split(self, batches: ReadBuffer) -> Sequence[BatchHeader]:
+    def split(self, batches: ReadBuffer, most: int | None = None) -> Sequence[BatchHeader]:
         """Return the headers of batches that lie back to back.
+
+        Args:
+            batches: the batches.
+            most: how many there may be; None: any number.
 
         Raises:
             CorruptDataError: the batches do not fill the buffer.
+            InvalidInputError: INVALID_RECORD: there are more.
         """
         headers: list[BatchHeader] = []
         at, end = 0, len(batches)
@@ -208,7 +215,23 @@ class BatchValidator:
                 raise self._corrupt(f"a batch says {header.size} bytes, {end - at} are there")
             headers.append(header)
             at += header.size
+            if len(headers) == most and at < end:
+                raise self._error(ErrorCode.INVALID_RECORD, f"more than {most} batches in one request")
         return headers
+
+    def check_recompressed(self, size: int, left: int) -> None:
+        """Refuse a batch that is too large in the topic's codec, as Kafka does.
+
+        Args:
+            size: its bytes.
+            left: the bytes that the rest of its request may have.
+
+        Raises:
+            InvalidInputError: MESSAGE_TOO_LARGE.
+        """
+        if size > self._largest or size > left:
+            text = f"a batch of {size} bytes in the topic's codec, the limit (max.message.bytes) is {self._largest}"
+            raise self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
 
     def _refusal(self, header: BatchHeader) -> KafkaError:
         """Return the error of the check in `validate` that failed."""

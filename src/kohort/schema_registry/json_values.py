@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import json  # not msgspec, without which clients start
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import urljoin
@@ -72,7 +75,7 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
     """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
 
     References within the schema, and to those that it is given, are followed. Nothing is fetched. `format` is not
-    checked. Patterns are searched in bounded time.
+    checked. A check takes `CHECK_CPU_S` at most, whatever the schema is.
 
     Args:
         text: the schema.
@@ -83,7 +86,8 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
         InvalidInputError: the schema is invalid, or jsonschema is not installed.
     """
     try:
-        from jsonschema import Draft7Validator, SchemaError
+        from jsonschema import Draft7Validator
+        from jsonschema.exceptions import UnknownType
         from jsonschema.validators import validator_for
         from jsonschema_specifications import REGISTRY
         from referencing.exceptions import Unresolvable
@@ -94,10 +98,11 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
     try:
         schema = json.loads(text)
         kind = validator_for(schema, default=Draft7Validator)
-        kind.check_schema(schema)
+        with limited_time():
+            _check_schema(kind, schema)
         known = REGISTRY.with_resources(_referenced_schemas(schema, imports))  # the default fetches references by HTTP
-    except SchemaError as error:
-        raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}") from None
+    except InvalidInputError:
+        raise
     except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
     validator = bounded(kind)(schema, registry=known)
@@ -107,20 +112,38 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
         try:
             for pattern in unseen:
                 refuse_slow(pattern, longest_name(value))
-            error = next(validator.iter_errors(value), None)
+            with limited_time():
+                error = next(validator.iter_errors(value), None)
         except Unresolvable as missing:
             raise InvalidInputError(
                 f"the schema refers to {missing.ref[:_REASON_MAX]}, which it does not have: nothing is fetched"
             ) from None
+        except InvalidInputError:
+            raise
         except RecursionError:
             raise InvalidInputError("the schema refers to itself without an end, or the value is too deep") from None
-        except _ODD_SCHEMA as odd:
+        except (UnknownType, *_ODD_SCHEMA) as odd:
             text = f"{type(odd).__name__}: {str(odd)[:_REASON_MAX]}"
             raise InvalidInputError(f"the value can't be compared with the schema: {text}") from None
         if error is not None:
             raise InvalidInputError(f"the value is not of the schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 
     return check_value
+
+
+def _check_schema(kind: Any, schema: Any) -> None:
+    """Compare a schema with the schema of its draft, as `check_schema` of jsonschema does, in bounded time.
+
+    Raises:
+        InvalidInputError: the schema is invalid.
+    """
+    from jsonschema.validators import validator_for
+
+    meta = validator_for(kind.META_SCHEMA, default=kind)
+    validator = bounded(meta)(kind.META_SCHEMA, format_checker=meta.FORMAT_CHECKER)
+    error = next(validator.iter_errors(schema), None)
+    if error is not None:
+        raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}")
 
 
 def _referenced_schemas(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
@@ -133,6 +156,40 @@ def _referenced_schemas(schema: Any, imports: tuple[tuple[str, str], ...]) -> li
     base = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
     bases = [*([base] if isinstance(base, str) else []), *(name for name, _ in own)]
     return [(urljoin(base, name), resource) for base in bases for name, resource in found] + own
+
+
+# -- The time of a check
+#
+# A schema of 30 definitions, each of which refers to the next one twice, takes jsonschema hours for any value. The
+# number of parts that are compared is not known before, so the processor time of the thread counts.
+
+CHECK_CPU_S = 10.0
+"""The most processor time for one value. A megabyte of 200,000 numbers takes about two seconds."""
+_time = threading.local()
+
+
+@contextmanager
+def limited_time() -> Iterator[None]:
+    """Limit the time of what jsonschema does in this block: `refuse_late` raises after it."""
+    _time.ends_s = time.thread_time() + CHECK_CPU_S
+    try:
+        yield
+    finally:
+        _time.ends_s = None
+
+
+def refuse_late() -> None:
+    """End a check that has taken its time.
+
+    Raises:
+        InvalidInputError: it has.
+    """
+    ends_s = getattr(_time, "ends_s", None)
+    if ends_s is not None and time.thread_time() > ends_s:
+        raise InvalidInputError(
+            f"the check took more than {CHECK_CPU_S:g} s of processor time: the schema refers to its parts too often, "
+            "or the value is too large for it"
+        )
 
 
 # -- Patterns of a JSON Schema, which come from the registry: each search takes a bounded time
@@ -149,6 +206,8 @@ PATTERNS_KEPT = 128
 """The most compiled patterns, of 512 KiB each: 64 MiB in all."""
 STEPS_MAX = 10_000_000
 """The most steps of Python's engine for one text: about a third of a second."""
+RE2_STEPS_MAX = 1_000_000_000
+"""The most instructions of a pattern times characters of a text for RE2: 7 s, where its states do not fit in memory."""
 _SHOWN_MAX = 100
 _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
 
@@ -166,11 +225,11 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
     if engine is not None:
         escaped = _UNICODE_ESCAPE.sub(lambda found: found[1] or rf"\x{{{found[2]}}}", pattern)
         try:
-            search = engine.compile(escaped, bounded_options(engine)).search
+            found = engine.compile(escaped, bounded_options(engine))
         except (engine.error, UnicodeEncodeError):
             pass  # Python's engine may know it, or have the memory for it
         else:
-            return lambda text: search(text) is not None
+            return _re2_searcher(pattern, found)
     compiled = re.compile(pattern)
 
     def search_counted(text: str) -> bool:
@@ -180,14 +239,34 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
     return search_counted
 
 
+def _re2_searcher(pattern: str, compiled: Any) -> Callable[[str], bool]:
+    chars_max = RE2_STEPS_MAX // max(1, compiled.programsize, compiled.reverseprogramsize)
+
+    def search_bounded(text: str) -> bool:
+        if len(text) > chars_max:
+            raise InvalidInputError(
+                f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {len(text)} "
+                f"characters: it is of a size that is searched for in {chars_max}"
+            )
+        return compiled.search(text) is not None
+
+    return search_bounded
+
+
+def _shortened(pattern: str) -> str:
+    return pattern if len(pattern) <= _SHOWN_MAX else f"{pattern[:_SHOWN_MAX]}…"
+
+
 def has_match(pattern: str, text: str) -> bool:
     """Return whether a text has a match of a schema's pattern.
 
     Raises:
-        InvalidInputError: the search could take too long.
+        InvalidInputError: the search could take too long, or the check has.
         re.error: the pattern is malformed.
     """
-    return _searcher(pattern)(text)
+    found = _searcher(pattern)(text)
+    refuse_late()
+    return found
 
 
 def refuse_slow(pattern: str, length: int) -> None:
@@ -197,10 +276,10 @@ def refuse_slow(pattern: str, length: int) -> None:
         InvalidInputError: it could take more than `STEPS_MAX` steps.
     """
     if steps(pattern, length) > STEPS_MAX:
-        shown = pattern if len(pattern) <= _SHOWN_MAX else f"{pattern[:_SHOWN_MAX]}…"
         raise InvalidInputError(
-            f"the schema's pattern {shown!r} could take too long for a text of {length} characters: RE2 can't search "
-            "for it, because of a lookaround or a back reference, and repetitions within repetitions are bounded"
+            f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {length} characters: RE2 "
+            "can't search for it, because of a lookaround or a back reference, and repetitions within repetitions are "
+            "bounded"
         )
 
 
@@ -264,24 +343,31 @@ def _repeat(low: int, high: int, body: tuple[int, int]) -> tuple[int, int]:
     return _bounded(max(1, total)), _bounded(tried)
 
 
-# -- The keywords of a schema that have patterns
+# -- The keywords of a schema whose work has to be bounded
 
 
 @cache
 def bounded(kind: Any) -> Any:
-    """Return a validator class of jsonschema whose patterns are searched in bounded time."""
+    """Return a validator class of jsonschema whose checks take bounded time and memory."""
     from jsonschema.validators import extend
 
     keywords = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
+        "anyOf": _any_of,
+        "oneOf": _one_of,
+        "uniqueItems": _unique_items,
     }
+    keywords = {name: check for name, check in keywords.items() if name in kind.VALIDATORS}
+    if "disallow" in kind.VALIDATORS:
+        keywords["type"] = _type_of_draft_3
     made = extend(kind, keywords)
     evolve = made.evolve
 
     def evolve_bounded(validator: Any, **changes: Any) -> Any:
-        """A part of a schema that names a draft of its own gets that draft's validator: bound this one too."""
+        """Bound the validator of one part of a schema, which may name a draft of its own."""
+        refuse_late()
         found = evolve(validator, **changes)
         if isinstance(found, made):
             return found
@@ -323,6 +409,63 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
             yield from validator.descend(value[name], allowed, path=name)
     elif not allowed and more:
         yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, more))}")
+
+
+def _any_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare as jsonschema does, without its list of errors: each of them has the value in its text."""
+    from jsonschema import ValidationError
+
+    del schema
+    if all(next(validator.descend(value, part), None) is not None for part in schemas):
+        yield ValidationError(f"{value!r} is not valid under any of the given schemas")
+
+
+def _one_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare as jsonschema does, without its list of errors."""
+    from jsonschema import ValidationError
+
+    del schema
+    valid = sum(next(validator.descend(value, part), None) is None for part in schemas)
+    if valid != 1:
+        what = "is valid under more than one" if valid else "is not valid under any"
+        yield ValidationError(f"{value!r} {what} of the given schemas")
+
+
+def _type_of_draft_3(validator: Any, types: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare as jsonschema does, without its list of errors. In draft 3 a type may be a schema."""
+    from jsonschema import ValidationError
+
+    del schema
+    for kind in types if isinstance(types, list) else [types]:
+        if isinstance(kind, dict):
+            if next(validator.descend(value, kind), None) is None:
+                return
+        elif validator.is_type(value, kind):
+            return
+    yield ValidationError(f"{value!r} is of none of the types")
+
+
+def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare in one pass: jsonschema compares each pair of objects, which takes minutes for 10,000 of them."""
+    from jsonschema import ValidationError
+
+    del schema
+    if wanted and validator.is_type(value, "array") and len({_identity(part) for part in value}) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
+
+
+def _identity(value: Any) -> Hashable:
+    """Return what equal JSON values have in common: 1 and 1.0 are equal, 1 and true are not.
+
+    Numbers become text, because others can choose numbers of equal hashes.
+    """
+    if isinstance(value, dict):
+        return "object", frozenset((name, _identity(part)) for name, part in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(_identity, value))
+    if isinstance(value, bool | str | None):
+        return type(value), value
+    return "number", f"{int(value):x}" if value == value // 1 else repr(value)
 
 
 def unseen_patterns(schemas: Iterable[Any]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
@@ -199,8 +200,18 @@ def _snappy(data: memoryview, limit: int, scratch: bytearray | None) -> memoryvi
     if bytes(data[:8]) != _XERIAL_MAGIC:
         out = _room_in(scratch, _snappy_length(data, limit))
         return out[: _snappy_into(data, out)]
-    blocks = []
-    total = 0
+    total = sum(size for _, size in _xerial_blocks(data, limit))
+    joined = _room_in(scratch, total)
+    start = 0
+    for block, size in _xerial_blocks(data, limit):
+        if _snappy_into(block, joined[start : start + size]) != size:
+            raise CodecError("snappy: a block is shorter than it states")
+        start += size
+    return joined
+
+
+def _xerial_blocks(data: memoryview, limit: int) -> Iterator[tuple[memoryview, int]]:
+    """Yield the blocks and the sizes that they state. A list of them can take fifty times the memory of the data."""
     at = len(_XERIAL_HEADER)
     while at < len(data):
         if at + 4 > len(data):
@@ -210,15 +221,10 @@ def _snappy(data: memoryview, limit: int, scratch: bytearray | None) -> memoryvi
         if length < 0 or at + length > len(data):
             raise CodecError("snappy: a block runs past the batch")
         block = data[at : at + length]
-        size = _snappy_length(block, limit - total)
-        blocks.append((block, total, size))
-        total += size
+        size = _snappy_length(block, limit)
+        yield block, size
+        limit -= size
         at += length
-    joined = _room_in(scratch, total)
-    for block, start, size in blocks:
-        if _snappy_into(block, joined[start : start + size]) != size:
-            raise CodecError("snappy: a block is shorter than it states")
-    return joined
 
 
 def _snappy_length(block: memoryview, limit: int) -> int:

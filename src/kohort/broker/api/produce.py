@@ -22,7 +22,15 @@ from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import AclOperation, TopicPartition
-from kohort.log import PRODUCER, CheckedBatches, LoopBudget, PartitionLog, TooMuchForLoopError, is_as_wanted
+from kohort.log import (
+    BATCHES_MAX,
+    PRODUCER,
+    CheckedBatches,
+    LoopBudget,
+    PartitionLog,
+    TooMuchForLoopError,
+    is_as_wanted,
+)
 from kohort.wire.batch import HEADER_SIZE, TRANSACTIONAL, parse_header
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.schema import Buffer
@@ -200,7 +208,8 @@ def _is_transactional(records: Buffer) -> bool:
 def _check_same_producer(records: Buffer) -> None:
     """Reject batches of several producers, or of which only some are transactional.
 
-    Rights and transactions are checked by the first batch. Kafka's producers send only one.
+    Rights and transactions are checked by the first batch. Kafka's producers send only one. Batches beyond the
+    `BATCHES_MAX` of a request are left to the validator, which refuses them.
 
     Raises:
         KafkaError: the batches differ, or a header is damaged.
@@ -209,7 +218,9 @@ def _check_same_producer(records: Buffer) -> None:
         return  # one batch, as nearly always, or a damaged one
     first = parse_header(records)
     at = first.size
-    while at + HEADER_SIZE <= len(records):
+    for _ in range(BATCHES_MAX):
+        if at + HEADER_SIZE > len(records):
+            return
         header = parse_header(records, at)
         same_producer = (header.producer_id, header.producer_epoch) == (first.producer_id, first.producer_epoch)
         if not same_producer or header.is_transactional != first.is_transactional:

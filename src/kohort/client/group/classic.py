@@ -234,7 +234,10 @@ class ClassicProtocol:
         if self._subscription.pattern is not None:
             self._cluster.want_topics(self._owner, None)
         else:
-            self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
+            mine, watched = self._subscription.topics, self._watched or frozenset()
+            # Other members' patterns may have matched a topic. The leader must not bring it back when it is deleted.
+            self._cluster.never_created = watched.difference(mine)
+            self._cluster.want_topics(self._owner, watched.union(mine))
 
 
 def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:

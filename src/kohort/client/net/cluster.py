@@ -45,6 +45,7 @@ from kohort.client.net.targets import (
     ANY_COORDINATOR,
     CONTROLLER,
     GROUP,
+    LOOKUP_TIMEOUT_MS,
     TRANSACTION,
     AnyCoordinator,
     AnyNode,
@@ -52,6 +53,7 @@ from kohort.client.net.targets import (
     BrokerById,
     Controller,
     Coordinator,
+    EscalatingTimeout,
     Leader,
     Target,
     parse_address,
@@ -93,34 +95,9 @@ JOURNAL_TOPIC = "__kohort_groups"
 COORDINATOR_LIST_MAX_AGE_MS = 10_000
 """A look-up also refreshes a list of coordinators older than this; a new coordinator may be unknown for that long."""
 
-LOOKUP_TIMEOUT_MS = 3_000
-"""Wait this long for a node when another one could answer as well; the node may be stalled."""
-
-LOOKUP_TIMEOUT_MAX_MS = 30_000
-"""Kafka's own default request timeout (30 s): no broker needs longer for a request that it answers from memory. A
-longer `request_timeout_ms` is meant for slow requests."""
-
 GROUP_CONNECT_TIMEOUT_MS = 1_500
 """Look a coordinator up again when it can't be connected within this time. Another coordinator may own its groups by
 now. Longer than the backoff after a refused connection."""
-
-
-class EscalatingTimeout:
-    """The time limit for a request that other nodes could answer as well.
-
-    The limit doubles after each timeout, because all nodes may be slow, but not after a refusal. Send the request
-    inside its `with` block.
-    """
-
-    def __init__(self) -> None:
-        self.ms = LOOKUP_TIMEOUT_MS
-
-    def __enter__(self) -> int:
-        return self.ms
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None and issubclass(kind, TimedOutError):
-            self.ms = min(2 * self.ms, LOOKUP_TIMEOUT_MAX_MS)
 
 
 def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
@@ -343,6 +320,7 @@ class Cluster:
         runtime: Steps the coroutines; its `spawn` and `sleep` are the only ways to start and to wait.
         bootstrap: The addresses given.
         metadata: The known brokers and topics; read it freely, it changes only between steps.
+        never_created: Topics that no refresh creates, whatever `auto_create_topics` says.
         connections: The connections; drivers and metrics read it, everything else uses `send`.
     """
 
@@ -356,6 +334,7 @@ class Cluster:
         self.metadata = Metadata()
         self.closed = False
         self.auto_create_topics = False
+        self.never_created: frozenset[str] = frozenset()
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
         if not self.bootstrap:
             raise InvalidInputError("bootstrap.servers names no broker; write HOST:PORT")
@@ -669,7 +648,7 @@ class Cluster:
         if self.metadata.controller not in self.metadata.brokers:
             await self.refresh_metadata(limit)
         if self.metadata.controller not in self.metadata.brokers:
-            raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
+            raise RetriableError("the cluster names no controller", ErrorCode.BROKER_NOT_AVAILABLE)
         return self.metadata.controller
 
     async def _any_connection(self, to: AnyNode | AnyCoordinator, channel: str, limit: float) -> BrokerConnection:
@@ -713,7 +692,10 @@ class Cluster:
         return max(0.0, min(self.connections.health(at).retry_at_ms for _, at in self._nodes(to)) - self.runtime.now_ms)
 
     def _rebootstrap(self) -> None:
-        """Forget the brokers, whose addresses are outdated, and start from the bootstrap servers again. KIP-1242."""
+        """Forget the brokers, whose addresses are outdated, and start from the bootstrap servers again.
+
+        Source: KIP-1102, KIP-1242.
+        """
         self.metadata.forget_brokers()
         self._coordinators.forget_all()
         self.request_metadata()
@@ -764,12 +746,30 @@ class Cluster:
     async def _ask_metadata(
         self, topics: list[str] | None, escalating: EscalatingTimeout | None = None, create: bool = False
     ) -> None:
+        """Ask for topics, and merge the response. Those that no request may create are asked for by another request."""
+        may_create, kept = create or self.auto_create_topics, frozenset[str]()
+        if topics and may_create and not create:
+            kept = self.never_created.intersection(topics)
+        if topics and kept:
+            await self._ask_metadata_once(sorted(kept), escalating, False)
+            if kept.issuperset(topics):
+                return
+            topics = [topic for topic in topics if topic not in kept]
+        await self._ask_metadata_once(topics, escalating, may_create)
+
+    async def _ask_metadata_once(
+        self, topics: list[str] | None, escalating: EscalatingTimeout | None, create: bool
+    ) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=named, allow_auto_topic_creation=create or self.auto_create_topics)
+        request = MetadataRequest(topics=named, allow_auto_topic_creation=create)
         with nullcontext(self.config.request_timeout_ms) if escalating is None else escalating as most_ms:
             answer = await self.send(request, ANY, timeout_ms=min(most_ms, self.config.request_timeout_ms))
+        if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            self._rebootstrap()
+            self.connections.close_all(reason := "the broker asks to begin with the bootstrap servers again")
+            raise ConnectionFailed(reason)
         if not answer.brokers:
-            raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
+            raise RetriableError("the broker knows no brokers yet", ErrorCode.BROKER_NOT_AVAILABLE)
         self._merge(answer, topics)
 
     def _merge(self, answer: MetadataResponse, asked: Iterable[str] | None) -> None:

@@ -464,11 +464,11 @@ class BrokerConnections:
                 self._commands.append(CloseConnection(link.id))
                 self._forget_connection(link, "idle", failed=False)
 
-    def close_all(self) -> None:
-        """Close every connection."""
+    def close_all(self, reason: str = "the client was closed") -> None:
+        """Close every connection; requests in flight fail with this reason."""
         for link in list(self._links.values()):
             self._commands.append(CloseConnection(link.id))
-            self._forget_connection(link, "the client was closed", failed=False)
+            self._forget_connection(link, reason, failed=False)
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row: exponential, with 20 % jitter."""

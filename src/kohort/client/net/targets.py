@@ -1,4 +1,4 @@
-"""Targets of requests, and their versions. Values only."""
+"""Targets of requests, their versions, and the time limit where several targets would do. Values only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,37 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kohort.client.net.connection import Address, BrokerConnection
-from kohort.errors import ErrorCode, InvalidInputError, error_for
+from kohort.errors import ErrorCode, InvalidInputError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.message import Message, RequestMessage
 
 R = TypeVar("R", bound=Message)
+
+
+LOOKUP_TIMEOUT_MS = 3_000
+"""Wait this long for a node when another one could answer as well; the node may be stalled."""
+
+LOOKUP_TIMEOUT_MAX_MS = 30_000
+"""Kafka's own default request timeout (30 s): no broker needs longer for a request that it answers from memory. A
+longer `request_timeout_ms` is meant for slow requests."""
+
+
+class EscalatingTimeout:
+    """The time limit for a request that other nodes could answer as well.
+
+    The limit doubles after each timeout, because all nodes may be slow, but not after a refusal. Send the request
+    inside its `with` block.
+    """
+
+    def __init__(self) -> None:
+        self.ms = LOOKUP_TIMEOUT_MS
+
+    def __enter__(self) -> int:
+        return self.ms
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and issubclass(kind, TimedOutError):
+            self.ms = min(2 * self.ms, LOOKUP_TIMEOUT_MAX_MS)
 
 
 @dataclass(frozen=True, slots=True)

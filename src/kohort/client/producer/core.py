@@ -279,7 +279,9 @@ class ProducerCore:
         return await self._need_transactions().send_offsets_of(members)
 
     async def commit_transaction(self) -> None:
-        """Deliver everything and commit. Records that another thread or task sends meanwhile are refused.
+        """Deliver everything and commit, after the calls of other threads or tasks that add offsets.
+
+        Records and offsets that they give meanwhile are refused.
 
         Raises:
             TimedOutError: No response within `max_block_ms`: commit again to learn how the transaction ended.
@@ -288,6 +290,7 @@ class ProducerCore:
         """
         transactions = self._need_transactions()
         with transactions.refusing_records():
+            await transactions.offsets_added()
             await self.accumulator.flush(None)
             await transactions.end_transaction(commit=True)
 
@@ -302,6 +305,7 @@ class ProducerCore:
         with transactions.refusing_records():
             if transactions.state in (TxnState.OPEN, TxnState.FAILED):
                 self._drop()
+            await transactions.offsets_added()
             await self.accumulator.flush(None)
             await transactions.end_transaction(commit=False)
 
@@ -327,7 +331,7 @@ class ProducerCore:
             await self.accumulator.flush(None if timeout_ms is None else timeout_ms * _SETTLE)
             left_ms = self.config.max_block_ms if until_ms is None else max(0.0, until_ms - runtime.now_ms)
             with contextlib.suppress(KafkaError):  # the coordinator aborts it after its timeout
-                await runtime.within(transactions.end_transaction(commit=False), left_ms, "abort at close")
+                await runtime.within(transactions.abort_at_close(), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
         self.fail_records()

@@ -299,6 +299,8 @@ class Sender:
                 for queue in self.accumulator.queues.values():
                     if not queue.idle:
                         wait = min(wait, self._collect(queue, parcels, now_ms))
+                    if queue.in_flight:
+                        wait = min(wait, queue.in_flight[0].created_ms + self.config.delivery_timeout_ms - now_ms)
             if not parcels:
                 return max(1.0, wait)
             for parcel in parcels.values():
@@ -406,7 +408,8 @@ class Sender:
             if self.config.acks_number == 0:
                 await self.cluster.post(request, node, channel=channel)
                 for batch in parcel.batches:
-                    self._delivered(batch, -1, -1)
+                    if batch in self.accumulator.queues[batch.partition].in_flight:
+                        self._delivered(batch, -1, -1)
             else:
                 self._answered(
                     parcel, await self.cluster.send(request, node, channel=channel, leaving=mark_batches_sent)
@@ -462,7 +465,7 @@ class Sender:
         for batch in parcel.batches:
             part = partitions.get(batch.partition)
             if batch not in self.accumulator.queues[batch.partition].in_flight:
-                continue  # it has failed, because the producer ended
+                continue  # it has failed: its time is over, or the producer has ended
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
                 batch.unsure = True
@@ -568,7 +571,7 @@ class Sender:
         return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
 
     def _expire(self, now_ms: float) -> None:
-        """Fail batches that have waited longer than the delivery timeout."""
+        """Fail batches that are older than the delivery timeout, also those whose request is not answered yet."""
         late: list[Batch] = []
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():
@@ -576,6 +579,10 @@ class Sender:
                     queue.close_open()
                 while queue.waiting and self._overdue(queue.waiting[0], now_ms):
                     late.append(queue.waiting.popleft())
+                for batch in queue.in_flight:
+                    if self._overdue(batch, now_ms):
+                        batch.unsure = True  # its request is on its way
+                        late.append(batch)
         for batch in late:
             why = self.accumulator.why_late(batch)
             error = TimedOutError(_not_delivered(batch, f"within {self.config.delivery_timeout_ms} ms", why))

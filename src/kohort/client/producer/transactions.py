@@ -36,7 +36,7 @@ from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Task, logged_kafka_error
+from kohort.client.net.runtime import Promise, Task, logged_kafka_error
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids, may_pass
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
@@ -123,7 +123,8 @@ class TransactionManager:
         self._adder: Task[None] | None = None
         self._named: set[str] = set()
         self._explained_error: KafkaError | None = None
-        self._being_ended = False
+        self._ends_under_way = self._offset_calls = 0
+        self._offsets_added: Promise[None] = Promise()
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse_partition
         sender.gate = self._may_send
@@ -164,25 +165,20 @@ class TransactionManager:
         Raises:
             KafkaError: UNSUPPORTED_VERSION: the group's coordinator does not support transactions; this one stays open.
         """
-        self._expect(TxnState.OPEN)
+        self._expect_open()
         if not offsets:
             return
         check_same_cluster(self._cluster)
         group_id = group if isinstance(group, str) else group.group_id
         if isinstance(group, str):
             await check_named(self._cluster, group, warned=self._named)
-        try:
+            self._expect_open()
+        with self._adding_offsets():
             if self._version < 2:
                 await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
             self._begun = True
             commit = partial(self._commit_offsets, offsets, group, group_id, known_ids(self._cluster, offsets))
             await self._asking(commit, "commit offsets in transaction")
-        except KafkaError as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            self._fail_interrupted()
-            raise
 
     async def send_offsets_of(
         self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
@@ -192,26 +188,20 @@ class TransactionManager:
         Each member's offsets have its own member id and generation, because the coordinator checks the member and not
         who owns what. After a refusal the transaction can only be aborted.
         """
-        self._expect(TxnState.OPEN)
+        self._expect_open()
         check_same_cluster(self._cluster)
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
         members = [(who, offsets) for who, offsets in members if offsets]
         if not members:
             return {}
-        try:
+        with self._adding_offsets():
             if self._version < 2:
                 for group_id in dict.fromkeys(who.group_id for who, _ in members):
                     await self._asking(partial(self._add_group, group_id), "add offsets to transaction")
             self._begun = True
             tasks = {who.member_id: self._cluster.runtime.spawn(self._offsets_of(who, at)) for who, at in members}
             refused = {member_id: why for member_id, task in tasks.items() if (why := await task) is not None}
-        except KafkaError as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            self._fail_interrupted()
-            raise
         for why in refused.values():
             self._fail(why)
             if why.code in _DEADLY or isinstance(why, RetriableError):
@@ -230,13 +220,43 @@ class TransactionManager:
         return None
 
     @contextlib.contextmanager
+    def _adding_offsets(self) -> Iterator[None]:
+        """Fail the transaction if adding offsets fails; count the calls that do it, because an end waits for them."""
+        self._offset_calls += 1
+        try:
+            yield
+        except KafkaError as error:
+            self._fail(error)
+            raise
+        except BaseException:
+            self._fail_interrupted()
+            raise
+        finally:
+            self._offset_calls -= 1
+            if not self._offset_calls:
+                self._offsets_added.resolve(None)
+
+    async def offsets_added(self) -> None:
+        """Wait for calls of other threads or tasks that add offsets: they would add them after the end.
+
+        The coordinator would take such offsets into the next transaction, also those of one that was aborted.
+        """
+        while self._offset_calls:
+            if self._offsets_added.done:
+                self._offsets_added = Promise()
+            await self._offsets_added
+
+    @contextlib.contextmanager
     def refusing_records(self) -> Iterator[None]:
-        """Refuse records while a transaction is ended: one that another thread sends meanwhile would be in none."""
-        self._being_ended = True
+        """Refuse records and offsets while a transaction is ended.
+
+        What another thread adds meanwhile would be in none.
+        """
+        self._ends_under_way += 1
         try:
             yield
         finally:
-            self._being_ended = False
+            self._ends_under_way -= 1
 
     async def end_transaction(self, *, commit: bool) -> None:
         """Commit or abort; everything sent must be delivered or dropped before.
@@ -250,6 +270,8 @@ class TransactionManager:
             self._fresh_epoch = True
         elif self.state is not ending:
             self._expect(TxnState.OPEN)
+            if commit and self._sender.aborting is not None:  # another thread has dropped records for an abort
+                raise error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is being aborted")
         self.state = ending
         self._stop_adding()
         try:
@@ -273,6 +295,11 @@ class TransactionManager:
         self.cause = None
         self.state = TxnState.READY
 
+    async def abort_at_close(self) -> None:
+        """Abort after the calls of other threads or tasks that add offsets."""
+        await self.offsets_added()
+        await self.end_transaction(commit=False)
+
     def drop_unsent(self) -> list[Batch]:
         """Fail all waiting batches for an abort, and retry none in flight; return the batches to `run_callbacks`."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
@@ -285,10 +312,8 @@ class TransactionManager:
     # Hooks of accumulator and sender.
 
     def _refuse_partition(self, partition: TopicPartition) -> None:
-        if self.state is not TxnState.OPEN:
-            self._expect(TxnState.OPEN)
-        if self._being_ended:
-            raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
+        if self.state is not TxnState.OPEN or self._ends_under_way:
+            self._expect_open()
 
     def _may_send(self, partition: TopicPartition) -> bool:
         """Return whether the coordinator has added the partition; if not, add it. Under the accumulator's lock."""
@@ -315,6 +340,12 @@ class TransactionManager:
         if self.cause is not None:
             raise error_for(self.cause.code, f"{self.state.value}: {self.cause.message}")
         raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
+
+    def _expect_open(self) -> None:
+        """Refuse what belongs into an open transaction, unless one is open and not being ended."""
+        self._expect(TxnState.OPEN)
+        if self._ends_under_way:
+            raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
 
     def _explained(self, error: KafkaError) -> KafkaError:
         """Name the transaction's own timeout as the cause when it is over: the coordinator has fenced the producer."""
