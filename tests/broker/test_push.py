@@ -128,7 +128,10 @@ def test_consumer_rejoins_under_its_id(start: Start) -> None:
         ({"auto_offset_reset": "first"}, 42),
         ({"topic_count": "{"}, 42),
         ({"topic_count": "*1*("}, 42),
+        ({"topic_count": "*" + "9" * 5_000 + "*t"}, 42),
+        ({"topic_count": '{"\\ud800":1}'}, 42),
     ],
+    ids=["session", "reset", "no JSON", "no pattern", "digits", "half a surrogate pair"],
 )
 def test_refused_registrations_get_an_error_and_are_closed(start: Start, more: dict[str, object], code: int) -> None:
     consumer = start("a", **more)

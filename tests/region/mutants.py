@@ -345,7 +345,15 @@ def _loses_what_was_not_saved(state: LoadedState, sequence: int) -> None:
         state._changed = {}
 
 
-_SAVE = LoadedState.save
+def _begins_with_any_copy(states: KeyedStates, part: Part, head: StateHead | None) -> None:
+    kept = states._kept.get(part)
+    _BEGIN(states, part, head)
+    if kept is not None and part not in states._loaded:
+        states._left.remove(kept)
+        states._loaded[part] = kept
+
+
+_SAVE, _REVERT, _BEGIN = LoadedState.save, LoadedState.revert, KeyedStates.begin
 
 
 @contextmanager
@@ -464,11 +472,17 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         checkpoints, "_end_of", lambda span: replace(_END_OF(span), state=None)
     ),
     "a state that moved or was reset is used again": _states_stay,
+    "a copy of a state that has changes is kept at a reset": _instead(
+        LoadedState, "revert", lambda state: (_REVERT(state), True)[1]
+    ),
+    "a copy of a state is kept at a reset whatever was saved": _instead(KeyedStates, "begin", _begins_with_any_copy),
     "changes of a state are forgotten when they could not be saved": _instead(
         LoadedState, "save", _loses_what_was_not_saved
     ),
     "files of a state that a manifest names are swept": _instead(
-        RegionStates, "sweep", lambda place, part, base: _SWEEP_STATES(place, part, base + 2)
+        RegionStates,
+        "sweep",
+        lambda place, order: _SWEEP_STATES(place, order._replace(head=order.head._replace(base=order.head.base + 2))),
     ),
     "files of a state are not synced": _instead(place, "write_staged", _writes_without_syncs),
     "the outcome is taken for complete": _in_table(

@@ -75,6 +75,7 @@ class LossyProxy:
     `before` is called with each request before the server hears of it. If it returns True, the answer is 503.
     `refuses` may return an answer in place of the server, which hears nothing, or None for none. `instead` may return
     an answer in place of the server's. `rewrites` returns what the server hears of a request's first line and headers.
+    If `cuts` returns True, the connection ends after two thirds of the answer.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LossyProxy:
         refuses: Callable[[str, str], bytes | None] = lambda method, path: b"",
         instead: Callable[[str, str], bytes] = lambda method, path: b"",
         rewrites: Callable[[bytes], bytes] = lambda head: head,
+        cuts: Callable[[str, str], bool] = lambda method, path: False,
     ) -> None:
         port = int(upstream.rpartition(":")[2])
         self.lost: list[str] = []
@@ -113,6 +115,9 @@ class LossyProxy:
                             answer += _body(answers, answer)
                         if loses(method, path):
                             outer.lost.append(f"{method} {path}")
+                            return
+                        if cuts(method, path):
+                            self.wfile.write(answer[: -(len(answer) // 3)])
                             return
                         self.wfile.write(instead(method, path) or answer)
 

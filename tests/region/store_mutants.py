@@ -13,7 +13,7 @@ import msgspec
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from kohort.errors import RetriableError
-from kohort.region.sinks import Keep, kafka_topic
+from kohort.region.sinks import Keep, kafka_topic, sql_table
 from kohort.region.sinks.compaction import Compactor, Generation
 from kohort.region.sinks.delta_objects import StoreDeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
@@ -23,6 +23,7 @@ from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.kafka_topic import KafkaTopic
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_objects import SequenceLog, StoreGenerations
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.sinks.staging_topic import StagingTopic
 from tests.region.mutants import MUTANTS
 from tests.region.world.bucket import BucketClient
@@ -217,6 +218,68 @@ TOPIC_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
 }
 _MARKER = StagingTopic.marker
+
+
+def _looks_once(table: SqlTable, at: Any) -> int:
+    """Each process looks at its first publication only, and goes on from what it has published by itself."""
+    looked = table.__dict__.setdefault("_looked", [])
+    if not looked:
+        looked.append(_LOOK_IN_SQL(table, at))
+    return int(looked[0])
+
+
+_LOOK_IN_SQL = SqlTable._mine
+
+
+def _without_guard(table: SqlTable, at: Any) -> int:
+    _LOOK_IN_SQL(table, at)
+    return 0
+
+
+def _sweeps_all_of_sql(table: SqlTable, keep: Keep) -> None:
+    _SWEEP_SQL(table, replace(keep, floor=10**6))
+
+
+_SWEEP_SQL = SqlTable.sweep
+
+
+def _changed_statements(change: Callable[[str], str]) -> Callable[[], AbstractContextManager[Any]]:
+    def run(at: Any, statement: str, *given: object) -> None:
+        changed = change(statement)
+        if changed:
+            _RUN(at, changed, *given[: changed.count("?")])
+
+    return _instead(sql_table._Cursor, "run", run)
+
+
+_RUN = sql_table._Cursor.run
+_RECORDS = "UPDATE {sequences} SET sequence = ? WHERE target = ?"
+
+
+def _records_in_another_transaction(at: Any, statement: str, *given: object) -> None:
+    if statement == _RECORDS:
+        at.cursor.execute("COMMIT")
+        at.cursor.execute("BEGIN IMMEDIATE")
+    _RUN(at, statement, *given)
+
+
+SQL_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "publish without the guard": _instead(SqlTable, "_mine", _without_guard),
+    "a retry does not look first": _instead(SqlTable, "_mine", _looks_once),
+    "a sequence is recorded in a transaction of its own": _instead(
+        sql_table._Cursor, "run", _records_in_another_transaction
+    ),
+    "a sequence is recorded for all tables": _changed_statements(
+        lambda text: text.partition(" WHERE")[0] if text == _RECORDS else text
+    ),
+    "a sweep takes what a manifest names": _instead(SqlTable, "sweep", _sweeps_all_of_sql),
+    "a sweep takes what another region has staged": _changed_statements(
+        lambda text: text.replace("WHERE target = ? AND epoch < ?", "WHERE ? <> '' AND epoch < ?").replace(
+            "WHERE target = ? AND staged_key = ?", "WHERE ? <> '' AND staged_key = ?"
+        )
+    ),
+    "what is void stays": _changed_statements(lambda text: "" if text == "DELETE FROM {target}" else text),
+}
 
 STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without a condition": _publishes_without_condition,

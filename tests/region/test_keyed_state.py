@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.keyed_state import states as states_module
-from kohort.region.keyed_state.place import KeyedState, RegionStates
-from kohort.region.keyed_state.state_files import file_name, folder_of
+from kohort.region.keyed_state.place import FolderStore, KeyedState, RegionStates, SweepOrder
+from kohort.region.keyed_state.state_files import OBJECTS_BYTES, ReadPart, file_name, folder_of
 from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
 from kohort.region.records import Part
 from tests.region.test_parquet_s3 import options
@@ -102,18 +103,77 @@ def test_state_of_many_pieces_is_loaded_as_it_was(place: RegionStates, monkeypat
 def test_a_new_base_lets_the_files_before_it_be_swept(place: RegionStates) -> None:
     state, heads = LoadedState(PART, place, None, None), []
     for sequence in range(1, 40):
-        mapping(state)[b"key"] = b"%d" % sequence
+        mapping(state)[b"key"] = b"%d" % sequence * 10_000
         state.save(sequence)
         heads.append(state.head)
         assert state.head is not None
-        place.sweep(PART, state.head.base)
-        assert dict(mapping(loaded(place, state))) == {b"key": b"%d" % sequence}
+        place.sweep(SweepOrder(PART, state.head))
+        assert dict(mapping(loaded(place, state))) == {b"key": b"%d" % sequence * 10_000}
     assert len({head.base for head in heads if head is not None}) > 1
     assert heads[-1] is not None
     folder = f"{REGION_ID.hex}/{folder_of(PART)}"
     assert len(place._store.names(folder)) == len(state._chain)
     with pytest.raises(CorruptDataError, match="give all members the place where it was saved"):
         LoadedState(PART, place, heads[0], None)
+
+
+def written_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of files that are saved from now on."""
+    sizes, write = list[int](), FolderStore.write
+
+    def counted(store: FolderStore, folder: str, name: str, content: ReadPart) -> None:
+        sizes.append(len(content))
+        write(store, folder, name, content)
+
+    monkeypatch.setattr(FolderStore, "write", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("keys", [1, 10_000], ids=["one key", "any key"])
+def test_checkpoints_write_in_proportion_to_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """A checkpoint with few changes neither writes the whole state nor leaves files behind, after however many."""
+    place = KeyedState(tmp_path).bind(REGION_ID)
+    states = KeyedStates(place, None)
+    states.begin(PART, None)
+    state = states.state_of(PART)
+    wanted = {b"%d" % number: bytes(200) for number in range(20_000)}
+    mapping(state).update(wanted)
+    states.save(1)
+    sizes = written_bytes(monkeypatch)
+    chance, changed = random.Random(7), 0
+    for sequence in range(2, 402):
+        for _ in range(5):
+            key, value = b"%d" % chance.randrange(keys), chance.randbytes(200)
+            mapping(states.state_of(PART))[key] = wanted[key] = value
+            changed += len(key) + len(value)
+        states.save(sequence)
+        for order in states.completed():
+            place.sweep(order)
+    assert state.head is not None and state.head.base == 1, "the base is the first one"
+    assert sum(sizes) < 10 * changed and len(state._chain) < 36
+    assert len(place._store.names(f"{REGION_ID.hex}/{folder_of(PART)}")) < len(state._chain) + 33, "others are swept"
+    assert dict(mapping(loaded(place, state))) == wanted
+    states.close()
+
+
+def test_changes_that_are_damaged_when_they_are_merged_are_saved_with_the_whole_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = KeyedState(tmp_path).bind(REGION_ID)
+    place.deltas_max = 2
+    state = LoadedState(PART, place, None, None)
+    for sequence in range(1, 4):
+        mapping(state)[b"%d" % sequence] = b"a"
+        state.save(sequence)
+    assert [file.kind for file in state._chain] == ["base", "delta", "delta"]
+    (tmp_path / REGION_ID.hex / folder_of(PART) / state._chain[1].name).write_bytes(b"torn")
+    mapping(state)[b"4"] = b"a"
+    state.save(4)
+    assert [file.kind for file in state._chain] == ["base"] and "its changes are damaged" in caplog.text
+    assert dict(mapping(loaded(place, state))) == {b"%d" % number: b"a" for number in range(1, 5)}
+    state.close()
 
 
 def test_a_base_that_shrank_is_written_smaller(place: RegionStates) -> None:
@@ -166,7 +226,8 @@ def test_partition_that_is_not_asked_for_keeps_its_state(tmp_path: Path) -> None
     states = KeyedStates(place, None)
     states.begin(PART, state.head)
     assert states.save(5) == {PART: state.head}
-    assert states.completed() == [(PART, 4)] and states.completed() == []
+    assert state.head is not None
+    assert states.completed() == [SweepOrder(PART, state.head)] and states.completed() == []
 
 
 def test_state_of_a_partition_that_was_lost_counts_for_nothing(tmp_path: Path) -> None:
@@ -214,10 +275,14 @@ def test_full_disk_of_the_working_copy_resets(tmp_path: Path) -> None:
 
 
 def test_changes_beyond_a_limit_want_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states_module, "CHANGED_BYTES", 1_000)
+    """The limit is on memory: a key that changes again and again takes no more of it."""
+    monkeypatch.setattr(states_module, "CHANGED_BYTES", 2 * (900 + OBJECTS_BYTES))
     states = KeyedStates(KeyedState(tmp_path).bind(REGION_ID), None)
     states.begin(PART, None)
     state = mapping(states.state_of(PART))
+    for number in range(100):
+        state[b"a"] = b"%d" % number + bytes(900)
+    del state[b"a"]
     state[b"a"] = bytes(900)
     assert not states.changed_much()
     state[b"b"] = bytes(900)

@@ -66,9 +66,9 @@ def test_the_end_of_a_query_is_noticed_by_its_group_at_once(run: Callable[..., A
 
     def reported() -> Any:
         progress = query.lastProgress
-        return progress and json.loads(progress["sources"][0]["latestOffset"] or "{}").get("lag")
+        return progress and progress["sources"][0]["metrics"].get("lag")
 
-    stage.until(lambda: reported() == 0, "the query reports that there is no lag")
+    stage.until(lambda: reported() == "0", "the query reports that there is no lag")
     query.stop()
     stage.until(lambda: not stage.members(), "the member leaves, long before its session would end")
     stage.until(lambda: not source_processes(), "its process ends")

@@ -11,7 +11,7 @@ import pytest
 from tests.spark.preloaded.sitecustomize import RUNNERS
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.tasks.workers import Choice, choose
+from kohort.spark.tasks.workers import Choice, choose, warning_of_local_connect
 
 OWN = sys.executable
 SCRIPT = """
@@ -52,6 +52,16 @@ def test_another_environment_of_the_same_program_is_another_interpreter(tmp_path
     folder = tmp_path / "linked"
     folder.symlink_to(Path(OWN).parent)
     assert choose("local", str(folder / Path(OWN).name), OWN) == Choice()
+
+
+def test_connect_server_of_the_program_with_another_python_is_warned_about() -> None:
+    """The server runs the python3 of its PATH, which may not have kohort: the read then fails far from here."""
+    started = {"SPARK_LOCAL_REMOTE": "1"}
+    for more in ({"PYSPARK_PYTHON": "/usr/bin/env"}, {"PYSPARK_DRIVER_PYTHON": "no-such-python"}):
+        warning = warning_of_local_connect(started | more, OWN)
+        assert warning is not None and next(iter(more.values())) in warning and f"PYSPARK_PYTHON={OWN}" in warning
+        assert warning_of_local_connect(more, OWN) is None, "the server is elsewhere, and has chosen its Python"
+    assert warning_of_local_connect(started | {"PYSPARK_PYTHON": OWN}, OWN) is None
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head:443"])

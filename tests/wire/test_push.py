@@ -189,6 +189,16 @@ def test_topic_counts_that_say_nothing_are_refused(text: str) -> None:
         read_topic_count(text)
 
 
+@pytest.mark.parametrize(
+    "text", ['{"\\ud800":1}', "*" + "9" * 5_000 + "*t", '{"t":' + "9" * 5_000 + "}", "[" * 16_000],
+    ids=["half a surrogate pair", "digits before a pattern", "digits", "nested lists"],
+)  # fmt: skip
+def test_topic_counts_that_no_record_or_number_holds_are_refused(text: str) -> None:
+    """The first made a shard reload its journal, and the second left its consumer without an answer."""
+    with pytest.raises(WireError, match="topic_count"):
+        read_topic_count(text)
+
+
 def test_a_frame_counts_no_more_than_it_can() -> None:
     with pytest.raises(WireError, match="32768 partitions"):
         encode_start([POSITIONS[0]] * (NUMBER_MAX + 1))

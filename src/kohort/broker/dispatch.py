@@ -194,7 +194,7 @@ class Dispatcher(Generic[D]):
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             began = perf_counter()
-            self._pushing(self._host, connection, frame)
+            self._run_pushing(self._pushing, connection, frame)
             if (throttling := self._host.throttling) is not None and throttling.active:
                 throttling.charge_push_frame(connection, perf_counter() - began)
             return
@@ -271,6 +271,18 @@ class Dispatcher(Generic[D]):
         if route.repeats:
             self._host.repeated.record_request(client, frame, header, request.message)
         return request
+
+    def _run_pushing(
+        self, pushing: Callable[[D, Connection, Frame], None], connection: Connection, frame: Frame
+    ) -> None:
+        try:
+            pushing(self._host, connection, frame)
+        except BadFrame:
+            raise
+        except Exception:
+            log.error("unexpected error while handling a request of a push consumer: closing its connection")
+            connection.close()
+            raise
 
     def _run(self, route: Route[D], request: Request[Message]) -> None:
         try:

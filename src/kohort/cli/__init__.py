@@ -5,10 +5,19 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
+    import os
     import sys
 
     from kohort.cli.app import run
     from kohort.cli.whole_writes import whole_stream
 
+    def in_utf8(word: str) -> str:
+        """Return an argument as UTF-8 if the locale could not decode its bytes: names in Kafka are UTF-8."""
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            return os.fsencode(word).decode(errors="surrogateescape")
+        return word
+
     sys.stdout = whole_stream(sys.stdout)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run([in_utf8(word) for word in sys.argv[1:]]))

@@ -83,7 +83,8 @@ def run(tokens: Sequence[str]) -> int:
     """
     try:
         code = _run(list(tokens))
-        sys.stdout.flush()
+        if getattr(sys, "stdout", None) is not None:  # None where the caller closed it
+            sys.stdout.flush()
         return code
     except UsageError as error:
         return _complain(str(error), WRONG_USE)

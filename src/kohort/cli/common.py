@@ -282,10 +282,13 @@ def check_names(kind: str, *names: str) -> None:
     """Refuse an empty group or topic name, as an unset shell variable gives, before any request to the cluster.
 
     Raises:
-        UsageError: a name is empty.
+        UsageError: a name is empty, or its bytes are no UTF-8.
     """
     if not all(names):
         raise UsageError(f"a {kind}'s name has at least one character")
+    for name in names:
+        if not name.isprintable() and any("\ud800" <= char <= "\udfff" for char in name):
+            raise UsageError(f"the bytes of the {kind}'s name {name!r} are no UTF-8: look at the shell's locale")
 
 
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:

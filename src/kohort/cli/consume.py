@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common, check_names, check_registry_option
-from kohort.cli.output import count_text, print_note, printable, printable_json
+from kohort.cli.output import count_text, is_terminal, print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
@@ -226,6 +226,8 @@ class _Columns(RecordWriter):
 
 _COMMON = Common()
 _POLL_MS = 200
+_HINT_S = 3.0
+_ONLY_NEW = "no record came yet; those that are there already are read with --from-beginning"
 _GONE = getattr(select, "POLLERR", 0) | getattr(select, "POLLHUP", 0)
 """Poll events of an end that is gone. macOS reports POLLNVAL for every terminal, which says nothing."""
 
@@ -276,16 +278,18 @@ def consume(  # noqa: PLR0913 - one keyword for each option
             raise UsageError(f"{option} {number}: give a number from 0 on")
     if format == "parquet" and output is None:
         raise UsageError("a Parquet file needs a name: give --output FILE")
-    if format == "arrow" and output is None and sys.stdout.isatty():
+    if format == "arrow" and output is None and is_terminal(sys.stdout):
         raise UsageError("an Arrow stream is nothing to read on a terminal: give --output FILE, or a pipe")
     decoded = _decoded_values(common, schema_registry, format)
     with _consumer(common, group, from_beginning, max_messages) as consumer:
+        only_new = consumer.config.auto_offset_reset == "latest"
         try:
             ends = _start_reading(consumer, topics, group, from_beginning, until_end)
         except NotFoundError as error:
             raise _with_nearest(error, topics, common) from None
         with _until_signal() as signalled:
             limits = ConsumeLimits(max_messages, idle_timeout, _readers_end() if output is None else None)
+            limits.hint = _ONLY_NEW if only_new and is_terminal(sys.stderr) else ""
             with record_writer(format, output, print_key, escape, decoded) as writer:
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
@@ -323,11 +327,15 @@ class ConsumeLimits:
         count: the number of records; None: no limit.
         idle_ms: the time without a record; None: no limit.
         readers_end: reports that nobody reads the output any more; None: the output is not a pipe.
+
+    Attributes:
+        hint: a note for a terminal where no record comes for `_HINT_S`; empty: none, or it is written.
     """
 
     def __init__(self, count: int | None, idle_ms: int | None, readers_end: select.poll | None) -> None:
         self.count = count
         self.idle_ms = idle_ms
+        self.hint = ""
         self._readers_end = readers_end
 
     def check_reader(self) -> None:
@@ -340,7 +348,7 @@ def _readers_end() -> select.poll | None:
     """Return a poll object that reports when standard output's pipe or terminal has lost its other end."""
     try:
         number = sys.stdout.fileno()
-    except OSError:  # standard output is no file, as in tests
+    except (AttributeError, OSError):  # the caller closed standard output, or it is no file, as in tests
         return None
     if not hasattr(select, "poll"):  # Windows: the next write fails instead
         return None
@@ -423,6 +431,9 @@ def _pump(
             break
         if ends and _at(consumer, ends):
             break
+        if limits.hint and not total and time.monotonic() - last >= _HINT_S:
+            print_note(limits.hint)
+            limits.hint = ""
         limits.check_reader()
     return total
 

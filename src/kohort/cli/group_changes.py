@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,16 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, print_errors, properties_of
 from kohort.cli.group_rows import check_chosen, chosen_groups
-from kohort.cli.output import count_text, is_confirmed, print_note, printable, show, show_changes, utc_text
+from kohort.cli.output import (
+    count_text,
+    is_confirmed,
+    print_note,
+    printable,
+    show,
+    show_changes,
+    standard_output,
+    utc_text,
+)
 from kohort.errors import KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
@@ -204,8 +212,13 @@ def _export(changes: list[OffsetChange], *, with_group: bool) -> None:
         if change.target.note is not None:
             print_note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
     lines = plan_lines([change.row() for change in changes], with_group=with_group)
-    sys.stdout.write(printable(lines, keep="\n") if sys.stdout.isatty() else lines)
-    sys.stdout.flush()  # with --execute nothing is set before the lines are out
+    out = standard_output()
+    if out.isatty():
+        out.write(printable(lines, keep="\n"))
+    else:
+        out.flush()
+        out.buffer.write(lines.encode())  # --from-file reads UTF-8, whatever the terminal has
+    out.flush()  # with --execute nothing is set before the lines are out
 
 
 def _execute(admin: Admin, changes: list[OffsetChange], common: Common, *, shown: bool) -> int:

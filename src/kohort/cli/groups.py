@@ -36,6 +36,7 @@ from kohort.cli.output import (
     show,
     show_json,
     show_json_line,
+    standard_output,
     table_of,
 )
 from kohort.errors import KafkaError
@@ -84,7 +85,7 @@ def watch(
         try:
             if common.json:
                 return _as_lines(samples)
-            return _show_live(samples) if sys.stdout.isatty() else _one_after_the_other(samples)
+            return _show_live(samples) if standard_output().isatty() else _one_after_the_other(samples)
         except KeyboardInterrupt:
             return DONE
 

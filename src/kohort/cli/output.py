@@ -9,7 +9,7 @@ import json  # not msgspec, which leaves characters that do not print as they ar
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:  # rich is imported where a terminal is
     from rich.table import Table
@@ -149,7 +149,7 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
     elif not rows:
         if empty is not None:
             print_note(empty)
-    elif sys.stdout.isatty():
+    elif standard_output().isatty():
         _show_table(rows, columns)
     else:
         _show_columns(rows, columns)
@@ -173,7 +173,7 @@ def show_changes(
         as_json: print a JSON array of all rows.
     """
     shown = rows if as_json else [row for row in rows if name_of(row) not in refused]
-    if shown:
+    if shown and getattr(sys, "stdout", None) is not None:  # where the caller closed it, the exit code is enough
         show(shown, (*columns, "done"), as_json=as_json)
 
 
@@ -181,17 +181,42 @@ def show_json(value: Any) -> None:
     """Print one JSON document, indented."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
-    sys.stdout.write((printable_json(text) if sys.stdout.isatty() else text) + "\n")
+    _write_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
 def show_json_line(value: Any) -> None:
     """Print one JSON document on one line, and flush: for continuous output."""
     import msgspec
 
-    text = msgspec.json.encode(value, enc_hook=str).decode()
-    sys.stdout.write((printable_json(text) if sys.stdout.isatty() else text) + "\n")
+    _write_json(msgspec.json.encode(value, enc_hook=str).decode())
     sys.stdout.flush()
+
+
+def _write_json(text: str) -> None:
+    out = standard_output()
+    shown = printable_json(text) if out.isatty() else text
+    try:
+        shown.encode(out.encoding or "utf-8")
+    except UnicodeEncodeError:  # an escape of the stream's own would be no JSON
+        shown = "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in shown)
+    out.write(shown + "\n")
+
+
+def standard_output() -> TextIO:
+    """Return standard output.
+
+    Raises:
+        OSError: the caller closed it.
+    """
+    out: TextIO | None = getattr(sys, "stdout", None)
+    if out is None:
+        raise OSError("there is no standard output: send it to a file or to /dev/null")
+    return out
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a standard stream is a terminal; one that the caller closed is none."""
+    return stream is not None and stream.isatty()
 
 
 def count_text(count: int, what: str) -> str:
@@ -200,8 +225,11 @@ def count_text(count: int, what: str) -> str:
 
 
 def utc_text(milliseconds: int) -> str:
-    """Return a time in ms since 1970 as text in UTC, with its milliseconds."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    """Return a time in ms since 1970 as text in UTC, with its milliseconds; as a number if a year has five digits."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):  # after the year 9999, as microseconds that a producer took for milliseconds
+        return f"{milliseconds} ms"
 
 
 def print_note(text: str) -> None:
@@ -216,7 +244,7 @@ def is_confirmed(execute: bool, question: str) -> bool:
     """
     if execute:
         return True
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if is_terminal(sys.stdin) and is_terminal(sys.stdout):
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     print_note("nothing was changed: this was a preview; add --execute to do it")

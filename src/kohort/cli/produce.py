@@ -63,6 +63,8 @@ def produce(  # noqa: PLR0913 - one keyword for each option
     check_names("topic", topic)
     if by_key and partition is not None:
         raise UsageError("--by-key and --partition exclude each other")
+    if file is None and getattr(sys, "stdin", None) is None:
+        raise UsageError("there is no standard input: name a FILE")
     with ExitStack() as open_files:
         source: BinaryIO = sys.stdin.buffer if file is None else open_files.enter_context(file.open("rb"))
         with _producer(common, compression, acks) as producer:

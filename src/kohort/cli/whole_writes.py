@@ -65,7 +65,10 @@ class WholeWrites(io.RawIOBase):
 
 
 def whole_stream(stream: TextIO) -> TextIO:
-    """Return the stream with complete writes, or the stream itself if it has no descriptor."""
+    """Return the stream with complete writes, or the stream itself if it has no descriptor.
+
+    Characters that the stream's encoding lacks are written as escapes.
+    """
     try:
         out = WholeWrites(stream.fileno())
     except (AttributeError, OSError):  # None where the caller closed it, or a stand-in without a descriptor
@@ -76,7 +79,7 @@ def whole_stream(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         binary,
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",
         line_buffering=bool(stream.line_buffering),
         write_through=unbuffered,
     )

@@ -237,6 +237,19 @@ def make_folder(files: FileCalls, path: str) -> None:
         sync_folder(files, above)
 
 
+def make_folders(files: FileCalls, root: str, below: str) -> None:
+    """Create a folder, and those between it and a root, each so that it survives a power loss.
+
+    `make_folder` of the last one alone does nothing for a folder above it that is there already. Its name may not be on
+    the disk: the call that made it may have failed, or ended with its process.
+    """
+    make_folder(files, root)
+    path = root
+    for name in below.split("/"):
+        path = f"{path}/{name}"
+        make_folder(files, path)
+
+
 def remove(files: FileCalls, path: str) -> None:
     """Remove a file's name if it exists."""
     with contextlib.suppress(FileNotFoundError):

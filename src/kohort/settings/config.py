@@ -425,7 +425,8 @@ def parse_listen(listen: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
+        ports = " (ports are from 0 to 65535)" if colon and port.isdecimal() else ""
+        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}{ports}")
     return host or "127.0.0.1", int(port)
 
 

@@ -409,7 +409,7 @@ def _as_integer(value: Any) -> int:
             return int(operator.index(value))
         except TypeError:
             pass
-    if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
         raise ValidationError("int", value, value.strip())
     if isinstance(value, float) and value.is_integer():
         raise ValidationError("int", value, str(int(value)))
@@ -436,7 +436,7 @@ def _float(name: str) -> Validator:
                     raise TypeError
                 value = float(value) if hasattr(value, "__float__") else operator.index(value)
             except TypeError:
-                digits = isinstance(value, str) and value.strip().isdigit()
+                digits = isinstance(value, str) and value.strip().isdecimal()
                 raise ValidationError("a number", value, value.strip() if digits else _milliseconds(value)) from None
         if low <= value <= high:
             return value  # type: ignore[no-any-return]

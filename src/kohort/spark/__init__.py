@@ -10,6 +10,7 @@ A streaming query is a member of its consumer group.
   source's process.
 - `single_reader_lock.py` and `read_twice.py` refuse queries that would read a topic twice in one group.
 - `sink.py` is the sink; `tables.py` shows groups, lag and topics.
+- `kafka_progress.py` gives the progress of queries Spark's form.
 - `region/` runs queries that write exactly once: `SparkRegion`.
 """
 
@@ -50,6 +51,8 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     Spark looks for a sink in the active session of the thread that writes, and a thread that the program starts has
     none. So a writer's `format("kohort")` makes the frame's session the active one of such a thread.
 
+    The progress of queries has the form that Spark's own Kafka source gives it, for `lastProgress` and for listeners.
+
     In a local session the workers run the Python that runs this program: Spark would take the `python3` of the PATH,
     which may not have kohort. With any other master the workers run the PYSPARK_PYTHON of the time when the session was
     made. On Spark Connect they run the server's PYSPARK_PYTHON. A warning says where kohort must be installed.
@@ -62,6 +65,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     from kohort.io.platforms import require_posix
 
     require_posix("kohort's Spark source")
+    from kohort.spark import kafka_progress
     from kohort.spark.data_source import KohortDataSource
     from kohort.spark.driver_server import install
     from kohort.spark.tasks.workers import use_this_python
@@ -70,6 +74,7 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     with _active(spark):
         spark.dataSource.register(KohortDataSource.reaching(install(spark)))
     _wrap_writers()
+    kafka_progress.wrap_progress()
     if in_place_of_kafka:
         from kohort.spark.in_place_of_kafka import cover
 

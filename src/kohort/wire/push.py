@@ -37,6 +37,8 @@ NUMBER_MAX: Final = 32_767
 COORDINATOR_ID_MAX: Final = 32_767
 """The maximum coordinator id of the push protocol, an int16, whatever broker ids are elsewhere."""
 NO_COORDINATOR: Final = -1
+_DIGITS_MAX: Final = 5
+"""The digits of `NUMBER_MAX`. Python reads no number of more than 4,300."""
 
 _INT16, _INT32, _INT64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 
@@ -384,7 +386,8 @@ def read_topic_count(text: str) -> TopicCount:
     """
     if text[:1] in ("*", "!"):
         number, mark, regex = text[1:].partition(text[0])
-        if not mark or not regex or not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= NUMBER_MAX:
+        digits = number if number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX else "0"
+        if not mark or not regex or not 1 <= int(digits) <= NUMBER_MAX:
             raise WireError(f"topic_count {text[:200]!r} is not *STREAMS*REGEX or !STREAMS!REGEX")
         return TopicCount(regex=regex, excluding=text[0] == "!", streams=int(number))
     try:
@@ -394,9 +397,20 @@ def read_topic_count(text: str) -> TopicCount:
     if not isinstance(topics, dict) or not topics:
         raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}} with a topic')
     for topic, streams in topics.items():
+        if not _is_text(topic):
+            raise WireError(f"topic_count: topic {topic!r} is not Unicode")
         if type(streams) is not int or not 1 <= streams <= NUMBER_MAX:
             raise WireError(f"topic_count: topic {topic!r} has {streams!r} streams, not 1 to {NUMBER_MAX}")
     return TopicCount(topics)
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name can be UTF-8: escapes of JSON make halves of surrogate pairs too, which no record holds."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_topic_count(subscription: TopicCount) -> str:

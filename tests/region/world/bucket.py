@@ -110,7 +110,7 @@ class StoreFaults:
 
     def is_slow(self) -> bool:
         """Return whether the next request takes its time, while all else goes on."""
-        return self._slow > 0 and self._chance.random() < self._slow
+        return self._slow > 0 and self._chance.random() < self._slow and self._clock.may_hold()
 
     def pass_time(self) -> None:
         """Let everything else go on."""
@@ -128,7 +128,7 @@ class StoreFaults:
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody hears of it
                 self._clock.log(f"a late request is refused: {error!r}")
 
-        self._clock.after(self._chance.randint(1, LATE_MS), late)
+        self._clock.after_late(self._chance.randint(1, LATE_MS), late)
 
     def half(self, paths: Sequence[str]) -> list[str]:
         """Return some of these paths."""

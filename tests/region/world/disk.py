@@ -189,6 +189,12 @@ class Disk:
         self._whole.clear()
         self.check()
 
+    def heal(self) -> None:
+        """Do at once what would hold others up, for all faults have ended."""
+
+    def settle(self) -> None:
+        """Do at once what comes with time, after all processes have ended."""
+
     def _names(self) -> dict[str, Node]:
         node = (self.volume.root.names or {}).get(self.path.removeprefix("/"))
         return {} if node is None else node.names or {}

@@ -310,6 +310,8 @@ class IcebergDisk(ObjectDisk):
         super().restore(backup)
         table = self.table()
         snapshot = None if table is None else table.current_snapshot()
+        if table is not None:
+            self._look_at_names(table)
         files = [] if table is None or snapshot is None else self.files_of(table, snapshot)
         self.foreign = {path for path, _ in files if _FOREIGN in path}
 

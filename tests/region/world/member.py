@@ -489,7 +489,7 @@ class Member:
 
     def _may_wait(self, disk: Disk) -> Callable[[], bool]:
         """Return whether the thread that publishes into a place may wait, while all else goes on."""
-        return lambda: self._is_bad() and disk.place in self.publishes and not self.stages
+        return lambda: self._is_bad() and disk.place in self.publishes and not self.stages and self.clock.may_hold()
 
     def _is_bad(self) -> bool:
         return not self.world.healed

@@ -86,6 +86,7 @@ class ObjectDisk(Disk):
         self.bucket.changed = lambda path, is_new: None
         self._use(backup.copied())
         self.forget_what_was_seen()
+        self.published = min(self.published, self.shows())  # readers may find what the copy has
 
     def forget_what_was_seen(self) -> None:
         """The store is another one."""

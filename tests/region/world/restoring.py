@@ -77,15 +77,22 @@ class Restoring:
         if self.chance.random() < 0.5 and places:
             place = self.chance.choice(places)
             world.clock.log(f"-- {place} is brought back from an older copy")
-            world.end_all()
+            self._end_all()
             world.log.abort(world.log.open)  # the end of one that came late would owe what was staged
             self._bring_sink_back(world.disks[place], kept.backups[place])
         else:
             world.clock.log(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
-            world.end_all()
+            self._end_all()
             self._bring_topic_back(kept)
         world.clock.log(f"of another history: {sorted(world.stored.differs)}")
         world.clock.after(self.chance.randint(1, 1_000), world.begin_plane)
+
+    def _end_all(self) -> None:
+        """End all processes, and wait for what they have asked for and nobody has answered yet."""
+        self.world.end_all()
+        self.world.clock.bring_late()
+        for disk in self.world.disks.values():
+            disk.settle()
 
     def _bring_sink_back(self, disk: Disk, backup: Any) -> None:
         before = disk.shows()
@@ -130,7 +137,7 @@ class Restoring:
             return
         if not world.stored.differs and not self.mends:
             raise ViolatedError(f"the region has stopped, and its sinks agree with it: {stopped}")
-        world.end_all()
+        self._end_all()
         world.log.adopts = self.mends = True
         try:
             differs = sorted(world.stored.differs)

@@ -118,7 +118,7 @@ class MemberStates:
 
     def sweep(self) -> None:
         for due in self.kept.completed():
-            self.kept.place.sweep(*due)
+            self.kept.place.sweep(due)
 
     def die(self) -> None:
         self.calls.dead = True

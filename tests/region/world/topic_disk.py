@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,9 @@ import msgspec
 import pyarrow as pa
 from obstore.exceptions import BaseError
 
-from kohort.errors import CorruptDataError, ErrorCode, NotFoundError, TimedOutError, error_for
+from kohort.errors import ErrorCode, NotFoundError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.region.sinks import kafka_topic
-from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.kafka_topic import KafkaTopic
 from kohort.region.sinks.rows import refusal_of
 from kohort.region.sinks.staging_topic import MARKER, SinkMarker, StagingTopic
@@ -33,7 +33,8 @@ from kohort.wire.batch import BatchRecord
 from tests.region.volume import Died
 from tests.region.world.bucket import BucketClient, BusierFaults, StoreFaults
 from tests.region.world.clock import Clock, ViolatedError
-from tests.region.world.disk import Disk, Record, WorldSink, are_equal, records_in, records_of
+from tests.region.world.disk import Disk, Record, WorldSink, are_equal, records_of
+from tests.region.world.late_publisher import NO_ORDERS, LatePublisher, orders
 from tests.region.world.names import REGION, REGION_ID
 from tests.region.world.object_disk import Takes
 
@@ -45,11 +46,8 @@ MARKERS_MS: Final = 400
 """The marker of a decided transaction reaches the next partition after so long at the most."""
 WAITS_MS: Final = 2_000
 """A read waits so long for the end of an open transaction."""
-COMES_BACK_MS: Final = 3_000
 DECISIVE: Final = ("init_transactions", "add_partitions", "end_transaction", "delete_records")
 """Requests that meet more faults than others."""
-RESTORED_OF, RESTORED_IS = 5, 4
-"""No process comes late in a world whose stores are brought back: a person ends all of them."""
 
 
 @dataclass(eq=False)
@@ -95,12 +93,14 @@ class Cluster:
         epoch: of the producer that was initialised last; requests of others are refused.
         decided: called with a transaction whose commit is decided.
         changed: called when records were deleted.
+        deletions: how often records of a topic were deleted, by its name.
         sequence: the last one that a transaction has said.
     """
 
     def __init__(self, clock: Clock, chance: random.Random) -> None:
         self.clock, self.chance = clock, chance
         self.topics: dict[str, list[Partition]] = {}
+        self.deletions: Counter[str] = Counter()
         self.epoch = self.sequence = 0
         self.open: Open | None = None
         self.ending: Open | None = None
@@ -152,7 +152,9 @@ class Cluster:
         for where, offset in before.items():
             partition = self.at(where)
             partition.begin = max(partition.begin, partition.end if offset < 0 else min(offset, partition.end))
-            partition.entries = [entry for entry in partition.entries if entry.record.offset >= partition.begin]
+            left = [entry for entry in partition.entries if entry.record.offset >= partition.begin]
+            self.deletions[where.topic] += len(left) < len(partition.entries)
+            partition.entries = left
         self.changed()
 
     # -- the coordinator
@@ -247,7 +249,7 @@ class TopicClient(BucketClient):
 
     def wait(self, wait_ms: int) -> bool:
         """Let time pass, if this process may wait now."""
-        if not self.may_wait():
+        if not self.may_wait() or not self.cluster.clock.may_hold():
             return False
         self.cluster.clock.run(self.cluster.clock.now_ms + wait_ms)
         if self.calls.dead:
@@ -454,7 +456,7 @@ class TopicSink(WorldSink, KafkaTopic):
         disk = self.disk
         assert isinstance(disk, TopicDisk)
         named = list(keys)
-        disk.ordered = sequence, named
+        disk.ordered = orders(sequence, named)
         disk.publishers.append(self.client)
         try:
             super().publish(sequence, named)
@@ -487,14 +489,14 @@ class TopicDisk(Disk):
 
     Attributes:
         cluster: the cluster.
-        ordered: the sequence that somebody was told to publish last, and its keys.
+        ordered: what somebody was told to publish last.
         publishers: the clients that publish now, the innermost last.
     """
 
     def __init__(self, path: str, takes: Takes, faults: StoreFaults) -> None:
         super().__init__(path, takes)
         self.faults, self.topic = faults, path.strip("/")
-        self.ordered: tuple[int, list[StagedKey]] = (0, [])
+        self.ordered = NO_ORDERS
         self.publishers: list[TopicClient] = []
         self._skipped_s = 0.0
         self.decisive = BusierFaults(faults, f"coordinator of {path}")
@@ -502,6 +504,9 @@ class TopicDisk(Disk):
 
     def _use(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._found: dict[Open, Counter[Record]] = {}
+        self._read: dict[TopicPartition, int] = {}
+        self._read_at = -1
         cluster.changed, cluster.decided = self.check, self._decided
         self.place = TopicSink(self, TopicClient(cluster, None)).place
 
@@ -544,7 +549,11 @@ class TopicDisk(Disk):
         """Be as when the copy was made."""
         self.cluster.changed, self.cluster.decided = lambda: None, lambda transaction: None
         self._use(backup.copied())
-        self.ordered = (0, [])
+        self.ordered = NO_ORDERS
+
+    def settle(self) -> None:
+        """End all transactions, as time does."""
+        self.cluster.end_in_time()
 
     def lose_power(self, chance: random.Random) -> None:
         """The cluster is elsewhere: nothing is lost."""
@@ -556,13 +565,20 @@ class TopicDisk(Disk):
         return {**self.void, **self.wanted}
 
     def _rows(self) -> dict[Open, Counter[Record]]:
-        """Return the rows that are committed and not deleted, by their transactions."""
-        found: dict[Open, Counter[Record]] = {}
+        """Return the rows that are committed and not deleted, by their transactions.
+
+        Entries that were read before are read again only if some were deleted.
+        """
+        deletions = self.cluster.deletions[self.topic]
+        if self._read_at != deletions:
+            self._found, self._read, self._read_at = {}, {}, deletions
         for where in self._parts():
-            for entry in self.cluster.at(where).entries:
-                if entry.within is not None and entry.within.commits:
-                    found.setdefault(entry.within, Counter()).update(_rows_in(entry, where))
-        return found
+            entries = self.cluster.at(where).entries
+            for entry in itertools.islice(entries, self._read.get(where, 0), None):
+                if entry.within is not None:
+                    self._found.setdefault(entry.within, Counter())[_record_in(entry, where)] += 1
+            self._read[where] = len(entries)
+        return {transaction: rows for transaction, rows in self._found.items() if transaction.commits}
 
     def _decided(self, transaction: Open) -> None:
         """A transaction has the rows of the sequence in its marker, all of them, and no other has had them.
@@ -575,11 +591,7 @@ class TopicDisk(Disk):
         if not said or said[-1] is None:
             raise ViolatedError(f"a transaction in {self.place} says no sequence")
         marker = msgspec.json.decode(said[-1], type=SinkMarker)
-        rows: Counter[Record] = Counter()
-        for part in self._parts():
-            for entry in self.cluster.at(part).entries:
-                if entry.within is transaction:
-                    rows.update(_rows_in(entry, part))
+        rows = self._rows().get(transaction, Counter())
         before, transaction.sequence = self.cluster.sequence, marker.sequence
         self.cluster.sequence = marker.sequence
         if marker.emptied or (marker.sequence == before and not rows):
@@ -613,42 +625,9 @@ class TopicDisk(Disk):
             shown.add(number)
 
 
-def _rows_in(entry: Entry, where: TopicPartition) -> Counter[Record]:
+def _record_in(entry: Entry, where: TopicPartition) -> Record:
     assert entry.record.value is not None
-    rows = records_in(bytes(entry.record.value))
-    if any(partition != where.partition for partition, _ in rows):
-        raise ViolatedError(f"{rows} is in {where}")
-    return rows
-
-
-class LatePublisher:
-    """A process that publishes what somebody was told to publish: beside others, or when it is done long since."""
-
-    def __init__(self, clock: Clock, disk: TopicDisk, seed: int, era: Callable[[], object]) -> None:
-        self._clock, self._disk, self._era = clock, disk, era
-        self._chance = random.Random(f"{seed}: late publisher into {disk.path}")
-        self._comes = seed % RESTORED_OF != RESTORED_IS
-        self.done = 0
-
-    def start(self) -> None:
-        """Publish again and again."""
-        if self._comes:
-            self._clock.after(self._chance.randint(1, COMES_BACK_MS), self._publish)
-
-    def _publish(self) -> None:
-        chance, disk = self._chance, self._disk
-        self._clock.after(chance.randint(100, COMES_BACK_MS), self._publish)
-        (sequence, keys), is_bad = disk.ordered, disk.faults.is_bad
-        if not sequence:
-            return
-        sink, era = disk.open_sink(is_bad), self._era()
-        if is_bad() and chance.random() < 0.3:
-            sink.die_after(chance.randint(1, 40), is_bad)
-        self.done += 1
-        try:
-            sink.publish(sequence, keys)
-        except (Died, *AWAY) as error:
-            self._clock.log(f"a late publisher of {disk.place} ends by {error!r}")
-        except CorruptDataError:
-            if era == self._era() and sequence in disk.wanted:
-                raise
+    partition, offset = map(int, entry.record.value.split())
+    if partition != where.partition:
+        raise ViolatedError(f"{entry.record.value!r} is in {where}")
+    return partition, offset

@@ -22,7 +22,19 @@ from tests.spark.ports.job_site import JOBS, JobSite, Run, text_of
 from kohort.spark import register
 from kohort.spark.in_place_of_kafka import CHANGES
 
-CHAPTERS = ("files", "state", "tables", "batches", "pipelines", "wrappers", "snippets", "answers", "monitors")
+CHAPTERS = (
+    "files",
+    "state",
+    "tables",
+    "batches",
+    "pipelines",
+    "wrappers",
+    "snippets",
+    "answers",
+    "monitors",
+    "progress",
+    "habits",
+)
 
 
 def listed() -> dict[str, Any]:

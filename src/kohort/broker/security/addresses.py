@@ -70,7 +70,8 @@ def listener_address(key: str, text: str) -> ListenerAddress:
     name, separator, address = text.partition("://")
     host, colon, port = address.rpartition(":")
     if not separator or not colon or not port.isdecimal() or int(port) > 65535:
-        raise InvalidInputError(f"{key}: {text} is no NAME://HOST:PORT")
+        ports = ": ports are from 0 to 65535" if separator and colon and port.isdecimal() else ""
+        raise InvalidInputError(f"{key}: {text} is no NAME://HOST:PORT{ports}")
     return ListenerAddress(name.strip().upper(), host.removeprefix("[").removesuffix("]"), int(port))
 
 

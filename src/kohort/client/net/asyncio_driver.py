@@ -11,6 +11,7 @@ from kohort.client.net.bootstrap_check import socket_error_text
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, tls_error
+from kohort.client.net.dialing import connected_loop_socket
 from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_outcome
@@ -218,25 +219,22 @@ class AsyncClient:
             self.end_by_fault(error)
 
     async def _open_connection(self, command: OpenConnection) -> None:
-        host, port = command.address.host, command.address.port
-        reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
+        host, config = command.address.host, self.cluster.config
+        reader = FrameReader(self._pool, config.response_max_bytes)
         tls = None if command.plain else self._tls.current()
         try:
+            sock = await connected_loop_socket(host, command.address.port, config)
             transport, channel = await self._loop.create_connection(
-                lambda: _Channel(self, command.link, reader),
-                host,
-                port,
-                ssl=tls,
-                server_hostname=host if tls else None,
+                lambda: _Channel(self, command.link, reader), sock=sock, ssl=tls, server_hostname=host if tls else None
             )
             self._channels[command.link] = channel
             mechanism = None
-            if self.cluster.config.sasl_mechanism == "OAUTHBEARER":
-                mechanism = await asyncio.to_thread(fetched_mechanism, self.cluster.config)
+            if config.sasl_mechanism == "OAUTHBEARER":
+                mechanism = await asyncio.to_thread(fetched_mechanism, config)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             refusal = None
             if tls is not None:
-                refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
+                refusal = await asyncio.to_thread(tls_error, error, command.address, config)
             self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile

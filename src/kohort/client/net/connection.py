@@ -41,6 +41,7 @@ from kohort.client.net.bootstrap_check import (
     explained_without_answer,
 )
 from kohort.client.net.buffers import FrameReader
+from kohort.client.net.dialing import connected_socket
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime, logged_kafka_error
 from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
@@ -723,14 +724,9 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
     Raises:
         OSError: The connection failed; the text has the reason.
     """
-    timeout = config.socket_connection_setup_timeout_ms / 1000
-    sock = socket.create_connection((address.host, address.port), timeout)
+    sock = connected_socket(address.host, address.port, config)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if config.receive_buffer_bytes > 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
-        if config.send_buffer_bytes > 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        sock.settimeout(config.socket_connection_setup_timeout_ms / 1000)
         if tls is not None:
             sock = tls.wrap_socket(sock, server_hostname=address.host)
         sock.settimeout(None)

@@ -120,8 +120,9 @@ def parse_address(text: str) -> Address:
     endpoint = text.strip().rsplit("://", 1)[-1]
     host, colon, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         example = f": write {endpoint}:9092 for Kafka's port" if endpoint and not colon else ""
+        example = ": ports are from 1 to 65535" if port.isdecimal() and host and colon else example
         raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT{example}")
     return Address(host, int(port))
 

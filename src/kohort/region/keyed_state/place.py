@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
 from kohort.region.confined_files import confined
-from kohort.region.files import SYSTEM, FileCalls, is_store_url, local_path, make_folder, names_in, read_file, remove
-from kohort.region.keyed_state.state_files import StateFile, decode_file, file_name, folder_of, sequence_in
+from kohort.region.files import SYSTEM, FileCalls, is_store_url, local_path, make_folders, names_in, remove
+from kohort.region.keyed_state.state_files import (
+    CONTENT_BYTES_MAX,
+    FILE_BYTES,
+    FileCheck,
+    ReadPart,
+    StateFile,
+    damaged,
+    decode_file,
+    file_head,
+    file_name,
+    folder_of,
+    sequence_in,
+    written_file,
+)
 from kohort.region.records import Part, StateHead
 from kohort.region.sinks.staged_files import write_staged
 
@@ -23,16 +40,26 @@ _OBJECTS: Final = "kohort.region.sinks.object_store"
 """The module of object stores, which needs an extra of the package."""
 _PROBE: Final = "probe"
 DELTAS_MAX: Final = 32
+_READ_BYTES: Final = 1 << 20
+_FILES_AT_ONCE: Final = 4
+"""Files of one state that are read at once; each takes a MiB of memory, a delta its size."""
+_WRITTEN_AT_ONCE: Final = 4
+"""Files that a member writes at once; each is in memory."""
+_AHEAD_BYTES: Final = 2 * FILE_BYTES
+"""Limit on deltas that are read ahead, except the first of them."""
+
+Write: TypeAlias = Callable[[int, ReadPart], None]
+"""Writes bytes of a base at a position."""
 
 
 class StateStore(Protocol):
     """The files of keyed states; each is written once, and durable when the call returns. All calls raise OSError."""
 
-    def write(self, folder: str, name: str, content: bytes) -> None:
+    def write(self, folder: str, name: str, content: ReadPart) -> None:
         """Write a file; one of the same name has the same content."""
 
-    def read(self, folder: str, name: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError if there is none."""
+    def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
+        """Yield a file's content in parts of some MiB at most; raise FileNotFoundError if there is none."""
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
@@ -48,17 +75,22 @@ class FolderStore:
         self._path, self._files = path, confined(files, path)
         self._made: set[str] = set()
 
-    def write(self, folder: str, name: str, content: bytes) -> None:
+    def write(self, folder: str, name: str, content: ReadPart) -> None:
         """Write a file by a rename."""
         path = f"{self._path}/{folder}"
         if folder not in self._made:
-            make_folder(self._files, path)  # another process may have made it, and not have synced its name
+            make_folders(self._files, self._path, folder)  # others may have made them, and not have synced the names
             self._made.add(folder)
         write_staged(self._files, path, name, lambda output: output.write(content))
 
-    def read(self, folder: str, name: str) -> bytes:
-        """Return a file's content."""
-        return read_file(self._files, f"{self._path}/{folder}/{name}")
+    def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
+        """Yield a file's content. A named pipe that another user has put there is an empty file, not a wait."""
+        fd = self._files.open(f"{self._path}/{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            while part := self._files.read(fd, _READ_BYTES):
+                yield part
+        finally:
+            self._files.close(fd)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
@@ -76,13 +108,13 @@ class ObjectStateStore:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def write(self, folder: str, name: str, content: bytes) -> None:
+    def write(self, folder: str, name: str, content: ReadPart) -> None:
         """Put an object."""
         self._store.put_object(f"{folder}/{name}", content)
 
-    def read(self, folder: str, name: str) -> bytes:
-        """Return an object's content."""
-        return self._store.read_object(f"{folder}/{name}")
+    def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
+        """Yield an object's content."""
+        return self._store.read_parts(f"{folder}/{name}", _READ_BYTES)
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the objects in a folder."""
@@ -91,6 +123,26 @@ class ObjectStateStore:
     def remove(self, folder: str, names: Iterable[str]) -> None:
         """Remove objects."""
         self._store.remove_objects([f"{folder}/{name}" for name in names])
+
+
+class SweepOrder(NamedTuple):
+    """The order to remove files of a partition.
+
+    Attributes:
+        part: the partition.
+        head: its state in the last manifest. Files of earlier sequences than its base go.
+        names: the names of the files that count: others go too, if their sequence is not later than the head's. None:
+            they are not known.
+    """
+
+    part: Part
+    head: StateHead
+    names: frozenset[str] | None = None
+
+    def has(self, name: str, sequence: int) -> bool:
+        """Return whether a file goes."""
+        replaced = self.names is not None and name not in self.names and sequence <= self.head.sequence
+        return sequence < self.head.base or replaced
 
 
 class KeyedState:
@@ -146,11 +198,13 @@ class RegionStates:
 
     Attributes:
         place: the name of the place, without credentials.
-        deltas_max: the limit on deltas behind a base. A new owner reads each of them.
+        deltas_max: how many deltas may be behind a base before some are merged: a new owner reads each. 0: each
+            checkpoint saves a base.
     """
 
     def __init__(self, store: StateStore, place: str, region_id: UUID, deltas_max: int = DELTAS_MAX) -> None:
         self._store, self.place, self._region, self.deltas_max = store, place, region_id.hex, deltas_max
+        self._writes = threading.BoundedSemaphore(_WRITTEN_AT_ONCE)
 
     def check(self) -> None:
         """Check that files can be written, read, listed and removed.
@@ -161,7 +215,7 @@ class RegionStates:
         """
         try:
             self._store.write(self._region, _PROBE, b"")
-            there = not self._store.read(self._region, _PROBE) and _PROBE in self._store.names(self._region)
+            there = not any(self._store.read(self._region, _PROBE)) and _PROBE in self._store.names(self._region)
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to save keyed states in {self.place}: {error}") from error
         except FileNotFoundError as error:
@@ -169,9 +223,55 @@ class RegionStates:
         if not there:
             raise InvalidInputError(f"Keyed states can't be saved in {self.place}: it does not list a new file")
 
-    def write(self, part: Part, file: StateFile, content: bytes) -> None:
-        """Write a file of a partition's state."""
-        self._store.write(self._folder(part), file.name, content)
+    def write_deltas(
+        self, part: Part, sequence: int, chain: list[StateFile], payloads: Iterable[bytes]
+    ) -> list[StateFile]:
+        """Write deltas that follow a chain, one after the other; return the longer chain."""
+        chain = list(chain)
+        for payload in payloads:
+            with self._writes:
+                content = file_head("delta", chain) + payload
+                file = written_file(sequence, "delta", content)
+                self._store.write(self._folder(part), file.name, content)
+            chain.append(file)
+        return chain
+
+    def write_base(self, part: Part, sequence: int, pieces: Sequence[Callable[[bytes], bytearray]]) -> list[StateFile]:
+        """Write a base, several pieces at once; return the new chain.
+
+        Args:
+            part: the partition.
+            sequence: the sequence for which it is saved.
+            pieces: each returns the content of a file that begins with the given bytes.
+        """
+        chain: list[StateFile] = []
+
+        def encode_next(piece: Callable[[bytes], bytearray]) -> tuple[StateFile, bytearray]:
+            content = piece(file_head("base", chain))
+            chain.append(written_file(sequence, "base", content))
+            return chain[-1], content
+
+        if len(pieces) == 1:
+            with self._writes:
+                file, content = encode_next(pieces[0])
+                self._store.write(self._folder(part), file.name, memoryview(content))
+            return chain
+        with ThreadPoolExecutor(_WRITTEN_AT_ONCE) as pool:
+            writes: deque[Future[None]] = deque()
+            for piece in pieces:
+                if len(writes) == _WRITTEN_AT_ONCE:
+                    writes.popleft().result()
+                self._writes.acquire()
+                writes.append(pool.submit(self._write_and_release, self._folder(part), *encode_next(piece)))
+            for write in writes:
+                write.result()
+        return chain
+
+    def _write_and_release(self, folder: str, file: StateFile, content: bytearray) -> None:
+        try:
+            self._store.write(folder, file.name, memoryview(content))
+        finally:
+            self._writes.release()
 
     def read_head(self, part: Part, head: StateHead) -> tuple[list[StateFile], memoryview]:
         """Return the chain of a state, and the payload of its newest file.
@@ -180,28 +280,90 @@ class RegionStates:
             CorruptDataError: the file is gone or damaged.
         """
         name = file_name(head.sequence, head.digest)
-        newest, before, payload = decode_file(name, head.digest, self._content(part, name))
+        content = self._content(part, name, min(head.size, CONTENT_BYTES_MAX))
+        newest, before, payload = decode_file(name, head.digest, content)
         return [*before, newest], payload
 
-    def read(self, part: Part, file: StateFile) -> memoryview:
-        """Return the payload of a file; raise as `read_head`."""
-        return decode_file(file.name, file.digest, self._content(part, file.name))[2]
+    def read_deltas(self, part: Part, files: list[StateFile]) -> Iterator[memoryview]:
+        """Yield the payloads of deltas in order, some of them read ahead; raise as `read_head`."""
 
-    def _content(self, part: Part, name: str) -> bytes:
-        folder = self._folder(part)
+        def payload(file: StateFile) -> memoryview:
+            return decode_file(file.name, file.digest, self._content(part, file.name, file.size))[2]
+
+        if len(files) < 2:
+            yield from map(payload, files)
+            return
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            ahead: deque[tuple[int, Future[memoryview]]] = deque()
+            left = deque(files)
+            try:
+                while left or ahead:
+                    while left and (not ahead or left[0].size + sum(size for size, _ in ahead) <= _AHEAD_BYTES):
+                        file = left.popleft()
+                        ahead.append((file.size, pool.submit(payload, file)))
+                    yield ahead.popleft()[1].result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def read_base(self, part: Part, files: list[StateFile], write: Write) -> int:
+        """Read the pieces of a base, several at once, and write their payloads in order; return where they end.
+
+        What was written counts only if this call returns: each piece is checked at its end. Errors are as of
+        `read_head`.
+        """
+        work: list[tuple[int, FileCheck, StateFile]] = []
+        begin = 0
+        for number, file in enumerate(files):
+            check = FileCheck(file, files[:number])
+            work.append((begin, check, file))
+            begin += check.payload_bytes
+
+        def copy_piece(begin: int, check: FileCheck, file: StateFile) -> None:
+            with closing(self._parts(part, file.name, file.size)) as parts:
+                for read in parts:
+                    at, share = check.add(read)
+                    if share:
+                        write(begin + at, share)
+            check.end()
+
+        if len(work) < 2:
+            for piece in work:
+                copy_piece(*piece)
+            return begin
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            copies = [pool.submit(copy_piece, *piece) for piece in work]
+            try:
+                for copy in copies:
+                    copy.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        return begin
+
+    def _content(self, part: Part, name: str, bytes_max: int) -> bytes:
+        with closing(self._parts(part, name, bytes_max)) as parts:
+            return b"".join(parts)
+
+    def _parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
+        """Yield a file in parts; one that is larger than it was ends with an error before it is read."""
+        folder, size = self._folder(part), 0
         try:
-            return self._store.read(folder, name)
+            with closing(self._store.read(folder, name)) as parts:
+                for read in parts:
+                    size += len(read)
+                    if size > bytes_max:
+                        raise damaged(name, "it is larger than the file that was saved")
+                    yield read
         except FileNotFoundError as error:
             raise CorruptDataError(
                 f"The keyed state of {part} needs the file {folder}/{name}, which is not in {self.place}: give all "
                 "members the place where it was saved, or reset the region to its initial state"
             ) from error
 
-    def sweep(self, part: Part, base: int) -> None:
-        """Remove the files of earlier sequences than the base of the state that the last manifest names."""
-        folder = self._folder(part)
+    def sweep(self, order: SweepOrder) -> None:
+        """Remove the files that the state of the last manifest does not need."""
+        folder = self._folder(order.part)
         numbers = ((name, sequence_in(name)) for name in self._store.names(folder))
-        self._store.remove(folder, [name for name, number in numbers if number is not None and number < base])
+        self._store.remove(folder, [name for name, number in numbers if number is not None and order.has(name, number)])
 
     def _folder(self, part: Part) -> str:
         return f"{self._region}/{folder_of(part)}"

@@ -8,8 +8,8 @@ record, which is sealed, proves all of them. Two processes that write one name w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,11 +20,16 @@ FILE_BYTES: Final = 32 * 1024 * 1024
 """Size of a file's payload; one more change may exceed it."""
 KEY_BYTES_MAX: Final = 64 * 1024
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024
+CONTENT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Limit on a file's size: a payload, one more change, and a list of files that has room for 60 TB."""
 SUFFIX: Final = ".state"
+OBJECTS_BYTES: Final = 250
+"""What Python's objects and tables take for a key with a value, beside their bytes."""
 _MAGIC: Final = b"kohort-state-1\n"
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
 _NAME_CHARACTERS: Final = 100
+ReadPart: TypeAlias = bytes | memoryview
 
 
 class StateFile(NamedTuple):
@@ -72,13 +77,15 @@ def head_of(chain: list[StateFile]) -> StateHead:
     return StateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
 
 
-def encode_file(
-    sequence: int, kind: Literal["base", "delta"], before: list[StateFile], payload: bytes
-) -> tuple[StateFile, bytes]:
-    """Return a file that follows a chain, and its content."""
+def file_head(kind: Literal["base", "delta"], before: list[StateFile]) -> bytes:
+    """Return what is before the payload of a file that follows a chain: a part of the format, the same at each call."""
     header = msgspec.msgpack.encode((kind, before))
-    content = b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header, payload))
-    return StateFile(sequence, _digest(content), len(content), kind), content
+    return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header))
+
+
+def written_file(sequence: int, kind: Literal["base", "delta"], content: bytes | bytearray) -> StateFile:
+    """Return the file that has this content."""
+    return StateFile(sequence, _digest(content), len(content), kind)
 
 
 def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, list[StateFile], memoryview]:
@@ -88,7 +95,7 @@ def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, li
         CorruptDataError: it is not the file that was written.
     """
     if _digest(content) != digest:
-        raise CorruptDataError(f"The file {name} of a keyed state is damaged: its content has another digest")
+        raise damaged(name, "its content has another digest")
     try:
         if not content.startswith(_MAGIC):
             raise ValueError("a later release has written it")
@@ -100,6 +107,47 @@ def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, li
     sequence = sequence_in(name)
     assert sequence is not None
     return StateFile(sequence, digest, len(content), kind), before, memoryview(content)[end:]
+
+
+class FileCheck:
+    """A file that is read in parts: its size, its head and its digest must be those of a chain."""
+
+    def __init__(self, file: StateFile, before: list[StateFile]) -> None:
+        self._file, self._head = file, file_head(file.kind, before)
+        self._begin, self._size, self._hash = b"", 0, hashlib.sha256()
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of the payload."""
+        return self._file.size - len(self._head)
+
+    def add(self, part: ReadPart) -> tuple[int, memoryview]:
+        """Add the next part; return where its share of the payload begins, and that share, perhaps empty."""
+        self._hash.update(part)
+        at, head_bytes = self._size, len(self._head)
+        self._size += len(part)
+        if at < head_bytes:
+            self._begin += bytes(part[: head_bytes - at])
+        return max(0, at - head_bytes), memoryview(part)[max(0, head_bytes - at) :]
+
+    def end(self) -> None:
+        """Check the whole file.
+
+        Raises:
+            CorruptDataError: it is not the file that was written.
+        """
+        if self._size != self._file.size or self._hash.digest()[:_DIGEST_BYTES] != self._file.digest:
+            raise damaged(self._file.name, "its content has another digest")
+        if self._begin != self._head:
+            raise damaged(self._file.name, "it is a part of another state")
+
+
+def damaged(name: str, why: str) -> CorruptDataError:
+    """Return the error of a file that is not the one that was saved."""
+    return CorruptDataError(
+        f"The file {name} of a keyed state is damaged: {why}. Nothing of it is used. Put the file back from a copy of "
+        "the place, or reset the region to its initial state"
+    )
 
 
 def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
@@ -116,25 +164,27 @@ def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(rows)
 
 
-def changes_in(payload: Any) -> dict[bytes, bytes | None]:
-    """Decode the payload of a delta.
+def changes_in(payload: Any) -> list[tuple[bytes, bytes | None]]:
+    """Decode the payload of a delta; None means that a key was removed.
 
     Raises:
         CorruptDataError: it has no changes.
     """
     try:
-        rows: Iterable[tuple[bytes, bytes | None]] = msgspec.msgpack.decode(
-            payload, type=list[tuple[bytes, bytes | None]]
-        )
+        return msgspec.msgpack.decode(payload, type=list[tuple[bytes, bytes | None]])
     except msgspec.MsgspecError as error:
         raise CorruptDataError(f"The changes of a keyed state can't be read: {error}") from error
-    return dict(rows)
 
 
 def change_bytes(key: bytes, value: bytes | None) -> int:
-    """Return the approximate size of a change."""
+    """Return the approximate size of a change in a file."""
     return len(key) + len(value or b"") + 8
 
 
-def _digest(content: bytes) -> bytes:
+def change_memory(key: bytes, value: bytes | None) -> int:
+    """Return the approximate memory that a change takes: two objects, and an entry in each of two tables."""
+    return len(key) + len(value or b"") + OBJECTS_BYTES
+
+
+def _digest(content: bytes | bytearray) -> bytes:
     return hashlib.sha256(content).digest()[:_DIGEST_BYTES]

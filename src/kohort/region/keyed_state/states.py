@@ -9,22 +9,24 @@ import queue
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
+from functools import partial
+from itertools import chain, takewhile
 from typing import Final
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
-from kohort.region.keyed_state.place import RegionStates, no_room
+from kohort.region.keyed_state.place import RegionStates, SweepOrder, Write, no_room
 from kohort.region.keyed_state.state_files import (
     FILE_BYTES,
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
+    ReadPart,
     StateFile,
     change_bytes,
+    change_memory,
     changes_in,
     delta_payloads,
-    encode_file,
     head_of,
 )
 from kohort.region.records import Part, StateHead
@@ -33,7 +35,12 @@ log = logging.getLogger("kohort.region")
 DELTAS_BYTES: Final = 256 * 1024
 """Deltas of a small state may be larger than half of its base up to this size."""
 CHANGED_BYTES: Final = 128 * 1024 * 1024
-"""Changes of a member in memory that request a checkpoint."""
+"""Memory of a member's changes that requests a checkpoint."""
+_APPLIED_BYTES: Final = 128 * 1024 * 1024
+"""Memory of changes that are applied to a working copy at once, while it is loaded."""
+_MERGED_BYTES: Final = 64 * 1024 * 1024
+"""Limit on the size of deltas that are merged, which are in memory meanwhile."""
+_READ_BYTES: Final = 1 << 20
 _FEW: Final = 4
 _THREADS: Final = 8
 _CLOSE_S: Final = 10.0
@@ -50,30 +57,47 @@ class WorkingCopy:
     time may call its methods.
     """
 
-    def __init__(self, work_folder: str | None, base: Iterable[memoryview] = ()) -> None:
-        """Make the file from the pieces of a base; without pieces it is empty.
+    def __init__(self, work_folder: str | None, fill: Callable[[Write], None] | None = None) -> None:
+        """Make the file, and let `fill` write the bytes of a database into it; None: it is empty.
+
+        The file has no name from the beginning, so that a process which is killed meanwhile leaves an empty folder. The
+        folder is this user's alone until SQLite has read the file. It would else take a journal that another user
+        puts beside it for its own, and change the file by it.
 
         Raises:
             OSError: there is no room for it.
-            CorruptDataError: the pieces are no such database.
+            CorruptDataError: the bytes are no such database.
         """
-        fd, path = tempfile.mkstemp(prefix="kohort-state-", dir=work_folder)
-        self._fd = fd
+        folder = tempfile.mkdtemp(prefix="kohort-state-", dir=work_folder)
+        path = f"{folder}/state"
         try:
-            written = 0
-            for piece in base:
-                written += _write_all(fd, piece)
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                self._prepare_database(new=not written)
+                self._open_database(path, fill)
             except BaseException:
-                self._database.close()
+                os.close(self._fd)
                 raise
-        except BaseException:
-            os.close(fd)
-            raise
+        finally:
+            os.rmdir(folder)
+
+    def _open_database(self, path: str, fill: Callable[[Write], None] | None) -> None:
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         finally:
             os.unlink(path)
+        try:
+            if fill is not None:
+                fill(self._write_bytes)
+            self._prepare_database(new=fill is None)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _write_bytes(self, at: int, part: ReadPart) -> None:
+        rest = memoryview(part)
+        while rest:
+            written = os.pwrite(self._fd, rest, at)
+            rest, at = rest[written:], at + written
 
     def _prepare_database(self, *, new: bool) -> None:
         try:
@@ -97,15 +121,17 @@ class WorkingCopy:
         return None if row is None else bytes(row[0])
 
     def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Apply changes; None removes a key. After an error the copy must not be used any more.
+        """Apply changes in the order of keys, so that each page is read and written once; None removes a key.
+
+        After an error the copy must not be used any more.
 
         Raises:
             sqlite3.Error: the disk is full.
         """
         if not changes:
             return
-        gone = [(key,) for key, value in changes.items() if value is None]
-        there = [(key, value) for key, value in changes.items() if value is not None]
+        gone = sorted((key,) for key, value in changes.items() if value is None)
+        there = sorted((key, value) for key, value in changes.items() if value is not None)
         self._database.execute("BEGIN")
         if gone:
             self._database.executemany("DELETE FROM state WHERE key = ?", gone)
@@ -131,37 +157,27 @@ class WorkingCopy:
         if free * 2 > pages:
             self._database.execute("VACUUM")
 
-    def size(self) -> int:
-        """Return the size of the file in bytes."""
-        return os.fstat(self._fd).st_size
+    def pieces(self) -> list[Callable[[bytes], bytearray]]:
+        """Return functions, one for each piece of a base: the piece behind the bytes of a head."""
+        size = os.fstat(self._fd).st_size
+        return [partial(self._piece, at, min(FILE_BYTES, size - at)) for at in range(0, size, FILE_BYTES)]
 
-    def pieces(self) -> Iterator[bytes]:
-        """Return the file as the pieces of a base."""
+    def _piece(self, begin: int, size: int, head: bytes) -> bytearray:
+        content = bytearray(len(head) + size)
+        content[: len(head)] = head
         at = 0
-        while piece := _read_all(self._fd, at):
-            at += len(piece)
-            yield piece
+        while at < size and (part := os.pread(self._fd, min(_READ_BYTES, size - at), begin + at)):
+            content[len(head) + at : len(head) + at + len(part)] = part
+            at += len(part)
+        if at < size:
+            raise sqlite3.DatabaseError("the working copy of a keyed state became shorter")
+        return content
 
     def close(self) -> None:
         """Remove the copy."""
         self._database.close()
         with contextlib.suppress(OSError):
             os.close(self._fd)
-
-
-def _write_all(fd: int, piece: memoryview) -> int:
-    rest = piece
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-    return len(piece)
-
-
-def _read_all(fd: int, at: int) -> bytes:
-    parts, size = [], 0
-    while size < FILE_BYTES and (part := os.pread(fd, FILE_BYTES - size, at + size)):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
 
 
 class LoadedState:
@@ -180,22 +196,39 @@ class LoadedState:
         self._changed: dict[bytes, bytes | None] = {}  # not in a file yet
         self.changed_bytes = 0
         self._chain: list[StateFile] = []
+        self._is_saved = True  # the copy is what the chain says
+        self._replaced = False  # files of the chain were merged
         if head is None:
             self._copy = WorkingCopy(work_folder)
             return
         self._chain, newest = place.read_head(part, head)
         base = list(takewhile(lambda file: file.kind == "base", self._chain))
-
-        def payload(file: StateFile) -> memoryview:
-            return newest if file is self._chain[-1] else place.read(part, file)
-
-        self._copy = WorkingCopy(work_folder, map(payload, base))
+        deltas = self._chain[len(base) :]
+        self._copy = WorkingCopy(work_folder, partial(self._fill, base, b"" if deltas else newest))
         try:
-            for file in self._chain[len(base) :]:
-                self._copy.apply(changes_in(payload(file)))
+            self._apply_deltas(deltas, newest)
         except BaseException:
             self._copy.close()
             raise
+
+    def _fill(self, base: list[StateFile], newest: ReadPart, write: Write) -> None:
+        """Write a base into the copy; its last piece is `newest`, unless that is empty."""
+        end = self._place.read_base(self._part, base[:-1] if newest else base, write)
+        write(end, newest)
+
+    def _apply_deltas(self, deltas: list[StateFile], newest: ReadPart) -> None:
+        """Apply deltas, some at once: each time takes as long as reading and writing most pages of the copy."""
+        changes: dict[bytes, bytes | None] = {}
+        size = 0
+        earlier = self._place.read_deltas(self._part, deltas[:-1])
+        for payload in chain(earlier, [newest] if deltas else []):
+            for key, value in changes_in(payload):
+                size += change_memory(key, value)
+                changes[key] = value
+            if size >= _APPLIED_BYTES:
+                self._copy.apply(changes)
+                changes, size = {}, 0
+        self._copy.apply(changes)
 
     @property
     def head(self) -> StateHead | None:
@@ -210,8 +243,10 @@ class LoadedState:
     def change(self, key: bytes, value: bytes | None) -> None:
         """Change the value of a key; None removes it."""
         with self._lock:
+            if key in self._changed:
+                self.changed_bytes -= change_memory(key, self._changed[key])
             self._waiting[key] = self._changed[key] = value
-            self.changed_bytes += change_bytes(key, value)
+            self.changed_bytes += change_memory(key, value)
 
     def key_count(self) -> int:
         """Return the number of keys."""
@@ -226,8 +261,16 @@ class LoadedState:
             return self._copy.keys_after(key)
 
     def _apply(self) -> None:
-        self._copy.apply(self._waiting)
-        self._waiting = {}
+        if self._waiting:
+            self._is_saved = False
+            self._copy.apply(self._waiting)
+            self._waiting = {}
+
+    def revert(self) -> bool:
+        """Forget the changes since the last save; return False if the copy has some of them already."""
+        with self._lock:
+            self._waiting, self._changed, self.changed_bytes = {}, {}, 0
+            return self._is_saved
 
     def save(self, sequence: int) -> None:
         """Save what has changed, durably. It may be repeated after an error.
@@ -240,31 +283,55 @@ class LoadedState:
             if not self._changed:
                 return
             self._apply()
-            chain = self._with_deltas(sequence) or self._with_base(sequence)
-            self._chain, self._changed, self.changed_bytes = chain, {}, 0
+            self._chain = self._saved_chain(sequence)
+            self._changed, self.changed_bytes, self._is_saved = {}, 0, True
 
-    def _with_deltas(self, sequence: int) -> list[StateFile]:
-        """Write the changes behind the chain, and return it; empty: a base is due instead."""
-        chain = list(self._chain)
-        deltas = [file.size for file in chain if file.kind == "delta"]
-        base_bytes = sum(file.size for file in chain) - sum(deltas)
-        size = sum(deltas) + sum(change_bytes(*change) for change in self._changed.items())
-        if not chain or len(deltas) >= self._place.deltas_max or size > max(base_bytes // 2, DELTAS_BYTES):
-            return []
-        for payload in delta_payloads(self._changed):
-            file, content = encode_file(sequence, "delta", chain, payload)
-            self._place.write(self._part, file, content)
-            chain.append(file)
-        return chain
+    def _saved_chain(self, sequence: int) -> list[StateFile]:
+        """Save the changes as a delta, after one that they are merged with, or with a new base; return the chain."""
+        deltas = [file for file in self._chain if file.kind == "delta"]
+        deltas_bytes = sum(file.size for file in deltas)
+        base_bytes = sum(file.size for file in self._chain) - deltas_bytes
+        size = sum(change_bytes(*change) for change in self._changed.items())
+        too_large = deltas_bytes + size > max(base_bytes // 2, DELTAS_BYTES)
+        if not self._chain or too_large or not self._place.deltas_max:
+            return self._with_base(sequence)
+        merged = self._to_merge(deltas, size) if len(deltas) >= self._place.deltas_max else []
+        changes: dict[bytes, bytes | None] = {}
+        try:
+            for payload in self._place.read_deltas(self._part, merged):
+                changes.update(changes_in(payload))
+        except CorruptDataError as error:
+            log.warning("saving the whole keyed state of %s, because its changes are damaged: %s", self._part, error)
+            return self._with_base(sequence)
+        changes |= self._changed
+        before = self._chain[: len(self._chain) - len(merged)]
+        self._replaced = self._replaced or bool(merged)
+        return self._place.write_deltas(self._part, sequence, before, delta_payloads(changes))
 
     def _with_base(self, sequence: int) -> list[StateFile]:
         self._copy.shrink()
-        chain: list[StateFile] = []
-        for piece in self._copy.pieces():
-            file, content = encode_file(sequence, "base", chain, piece)
-            self._place.write(self._part, file, content)
-            chain.append(file)
-        return chain
+        return self._place.write_base(self._part, sequence, self._copy.pieces())
+
+    def _to_merge(self, deltas: list[StateFile], size: int) -> list[StateFile]:
+        """Return the newest deltas: half of the limit on them, and further ones while these are not larger together.
+
+        So what is written stays in proportion to the changes. Each merge at least doubles the file of a change, except
+        once in half of the limit.
+        """
+        found, total = 0, size
+        for file in reversed(deltas):
+            enough = found >= max(1, self._place.deltas_max // 2)
+            if total + file.size > _MERGED_BYTES or (enough and file.size > total):
+                break
+            found, total = found + 1, total + file.size
+        return deltas[len(deltas) - found :]
+
+    def replaced_by(self) -> frozenset[str] | None:
+        """Return the names of the files that count, if one was replaced since this was last asked; None: none was."""
+        with self._lock:
+            names = frozenset(file.name for file in self._chain) if self._replaced else None
+            self._replaced = False
+            return names
 
     def close(self) -> None:
         """Remove the working copy."""
@@ -338,6 +405,7 @@ class KeyedStates:
         self._lock = threading.RLock()
         self._heads: dict[Part, StateHead | None] = {}
         self._loaded: dict[Part, LoadedState] = {}
+        self._kept: dict[Part, LoadedState] = {}  # from before a reset
         self._left: list[LoadedState] = []
         self._given: dict[Part, StateHead | None] = {}
         self._swept: dict[Part, int] = {}
@@ -348,10 +416,15 @@ class KeyedStates:
         return self._place
 
     def begin(self, part: Part, head: StateHead | None) -> None:
-        """Begin with a partition's state; it is loaded when it is asked for."""
+        """Begin with a partition's state; it is loaded when it is asked for, unless a reset has left it as it is."""
         with self._lock:
             self.forget_partitions([part])
             self._heads[part] = head
+            if (kept := self._kept.pop(part, None)) is not None:
+                if kept.head == head:
+                    self._loaded[part] = kept
+                else:
+                    self._left.append(kept)
 
     def forget_partitions(self, parts: list[Part]) -> None:
         """Forget partitions; the current table may still use their working copies."""
@@ -363,9 +436,13 @@ class KeyedStates:
                     self._left.append(state)
 
     def clear(self) -> None:
-        """Forget all partitions: the region resets."""
+        """Forget all partitions: the region resets. Copies that are as they were saved are kept until the next save."""
         with self._lock:
             self._given = {}
+            reverted = {part: state for part, state in self._loaded.items() if state.revert()}
+            for part in reverted:
+                del self._loaded[part]
+            self._kept |= reverted
             self.forget_partitions(list(self._heads))
             self.remove_left()
 
@@ -406,6 +483,7 @@ class KeyedStates:
             OSError, RetriableError: the place does not answer. Nothing is lost.
         """
         with self._lock:
+            self._leave_kept()  # other members have these partitions
             loaded = list(self._loaded.values())
             if len(loaded) <= _FEW:
                 for state in loaded:
@@ -417,18 +495,30 @@ class KeyedStates:
             self._given = dict(self._heads)
             return dict(self._given)
 
-    def completed(self) -> list[tuple[Part, int]]:
-        """Handle a complete sequence with what was saved last; return partitions to sweep, with their bases."""
+    def completed(self) -> list[SweepOrder]:
+        """Handle a complete sequence with what was saved last; return what to sweep."""
         with self._lock:
             given, self._given = self._given, {}
-            bases = {part: head.base for part, head in given.items() if head is not None}
-            due = [(part, base) for part, base in bases.items() if self._swept.get(part, 0) < base]
-            self._swept |= {part: base for part, base in due if part in self._heads}
-            return due
+            heads = {part: head for part, head in given.items() if head is not None}
+            orders = []
+            for part, head in heads.items():
+                state = self._loaded.get(part)
+                names = None if state is None or state.head != head else state.replaced_by()
+                if names is not None or self._swept.get(part, 0) < head.base:
+                    orders.append(SweepOrder(part, head, names))
+            self._swept |= {order.part: order.head.base for order in orders if order.part in self._heads}
+            return orders
 
     def close(self) -> None:
         """Remove all working copies."""
-        self.clear()
+        with self._lock:
+            self.clear()
+            self._leave_kept()
+            self.remove_left()
+
+    def _leave_kept(self) -> None:
+        self._left += self._kept.values()
+        self._kept = {}
 
 
 class StateSweeper:
@@ -437,10 +527,10 @@ class StateSweeper:
     def __init__(self, place: RegionStates, name: str) -> None:
         """Initialise the sweeper; its thread starts with the first order."""
         self._place, self._name = place, name
-        self._orders: queue.SimpleQueue[tuple[Part, int] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def order(self, due: list[tuple[Part, int]]) -> None:
+    def order(self, due: list[SweepOrder]) -> None:
         """Queue sweeps of old files for the sweeper's thread, which the first call starts."""
         if due and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)
@@ -457,6 +547,6 @@ class StateSweeper:
     def _run(self) -> None:
         while (entry := self._orders.get()) is not None:
             try:
-                self._place.sweep(*entry)
+                self._place.sweep(entry)
             except (OSError, KafkaError) as error:
                 log.warning("[member %s] old files of a keyed state could not be removed: %s", self._name, error)

@@ -310,6 +310,13 @@ class KafkaTopic(BoundSink):
         except FencedError as error:
             if not self._await_other(sequence):
                 raise RetriableError(f"topic {self.topic}: another member publishes: {error.message}") from error
+        except CorruptDataError:
+            if not self._is_published_by_now(sequence):
+                raise
+
+    def _is_published_by_now(self, sequence: int) -> bool:
+        """Look again: another member may have fenced this one, published the sequence and swept its rows."""
+        return self._owned(self._staging_topic.marker(to_the_end=True)).sequence >= sequence
 
     def _await_other(self, sequence: int) -> bool:
         """Leave the topic to the publisher that has fenced this one; return whether it has published the sequence."""

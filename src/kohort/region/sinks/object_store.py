@@ -15,7 +15,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -301,6 +301,12 @@ class ObjectStore:
         """Return an object's content; raise FileNotFoundError if there is none."""
         with self._translated(path):
             return bytes(self._raw.get(path).bytes())
+
+    def read_parts(self, path: str, part_bytes: int) -> Generator[memoryview, None, None]:
+        """Yield an object's content in parts of about so many bytes; raise FileNotFoundError if there is none."""
+        with self._translated(path):
+            for part in self._raw.get(path).stream(min_chunk_size=part_bytes):
+                yield memoryview(part)
 
     def read_small_object(self, path: str, bytes_max: int) -> bytes | None:
         """Return an object's content; None, before its content is fetched, if it has more bytes than that."""

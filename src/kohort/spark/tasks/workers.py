@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 VARIABLE = "PYSPARK_PYTHON"
+LOCAL_CONNECT = "SPARK_LOCAL_REMOTE"
+"""The variable that PySpark sets when `SparkSession.builder.remote("local")` starts a Connect server."""
 _HERE = ("local", "local[", "local-cluster[")
 """Masters whose workers are processes of this machine. Source: Spark, "Master URLs"."""
 
@@ -60,6 +63,25 @@ def choose(master: str, set_to: str | None, own: str) -> Choice:
     return Choice()
 
 
+def warning_of_local_connect(environ: Mapping[str, str], own: str) -> str | None:
+    """Return the warning for a Connect server that this program has started and that runs another Python; else None.
+
+    Args:
+        environ: the environment. PySpark sets a variable for such a server, `SparkSession.builder.remote` with
+            "local"; the server had this environment when it started.
+        own: the interpreter that runs the program.
+    """
+    if LOCAL_CONNECT not in environ:
+        return None
+    command = environ.get(VARIABLE) or environ.get("PYSPARK_DRIVER_PYTHON") or "python3"
+    if _same(command, own):
+        return None
+    return (
+        f"the Spark Connect server of this program runs {shutil.which(command) or command}, not {own}: activate the "
+        f"environment, or set {VARIABLE}={own}, before the session is made"
+    )
+
+
 def _same(command: str, other: str) -> bool:
     """Return whether two commands start the interpreter of one environment; a link is another environment's."""
     found = shutil.which(command)
@@ -72,11 +94,14 @@ def _same(command: str, other: str) -> bool:
 def use_this_python(spark: SparkSession) -> None:
     """Make the workers of a local session run this interpreter; warn if that may be needed and can't be done.
 
-    On Spark Connect the server has chosen its Python, and this does nothing.
+    On Spark Connect the server has chosen its Python. Only a server that this program has started is known here.
     """
     try:
         context = spark.sparkContext
     except AttributeError:  # Spark Connect
+        warning = warning_of_local_connect(os.environ, sys.executable)
+        if warning is not None:
+            log.warning("Python of Spark's workers: %s", warning)
         return
     default = os.environ.get(VARIABLE) is None and context.pythonExec == "python3"
     choice = choose(context.master, None if default else context.pythonExec, sys.executable)
