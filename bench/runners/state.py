@@ -1,7 +1,7 @@
 """A Python member of a region with one keyed state: `python -m bench.runners.state`.
 
 It prints `ready`, and takes a job as a line of JSON; the next line ends it. It prints when it had its first table with
-the state of the table's partition, how many records it has processed, and that it has stopped. A record `add FIRST
+the partition's state. Then it prints how many records it has processed, and that it has stopped. A record `add FIRST
 COUNT` sets so many keys. The state has the offset of the next record, which each member compares when it begins.
 """
 
