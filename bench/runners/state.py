@@ -1,7 +1,7 @@
 """A Python member of a region with one keyed state: `python -m bench.runners.state`.
 
-It prints `ready`, and takes a job as a line of JSON; the next line ends it. It prints when it had its first table with
-the state of the table's partition, how many records it has processed, and that it has stopped. A record `add FIRST
+It prints `ready`, and takes a job as a line of JSON; the next line ends it. It prints when its first table had
+its state, how many records it has processed, and that it has stopped. A record `add FIRST
 COUNT` sets so many keys. The state has the offset of the next record, which each member compares when it begins.
 """
 
@@ -60,12 +60,14 @@ def run_job(job: dict[str, Any]) -> None:
             threading.Thread(target=end_at_next_line, args=(consumer,), daemon=True).start()
             rows = 0
             for table in consumer.tables():
+                asked_s = time.monotonic()
                 state = consumer.partition_state(job["topic"], table["partition"][0].as_py())
                 if not rows:
                     begins_at = table["offset"][0].as_py()
                     if int(state.get(_NEXT, b"0")) != begins_at:
                         raise RuntimeError(f"the state of offset {state.get(_NEXT)!r} came with offset {begins_at}")
-                    send_line(began=time.monotonic())
+                    now_s = time.monotonic()
+                    send_line(began=now_s, facts={"of these to load": now_s - asked_s})
                 process(table, state)
                 rows += table.num_rows
                 send_line(rows=rows)
