@@ -191,7 +191,7 @@ class MovingState:
         self._made = follower
         with suppress(RunFailed):
             owner.close()
-        return self._sample(took_s, {**facts, "peak MB": peak_mb(follower.pid)})
+        return self._sample(took_s, {**facts, **follower.facts, "peak MB": peak_mb(follower.pid)})
 
     def copy(self) -> Sample:
         """Copy the files of the state into a new file, as they are."""

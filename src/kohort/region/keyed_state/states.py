@@ -36,7 +36,7 @@ DELTAS_BYTES: Final = 256 * 1024
 """Deltas of a small state may be larger than half of its base up to this size."""
 CHANGED_BYTES: Final = 128 * 1024 * 1024
 """Memory of a member's changes that requests a checkpoint."""
-_APPLIED_BYTES: Final = 128 * 1024 * 1024
+_APPLIED_BYTES: Final = 96 * 1024 * 1024
 """Memory of changes that are applied to a working copy at once, while it is loaded."""
 _MERGED_BYTES: Final = 64 * 1024 * 1024
 """Limit on the size of deltas that are merged, which are in memory meanwhile."""
