@@ -14,9 +14,17 @@ import pytest
 from kohort.broker.record_workers import ProducedBatches, RecordWorkers
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
-from kohort.log import Isolation, LogConfig, LogStore, LoopBudget, OpenOptions, PartitionLog, TooMuchForLoopError
+from kohort.log import (
+    Isolation,
+    LogConfig,
+    LogStore,
+    LoopBudget,
+    OpenOptions,
+    PartitionLog,
+    TooMuchForLoopError,
+    cooperative,
+)
 from kohort.log import compaction as compaction_module
-from kohort.log import cooperative
 from kohort.log import segment as segment_module
 from kohort.log import validator as validator_module
 from kohort.log.config import StoreLimits
