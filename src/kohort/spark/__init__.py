@@ -6,6 +6,7 @@ A streaming query is a member of its consumer group.
   reads. `offset_coordinator.py` is the interface to whoever keeps the offsets: `group_offsets.py` for a query that
   keeps its own, `region_offsets.py` for a query of a region. `membership.py` is the member of the group.
 - `tasks/` runs in Spark's workers: `read.py` reads, `write.py` writes, `workers.py` chooses the Python that they run.
+- `registration.py` makes the source known to a session.
 - `driver_server.py` learns in the driver program when a batch is done, and `driver_channel.py` carries that to the
   source's process.
 - `single_reader_lock.py` and `read_twice.py` refuse queries that would read a topic twice in one group.
@@ -16,11 +17,7 @@ A streaming query is a member of its consumer group.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
-import threading
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,85 +59,10 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
         in_place_of_kafka: run code of this session that uses `format("kafka")` on kohort too, unchanged and without a
             jar, until the session ends; `in_place_of_kafka.py` lists what is replaced.
     """
-    from kohort.io.platforms import require_posix
+    from kohort.spark.registration import register_source
 
-    require_posix("kohort's Spark source")
-    from kohort.spark import kafka_progress
-    from kohort.spark.data_source import KohortDataSource
-    from kohort.spark.driver_server import install
-    from kohort.spark.tasks.workers import use_this_python
-
-    use_this_python(spark)
-    with _active(spark):
-        spark.dataSource.register(KohortDataSource.reaching(install(spark)))
-    _wrap_writers()
-    kafka_progress.wrap_progress()
+    register_source(spark)
     if in_place_of_kafka:
         from kohort.spark.in_place_of_kafka import cover
 
         cover(spark)
-
-
-@contextlib.contextmanager
-def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the thread's active session inside the block, and permanently if the thread had none.
-
-    Spark looks up a data source in the active session, and does not find one that only another session has. On Spark
-    Connect this does nothing.
-    """
-    sessions = _sessions_of(spark)
-    if sessions is None:
-        yield
-        return
-    before = sessions.getActiveSession()
-    sessions.setActiveSession(spark._jsparkSession)
-    try:
-        yield
-    finally:
-        if before.isDefined():
-            sessions.setActiveSession(before.get())
-
-
-def _sessions_of(spark: SparkSession) -> Any:
-    """Return the class that holds the active session of each thread; None on Spark Connect."""
-    try:
-        jvm = spark.sparkContext._jvm
-    except AttributeError:  # Spark Connect
-        return None
-    return None if jvm is None else jvm.org.apache.spark.sql.classic.SparkSession
-
-
-_threads = threading.local()
-"""`given`: whether this thread has its active session by `use_in_thread`."""
-
-
-def use_in_thread(spark: SparkSession) -> None:
-    """Make a session the active one of a thread that has none, so that Spark finds the sink of a write there."""
-    sessions = _sessions_of(spark)
-    if sessions is None:
-        return
-    if getattr(_threads, "given", False) or not sessions.getActiveSession().isDefined():
-        sessions.setActiveSession(spark._jsparkSession)
-        _threads.given = True
-
-
-@functools.cache
-def _wrap_writers() -> None:
-    """Wrap `format` of DataFrameWriter and DataStreamWriter once, for threads without an active session."""
-    from pyspark.sql.readwriter import DataFrameWriter
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    for kind in (DataFrameWriter, DataStreamWriter):
-        kind.format = _in_thread(kind.format)
-
-
-def _in_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Return a writer's method `format` that makes the frame's session the active one of its thread."""
-
-    @functools.wraps(original)
-    def format_in_thread(writer: Any, source: str) -> Any:
-        if isinstance(source, str) and source.lower() == "kohort":
-            use_in_thread(writer._spark)
-        return original(writer, source)
-
-    return format_in_thread

@@ -199,7 +199,7 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     if hasattr(end, "_spark"):
-        from kohort.spark import use_in_thread
+        from kohort.spark.registration import use_in_thread
 
         use_in_thread(session)
     return original(end, "kohort")
@@ -207,9 +207,9 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
 
 def _register(session: Any) -> None:
     if session not in CHANGES.registered:
-        from kohort.spark import register
+        from kohort.spark.registration import register_source
 
-        register(session)
+        register_source(session)
         CHANGES.registered.add(session)
 
 

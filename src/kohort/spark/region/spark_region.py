@@ -343,13 +343,13 @@ class SparkRegion:
 
     def _ready(self) -> list[StartedQuery]:
         """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
-        from kohort.spark import register
+        from kohort.spark.registration import register_source
 
         if self._closed.is_set():
             raise InvalidInputError("the region is closed: make another one of its name")
         if not self._declared:
             raise InvalidInputError("the region has no query: declare one with query(...)")
-        register(self._spark)
+        register_source(self._spark)
         fresh = [declared for name, declared in self._declared.items() if name not in self._running]
         checked = [(declared, *self._look(declared)) for declared in fresh]
         with ExitStack() as failing:

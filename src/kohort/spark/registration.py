@@ -1,0 +1,94 @@
+"""Makes the data source known to a Spark session, and to threads that have no active session."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kohort.io.platforms import require_posix
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register_source(spark: SparkSession) -> None:
+    """Make `format("kohort")` known to a session and its listener known to Spark, as `kohort.spark.register` says."""
+    require_posix("kohort's Spark source")
+    from kohort.spark import kafka_progress
+    from kohort.spark.data_source import KohortDataSource
+    from kohort.spark.driver_server import install
+    from kohort.spark.tasks.workers import use_this_python
+
+    use_this_python(spark)
+    with _active(spark):
+        spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+    _wrap_writers()
+    kafka_progress.wrap_progress()
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the thread's active session inside the block, and permanently if the thread had none.
+
+    Spark looks up a data source in the active session, and does not find one that only another session has. On Spark
+    Connect this does nothing.
+    """
+    sessions = _sessions_of(spark)
+    if sessions is None:
+        yield
+        return
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+
+
+def _sessions_of(spark: SparkSession) -> Any:
+    """Return the class that holds the active session of each thread; None on Spark Connect."""
+    try:
+        jvm = spark.sparkContext._jvm
+    except AttributeError:  # Spark Connect
+        return None
+    return None if jvm is None else jvm.org.apache.spark.sql.classic.SparkSession
+
+
+_threads = threading.local()
+"""`given`: whether this thread has its active session by `use_in_thread`."""
+
+
+def use_in_thread(spark: SparkSession) -> None:
+    """Make a session the active one of a thread that has none, so that Spark finds the sink of a write there."""
+    sessions = _sessions_of(spark)
+    if sessions is None:
+        return
+    if getattr(_threads, "given", False) or not sessions.getActiveSession().isDefined():
+        sessions.setActiveSession(spark._jsparkSession)
+        _threads.given = True
+
+
+@functools.cache
+def _wrap_writers() -> None:
+    """Wrap `format` of DataFrameWriter and DataStreamWriter once, for threads without an active session."""
+    from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    for kind in (DataFrameWriter, DataStreamWriter):
+        kind.format = _in_thread(kind.format)
+
+
+def _in_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Return a writer's method `format` that makes the frame's session the active one of its thread."""
+
+    @functools.wraps(original)
+    def format_in_thread(writer: Any, source: str) -> Any:
+        if isinstance(source, str) and source.lower() == "kohort":
+            use_in_thread(writer._spark)
+        return original(writer, source)
+
+    return format_in_thread
