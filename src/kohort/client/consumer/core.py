@@ -436,7 +436,10 @@ class ConsumerCore:
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
-        return not self.buffer.any_ready() if limit is None else self.buffer.available() < limit
+        """Return whether a poll decodes another response: 40 kilobytes of zstd can stand for 500 records of 100 MB."""
+        if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
+            return self.buffer.available() < limit
+        return not self.buffer.any_ready()
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
         return lambda: self.news != seen or self._has_news()
