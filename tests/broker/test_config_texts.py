@@ -34,7 +34,7 @@ def test_unknown_config_of_a_topic_has_kafkas_text(servers: str) -> None:
 
 
 def test_a_number_that_is_none_is_no_ratio(servers: str) -> None:
-    """It is within no range, and such a log would never be compacted."""
+    """NaN is within no range, and such a log would never be compacted."""
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "nan"}
     with Admin(servers) as admin, pytest.raises(KafkaError, match=r"min\.cleanable\.dirty\.ratio") as caught:
         admin.create_topics([NewTopic(uuid.uuid4().hex, 1, configs=configs)]).all()
