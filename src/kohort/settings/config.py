@@ -317,7 +317,7 @@ def _convert(kind: Any, raw: Any) -> Any:
         return int(raw)
     if kind is float:
         number = math.nan if isinstance(raw, bool) else float(raw)
-        if math.isnan(number):  # it is within every range
+        if math.isnan(number):  # NaN passes every comparison with a bound
             raise ValueError(raw)
         return number
     if kind is str:
