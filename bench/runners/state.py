@@ -60,14 +60,16 @@ def run_job(job: dict[str, Any]) -> None:
             threading.Thread(target=end_at_next_line, args=(consumer,), daemon=True).start()
             rows = 0
             for table in consumer.tables():
-                asked_s = time.monotonic()
+                asked_s, busy_s = time.monotonic(), time.process_time()
                 state = consumer.partition_state(job["topic"], table["partition"][0].as_py())
                 if not rows:
                     begins_at = table["offset"][0].as_py()
                     if int(state.get(_NEXT, b"0")) != begins_at:
                         raise RuntimeError(f"the state of offset {state.get(_NEXT)!r} came with offset {begins_at}")
                     now_s = time.monotonic()
-                    send_line(began=now_s, facts={"of these to load": now_s - asked_s})
+                    send_line(began=now_s, facts={
+                        "of these to load": now_s - asked_s, "processor s": time.process_time() - busy_s,
+                    })  # fmt: skip
                 process(table, state)
                 rows += table.num_rows
                 send_line(rows=rows)

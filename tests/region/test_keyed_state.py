@@ -74,6 +74,24 @@ def test_what_is_saved_is_what_another_member_loads(place: RegionStates) -> None
     assert dict(mapping(loaded(place, state))) == wanted
 
 
+@pytest.mark.parametrize("size", [1, 20_000], ids=["small values", "large values"])
+def test_changes_at_once_are_all_there(tmp_path: Path, size: int) -> None:
+    place = KeyedState(tmp_path).bind(REGION_ID)
+    state = LoadedState(PART, place, None, None)
+    wanted = {b"%d" % number: b"a" * size for number in range(1_100)}
+    mapping(state).update(wanted)
+    state.save(1)
+    again = {b"%d" % number: b"b" * (size + number % 2) for number in range(500, 1_700)}
+    mapping(state).update(again)
+    for number in range(0, 400, 3):
+        del mapping(state)[b"%d" % number]
+    state.save(2)
+    wanted = {key: value for key, value in wanted.items() if int(key) >= 400 or int(key) % 3} | again
+    assert dict(mapping(state)) == wanted
+    assert dict(mapping(loaded(place, state))) == wanted
+    state.close()
+
+
 def test_unchanged_state_writes_nothing(place: RegionStates, tmp_path: Path) -> None:
     state = LoadedState(PART, place, None, None)
     state.save(1)

@@ -18,6 +18,7 @@ from kohort.region import KeyedState, Region, RegionStoppedError
 from kohort.region.description import state_rows
 from kohort.region.keyed_state.place import FolderStore
 from tests.region.conftest import Collected, Worker, fill, make_topic
+from tests.region.test_parquet_s3 import options as store_options
 from tests.region.test_region import all_once, options
 from tests.support.waiting import until
 
@@ -136,6 +137,32 @@ def test_files_of_states_are_swept(
     with Region(name, own_servers, serves=False) as over:
         folder = over.delete()
     assert folder and (tmp_path / "states" / folder).is_dir(), "a person is told what is left"
+    (tmp_path / "states" / "others").mkdir()
+    assert states.remove_region(folder) > 4 and states.remove_region(folder) == 0
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["others"]
+    with pytest.raises(InvalidInputError, match="no folder of a region's states"):
+        states.remove_region("others")
+
+
+def test_delete_removes_states_from_the_place_that_it_is_given(
+    own_servers: str, name: str, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(200))
+    sink, url = Collected(), f"s3://lake/{name}"
+    with Region(name, own_servers, **FAST) as region:
+        states = KeyedState(url, storage_options=store_options(store))
+        worker = Counting(region, "m1", sink, name, keyed_state=states)
+        until(lambda: all_once(sink, range(200)), "all is published")
+        worker.close()
+        [folder] = {path.split("/")[0] for path in states._store._store.list_names("")}
+    for option, value in store_options(store).items():
+        monkeypatch.setenv("AWS_" + option.upper(), value)
+    command = ["region", "delete", name, "--bootstrap-server", own_servers, "--execute"]
+    assert run([*command, "--keyed-state", url]) == 0
+    shown = capsys.readouterr()
+    assert "STATE-FILES-REMOVED" in shown.out and folder not in shown.err
+    assert not states._store.names(folder)
 
 
 def test_describe_shows_how_large_states_are(

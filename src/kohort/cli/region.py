@@ -378,23 +378,33 @@ def _refuse_served(region: Region) -> None:
 
 
 @app.command
-def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
+def delete(name: str, *, keyed_state: str = "", execute: bool = False, common: Common = _COMMON) -> int:
     """Delete a region that nobody serves: its sequences, and its claims of groups. The data in its sinks stays.
 
-    So do keyed states; a note names their folder.
+    So do keyed states, unless their place is given; a note names their folder.
 
     Args:
         name: the region's name.
+        keyed_state: the folder or URL that members gave to KeyedState: the region's states are removed from it too.
+            Credentials come from the environment, as AWS_ACCESS_KEY_ID does.
         execute: do it; without this it is only shown.
     """
+    from kohort.region.keyed_state.place import KeyedState
+
     _must_be_there(name, common)
+    states = KeyedState(keyed_state) if keyed_state else None
     with _region(name, common) as region:
         if not _agreed(region, f"Delete region {name}?", execute, common):
             return FAILED
         folder = region.delete()
-    if folder:
+    row: dict[str, Any] = {"region": name, "done": True}
+    if folder and states is not None:
+        row["state_files_removed"] = states.remove_region(folder)
+        if not row["state_files_removed"]:
+            print_note(f"{keyed_state} has no folder {folder}: remove it where the members saved their keyed states")
+    elif folder:
         print_note(f"the keyed states stay: remove the folder {folder} where its members saved them")
-    show([{"region": name, "done": True}], ("region", "done"), as_json=common.json)
+    show([row], tuple(row), as_json=common.json)
     return DONE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,16 @@ from uuid import UUID
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
 from kohort.region.confined_files import confined
-from kohort.region.files import SYSTEM, FileCalls, is_store_url, local_path, make_folders, names_in, remove
+from kohort.region.files import (
+    SYSTEM,
+    FileCalls,
+    is_store_url,
+    local_path,
+    make_folders,
+    names_in,
+    remove,
+    remove_folder,
+)
 from kohort.region.keyed_state.state_files import (
     CONTENT_BYTES_MAX,
     FILE_BYTES,
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
 _OBJECTS: Final = "kohort.region.sinks.object_store"
 """The module of object stores, which needs an extra of the package."""
 _PROBE: Final = "probe"
+_FOLDER: Final = re.compile("[0-9a-f]{32}")
 DELTAS_MAX: Final = 32
 _READ_BYTES: Final = 1 << 20
 _FILES_AT_ONCE: Final = 4
@@ -66,6 +77,9 @@ class StateStore(Protocol):
 
     def remove(self, folder: str, names: Iterable[str]) -> None:
         """Remove the files that exist of these."""
+
+    def remove_region(self, folder: str) -> int:
+        """Remove a region's folder with all that is in it; return the number of files."""
 
 
 class FolderStore:
@@ -101,6 +115,21 @@ class FolderStore:
         for name in names:
             remove(self._files, f"{self._path}/{folder}/{name}")
 
+    def remove_region(self, folder: str) -> int:
+        """Remove a folder of files, and of folders of files."""
+        path, count = f"{self._path}/{folder}", 0
+        for name in names_in(self._files, path):
+            try:
+                inside = names_in(self._files, f"{path}/{name}")
+            except NotADirectoryError:
+                remove(self._files, f"{path}/{name}")
+                count += 1
+            else:
+                remove_folder(self._files, f"{path}/{name}")
+                count += len(inside)
+        remove_folder(self._files, path)
+        return count
+
 
 class ObjectStateStore:
     """Files of states as objects of a store."""
@@ -123,6 +152,14 @@ class ObjectStateStore:
     def remove(self, folder: str, names: Iterable[str]) -> None:
         """Remove objects."""
         self._store.remove_objects([f"{folder}/{name}" for name in names])
+
+    def remove_region(self, folder: str) -> int:
+        """Remove the objects below a folder."""
+        count = 0
+        while names := next((page for page in self._store.list_pages(folder) if page), []):
+            self.remove(folder, names)
+            count += len(names)
+        return count
 
 
 class SweepOrder(NamedTuple):
@@ -191,6 +228,20 @@ class KeyedState:
     def bind(self, region_id: UUID) -> RegionStates:
         """Return the states of one region."""
         return RegionStates(self._store, self._name, region_id)
+
+    def remove_region(self, folder: str) -> int:
+        """Remove the states of a region that was deleted; return how many files there were.
+
+        Args:
+            folder: what `Region.delete` has returned.
+
+        Raises:
+            InvalidInputError: it is no such folder.
+            OSError, RetriableError: the place does not answer. Some files may be gone: the call can be repeated.
+        """
+        if not _FOLDER.fullmatch(folder):
+            raise InvalidInputError(f"{folder!r} is no folder of a region's states: give what Region.delete returned")
+        return self._store.remove_region(folder)
 
 
 class RegionStates:

