@@ -57,7 +57,8 @@ class AsyncConsumer(SyncMethods):
             client_config(ConsumerConfig, bootstrap_servers, settings), looks_up_before=True
         )
         self._client = AsyncClient(self.config)
-        self._core = ConsumerCore(self._client.cluster, self.config)
+        self._core = core = ConsumerCore(self._client.cluster, self.config)
+        self._client.guard(self, core.goodbye, core.left_behind)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
         self._idle = asyncio.Event()  # no task is using this consumer
         self._idle.set()

@@ -671,6 +671,12 @@ class ConsumerCore:
         if self.membership is not None:
             await self.membership.leave("the consumer was abandoned")
 
+    def left_behind(self) -> str:
+        """Return, for the log, that a consumer that nobody closed still holds partitions in its group."""
+        if self.membership is None or not self.membership.joined:
+            return ""
+        return f"its partitions of group {self.membership.group!r} wait for the end of its session"
+
     # Offsets.
 
     def seek(self, partition: TopicPartition, position: FetchPosition) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +26,7 @@ from kohort.io.signal_delay import SignalDelay
 from kohort.wire.schema import Buffer
 
 T = TypeVar("T")
+_GOODBYE_S = 5.0
 log = logging.getLogger("kohort.client")
 TURN_S = 0.01
 """A loop around calls that need no wait lets the event loop run at least this often."""
@@ -48,7 +53,48 @@ class AsyncClient:
         self._calls: set[asyncio.Future[Any]] = set()
         self._failure: Exception | None = None
         self._turn_s = self._loop.time()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._leaving: asyncio.Task[None] | None = None
+        self._guard: weakref.finalize[..., Any] | None = None
         self.closed = False
+
+    def guard(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
+        """Say goodbye and close if the owner is collected before the client is closed, while the loop runs.
+
+        If the loop has ended, or the interpreter exits, only the log can say what is undone.
+
+        Args:
+            owner: The facade; neither function may refer to it.
+            goodbye: Returns the work to do before the client closes.
+            undone: Returns what the log says; empty: nothing.
+        """
+        self._guard = weakref.finalize(owner, self._handle_abandoned, goodbye, undone)
+
+    def _handle_abandoned(self, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
+        if self.closed or os.getpid() != self._pid:
+            return
+        if not self._loop.is_running():
+            _log_undone(undone())
+        elif threading.get_ident() == self._thread:
+            self._say_goodbye(goodbye, undone)
+        else:
+            self._loop.call_soon_threadsafe(self._say_goodbye, goodbye, undone)
+
+    def _say_goodbye(self, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
+        async def wait_for_goodbye() -> None:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self.call(goodbye())
+
+        def finish_goodbye(_: object) -> None:  # also if the loop ends, which cancels the task
+            _log_undone(undone())
+            if not self.closed:
+                self.cluster.close()
+                self._carry_out()
+                self._stop_stepping()
+
+        self._leaving = self._loop.create_task(wait_for_goodbye())
+        self._leaving.add_done_callback(finish_goodbye)
 
     @classmethod
     async def open(cls, config: ConnectionConfig) -> AsyncClient:
@@ -141,14 +187,20 @@ class AsyncClient:
             return
         self.cluster.close()
         self._carry_out()
+        await asyncio.gather(*self._stop_stepping(), return_exceptions=True)
+        self._fail_calls()
+
+    def _stop_stepping(self) -> list[asyncio.Task[None]]:
+        """Step no more; return the attempts to connect, which are cancelled."""
         self.closed = True
+        if self._guard is not None:
+            self._guard.detach()
         if self._timer is not None:
             self._timer.cancel()
         connecting = list(self._connecting.values())
         for task in connecting:
             task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
-        self._fail_calls()
+        return connecting
 
     def _fail_calls(self) -> None:
         """Fail the calls under way."""
@@ -184,6 +236,8 @@ class AsyncClient:
             return
         log.error("unexpected error: this client has ended, and all its calls fail; create a new one", exc_info=error)
         self._failure, self.closed = error, True
+        if self._guard is not None:
+            self._guard.detach()
         self.cluster.close_after_fault(error)
         for channel in list(self._channels.values()):
             channel.close()
@@ -300,3 +354,8 @@ class _Channel(asyncio.BufferedProtocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+def _log_undone(text: str) -> None:
+    if text:
+        log.warning("a client was never closed: %s: use `async with`, or await close()", text)

@@ -67,6 +67,8 @@ class AsyncProducer(ProducerProperties):
         self._core = ProducerCore(client.cluster, self.config, wake_client, _NeverWait)
         self._calls = 0
         self._append_open = self._core.accumulator.append_open
+        core = self._core
+        client.guard(self, lambda: core.close(None), core.left_behind)
 
     # Records.
 

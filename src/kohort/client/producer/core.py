@@ -353,6 +353,13 @@ class ProducerCore:
         some = "1 record was" if count == 1 else f"{count} records were"
         return error_for(first.code, f"{some} not delivered, and nothing asked their deliveries why: {first.message}")
 
+    def left_behind(self) -> str:
+        """Return, for the log, which records a producer that nobody closed has not delivered."""
+        with self.accumulator.lock:
+            count = sum(batch.count for batch in self.accumulator.incomplete)
+        records = "1 record was" if count == 1 else f"{count} records were"
+        return f"{records} not delivered" if count else ""
+
     # Internals.
 
     def start(self) -> None:
