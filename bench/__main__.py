@@ -35,6 +35,7 @@ WEIGHTS = {
     "push": 2.0,
     "region_spark": 2.0,
     "spark": 2.0,
+    "state": 3.0,
 }
 """The share of the time of a benchmark with more or slower figures than others, which have 1."""
 NIGHTLY = report.ROOT / "bench" / "results" / "nightly.json"

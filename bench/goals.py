@@ -151,6 +151,7 @@ GOALS = (
     Goal("lake", r"until a reader sees a record, .*", r"a Python member|a Spark query of a region", "seconds", 2.0),
     Goal("lake", r"memory of a Python member while it writes", r"an? .*", "most", 300, why=_IMPORTS),
     Goal("lake", r".*: size of the full files after it", "ParquetFolder", "least", 128 * 0.9),
+    Goal("state", r"1 GB of keyed state moves to another member, .*", r"a member .*", "seconds", 5.0),
     Goal("growth", r".*", r".*", "ratio", 0.8),
     Goal("lag", r"lag of 500 groups .*", r"kohort exporter.*", "seconds", 1.0),
     Goal("lag", r"the dashboard's page of 500 groups .*", "kohort dashboard", "seconds", 0.1),

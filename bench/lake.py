@@ -82,10 +82,12 @@ class Writer:
     Attributes:
         began_s: when its first batch began, on time.monotonic()'s clock; 0: it has not.
         rows: how many rows of the job it has read.
+        facts: other figures that it tells, by name.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.began_s, self.rows = 0.0, 0
+        self.facts: dict[str, float] = {}
         self._stopped = False
         self._ready = False
         self._changed = threading.Condition()
@@ -107,6 +109,7 @@ class Writer:
             with self._changed:
                 self.began_s = said.get("began", self.began_s)
                 self.rows = said.get("rows", self.rows)
+                self.facts |= said.get("facts", {})
                 self._stopped = said.get("stopped", self._stopped)
                 self._ready = self._ready or "ready" in said
                 self._changed.notify_all()

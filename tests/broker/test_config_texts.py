@@ -33,6 +33,14 @@ def test_unknown_config_of_a_topic_has_kafkas_text(servers: str) -> None:
     assert _said(caught.value).startswith("Unknown topic config name: retention.mss")
 
 
+def test_a_number_that_is_none_is_no_ratio(servers: str) -> None:
+    """NaN is within no range, and a log with it would never be compacted."""
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "nan"}
+    with Admin(servers) as admin, pytest.raises(KafkaError, match=r"min\.cleanable\.dirty\.ratio") as caught:
+        admin.create_topics([NewTopic(uuid.uuid4().hex, 1, configs=configs)]).all()
+    assert caught.value.code == ErrorCode.INVALID_CONFIG
+
+
 def test_unknown_config_of_a_group_has_kafkas_text(servers: str) -> None:
     resource = ConfigResource(ResourceType.GROUP, uuid.uuid4().hex)
     with Admin(servers) as admin, pytest.raises(KafkaError) as caught:

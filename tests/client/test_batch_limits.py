@@ -64,3 +64,18 @@ def test_range_reader_of_spark_tasks_has_the_same_limit(broker: Broker) -> None:
         assert next(reader.read(PARTITION, 2, 3)).column("offset").to_pylist() == [2]
     with RangeReader(broker.bootstrap_servers) as reader:
         assert [rows.num_rows for rows in reader.read(PARTITION, 0, 3)] == [3]
+
+
+def test_a_poll_holds_no_more_than_queued_max_bytes_and_one_batch(broker: Broker) -> None:
+    """The records of one response would be ten times that: a poll decoded until it had `max.poll.records`."""
+    with RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "many")
+        for _ in range(10):
+            assert produce(client, "many", 0, bomb("zstd", 2 * LIMIT)).error_code == 0
+    settings = {"auto.offset.reset": "earliest", "queued.max.bytes": 2 * LIMIT}
+    with Consumer(broker.bootstrap_servers, **settings) as consumer:  # type: ignore[arg-type]
+        consumer.assign([TopicPartition("many", 0)])
+        counts: list[int] = []
+        while sum(counts) < 10:
+            counts.append(len(consumer.poll(200)))
+    assert max(counts) <= 2

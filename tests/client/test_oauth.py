@@ -102,6 +102,34 @@ def test_client_proves_its_secret_and_keeps_the_token_for_most_of_its_life() -> 
     assert fields == {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
 
 
+def test_token_is_used_for_its_whole_life_while_the_endpoint_fails() -> None:
+    clock = [0.0]
+    with endpoint() as asked:
+        asked.answers = [answer("one"), (401, b"no"), (200, b"{}"), answer("two")]
+        tokens = source(asked.url, clock)
+        assert tokens() == "one"
+        clock[0] = 81.0
+        assert [tokens(), tokens()] == ["one", "one"]
+        assert len(asked.asked) == 2, "connections do not ask a failing endpoint each"
+        clock[0] = 92.0
+        assert tokens() == "one"
+        clock[0] = 99.9
+        assert (tokens(), len(asked.asked)) == ("one", 3)
+        clock[0] = 100.1
+        assert tokens() == "two"
+
+
+def test_expired_token_is_not_used() -> None:
+    clock = [0.0]
+    with endpoint() as asked:
+        asked.answers = [answer("one"), (401, b"no")]
+        tokens = source(asked.url, clock)
+        assert tokens() == "one"
+        clock[0] = 100.1
+        with pytest.raises(OSError, match="401"):
+            tokens()
+
+
 def test_client_is_named_in_javas_way_too() -> None:
     module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
     jaas = f'{module} required clientId="me" clientSecret="x" scope="s";'

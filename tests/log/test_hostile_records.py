@@ -14,7 +14,16 @@ import pytest
 from kohort.broker.record_workers import ProducedBatches, RecordWorkers
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
-from kohort.log import Isolation, LogConfig, LogStore, LoopBudget, OpenOptions, PartitionLog, TooMuchForLoopError
+from kohort.log import (
+    Isolation,
+    LogConfig,
+    LogStore,
+    LoopBudget,
+    OpenOptions,
+    PartitionLog,
+    TooMuchForLoopError,
+    cooperative,
+)
 from kohort.log import compaction as compaction_module
 from kohort.log import segment as segment_module
 from kohort.log import validator as validator_module
@@ -166,7 +175,7 @@ def test_budget_of_a_request_bounds_small_batches_too(log: PartitionLog) -> None
         log.append(small, NOW, budget=budget)
     plain = build_batch([BatchRecord(0, BASE_MS, None, b"v" * 100_000)])
     budget = LoopBudget()
-    for _ in range(4 * LOOP_BYTES_MAX // len(plain)):
+    for _ in range(LOOP_BYTES_MAX // (cooperative._BATCH_COST + len(plain) // 4)):
         log.append(plain, NOW, budget=budget)
     with pytest.raises(TooMuchForLoopError):
         log.append(plain, NOW, budget=budget)

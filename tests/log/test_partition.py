@@ -26,6 +26,7 @@ from kohort.log import (
 )
 from kohort.log.files import FileCache
 from kohort.log.retention import enforce
+from kohort.log.validator import BATCHES_MAX
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
 from tests.log.making import CRASHED, NOW, batch, keyed, small, values
 
@@ -144,9 +145,11 @@ def test_offsets_and_epoch_are_written_into_every_batch(log: PartitionLog, kind:
 
 
 def test_very_many_batches_in_one_append(log: PartitionLog) -> None:
-    result = log.append(GOOD * 3000, NOW)
-    assert (result.base_offset, result.last_offset) == (0, 5999)
-    assert [parse_header(b).base_offset for b in log.batches(0)] == list(range(0, 6000, 2))
+    result = log.append(GOOD * BATCHES_MAX, NOW)
+    assert (result.base_offset, result.last_offset) == (0, 2 * BATCHES_MAX - 1)
+    assert [parse_header(b).base_offset for b in log.batches(0)] == list(range(0, 2 * BATCHES_MAX, 2))
+    with pytest.raises(InvalidInputError, match="more than 1000 batches"):
+        log.append(GOOD * (BATCHES_MAX + 1), NOW)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -138,6 +139,27 @@ def test_small_files_become_one_of_each_partition(kind: str, root: Path) -> None
         assert place.rows() == wanted(SEQUENCES + 2), "those who list the folder see the same"
     there = {str(path) for path in Path(place.path).glob("**/*.parquet") if "sequence=" not in str(path)}
     assert there == set(local_paths(place)), "nothing is left over"
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_grace_time_begins_when_the_merge_is_done(kind: str, root: Path, monkeypatch: Patch) -> None:
+    """A merge took ten minutes, and the next compaction removed files that readers had listed five minutes before."""
+    place = begun(KINDS[kind](), root)
+    clock, merge_files = SimpleNamespace(now_s=10**9), compaction.merge_files
+
+    def merge_slowly(*given: Any) -> None:
+        clock.now_s += 600
+        merge_files(*given)
+
+    monkeypatch.setattr(compaction, "time", SimpleNamespace(time=lambda: clock.now_s))
+    monkeypatch.setattr(compaction, "merge_files", merge_slowly)
+    sink, listed = folder_of(place), local_paths(place)
+    assert sink.compact(grace="15m").merged == 10
+    clock.now_s += 600
+    assert sink.compact(grace="15m").removed == 0
+    assert read_all(listed) == wanted()
+    clock.now_s += 600
+    assert sink.compact(grace="15m").removed == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

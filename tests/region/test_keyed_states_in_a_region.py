@@ -241,6 +241,33 @@ def test_state_whose_files_are_gone_is_an_error_that_names_them(
     assert counts_in(sink) == wanted(range(200))
 
 
+@pytest.mark.usefixtures("quiet")
+def test_state_whose_file_is_damaged_is_an_error_and_with_the_file_again_nothing_is_lost(
+    own_servers: str, name: str, regions: list[Region], states: KeyedState, tmp_path: Path
+) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    worker = Counting(region, "m1", sink, name, keyed_state=states)
+    until(lambda: all_once(sink, range(100)), "all is published")
+    worker.close()
+    files = {path: path.read_bytes() for path in (tmp_path / "states").rglob("*.state")}
+    for path, content in files.items():
+        path.write_bytes(content[: len(content) // 2])
+    fill(own_servers, name, range(100, 200))
+    torn = Counting(region, "m2", sink, name, keyed_state=states)
+    torn.thread.join(60)
+    assert isinstance(torn.error, CorruptDataError) and "is damaged" in str(torn.error)
+    assert not region.describe().stopped
+    for path, content in files.items():
+        path.write_bytes(content)
+    again = Counting(region, "m2", sink, name, keyed_state=states)
+    until(lambda: all_once(sink, range(200)), "with the files as they were it goes on")
+    again.close()
+    assert counts_in(sink) == wanted(range(200))
+
+
 @pytest.mark.parametrize("resets", [False, True], ids=["it comes back", "the region resets meanwhile"])
 def test_place_that_is_away_is_waited_for(
     own_servers: str,

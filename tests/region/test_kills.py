@@ -26,6 +26,7 @@ from kohort.demo.flights import ALL, recorded_flights
 from kohort.region.region import Region
 from tests.region.conftest import make_topic
 from tests.region.member_process import key_of
+from tests.region.s3_server import LossyProxy
 from tests.region.test_parquet_s3 import options
 from tests.support.waiting import until
 
@@ -205,14 +206,64 @@ def test_whoever_is_killed_each_row_has_the_count_that_its_partition_has_come_to
     """Keyed states move with partitions, and go back with them."""
     processes.more = ["--states", states]
     sent = kill_in_turn(processes, reader, servers, name)
+    assert counts_in(tmp_path / "out", reader) == counts_of(sent)
+
+
+def test_member_that_is_killed_while_it_loads_a_state_loses_nothing(
+    request: pytest.FixtureRequest, processes: Processes, reader: Reader, servers: str, name: str, tmp_path: Path
+) -> None:
+    if "apache" in request.node.callspec.id:
+        pytest.skip("our own broker is enough for the store")
+    stalls, loading, released = threading.Event(), threading.Event(), threading.Event()
+
+    def stall(method: str, path: str) -> bool:
+        if stalls.is_set() and method == "GET" and ".state" in path:
+            loading.set()
+            released.wait(60)
+        return False
+
+    proxy = LossyProxy(request.getfixturevalue("store"), lambda method, path: False, before=stall)
+    try:
+        processes.more = ["--states", place_in_store(proxy.address, name)]
+        sent = Sent(servers, name)
+        for process in (PLANE, "m1"):
+            processes.start(process)
+        sent.send(500)
+        until(lambda: reader.rows == 500, "the first one has made states")
+        first = processes.running.pop("m1")
+        first.terminate()
+        assert first.wait(60) == 0
+        stalls.set()
+        sent.send(500)
+        processes.start("m2")
+        assert loading.wait(60), "the second one loads"
+        processes.kill("m2")
+        stalls.clear()
+        released.set()
+        processes.start("m3")
+        until(lambda: reader.rows == 1000, "the third one goes on")
+        assert counts_in(tmp_path / "out", reader) == counts_of(sent)
+        processes.check()
+    finally:
+        processes.end()
+        proxy.close()
+
+
+def counts_of(sent: Sent) -> dict[Where, int]:
+    """The counts that the records should have, by partition and offset."""
     wanted, so_far = dict[Where, int](), Counter[tuple[int, bytes]]()
     for where, value in sorted(sent.values.items()):
         so_far[where[0], key_of(value)] += 1
         wanted[where] = so_far[where[0], key_of(value)]
+    return wanted
+
+
+def counts_in(folder: Path, reader: Reader) -> dict[Where, int]:
+    """The counts that the rows have."""
     counts: dict[Where, int] = {}
-    for _, rows in rows_by_sequence(tmp_path / "out", reader, "count"):
+    for _, rows in rows_by_sequence(folder, reader, "count"):
         counts |= rows
-    assert counts == wanted
+    return counts
 
 
 @pytest.fixture(params=["folder", "store"])
@@ -222,8 +273,12 @@ def states(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> str:
         return str(tmp_path / "states")
     if "apache" in request.node.callspec.id:
         pytest.skip("our own broker is enough for the store")
-    told = options(request.getfixturevalue("store"))
-    return ",".join((f"s3://lake/{name}", *(f"{option}={value}" for option, value in told.items())))
+    return place_in_store(request.getfixturevalue("store"), name)
+
+
+def place_in_store(address: str, name: str) -> str:
+    """A place of keyed states in an object store, as an argument of a member."""
+    return ",".join((f"s3://lake/{name}", *(f"{option}={value}" for option, value in options(address).items())))
 
 
 def rows_by_sequence(folder: Path, reader: Reader, column: str) -> Iterator[tuple[str, dict[Where, Any]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, SqlTable
-from kohort.region.files import local_path
+from kohort.region.files import local_path, make_folder
 from kohort.spark.region.folders import check_place
+from tests.region.volume import Calls, Volume
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,29 @@ def test_file_url_is_its_path(tmp_path: Path) -> None:
     assert ParquetFolder(url).place == ParquetFolder(tmp_path).place
     assert DeltaTable(url).place == DeltaTable(tmp_path).place
     assert check_place(url) == str(tmp_path)
+
+
+def test_folder_whose_name_could_not_be_synced_survives_a_power_loss_when_it_is_made_again() -> None:
+    """The second call found the folder above, and synced what was in it alone."""
+    volume = Volume()
+    calls = Calls(volume)
+
+    def fail(number: int, name: str, path: str) -> None:
+        if (name, path) == ("fsync", "/data"):
+            calls.at = lambda number, name, path: None
+            raise OSError(errno.EIO, "the disk fails")
+
+    make_folder(calls, "/data")
+    calls.at = fail
+    with pytest.raises(OSError, match="the disk fails"):
+        make_folder(calls, "/data/out/parts")
+    make_folder(calls, "/data/out/parts")
+    volume.lose_power(LosesAll())
+    assert calls.listdir("/data/out") == ["parts"]
+
+
+class LosesAll(random.Random):
+    """Chance by which a power loss leaves nothing that was not synced."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]

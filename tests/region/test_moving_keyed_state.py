@@ -219,7 +219,7 @@ def test_changes_are_applied_in_the_order_of_keys() -> None:
     copy.apply({b"%03d" % number: b"" for number in range(100)})
     copy._database.set_trace_callback(said.append)
     copy.apply({b"%03d" % (number * 37 % 100): None if number % 3 else b"new" for number in range(100)})
-    for word in ("DELETE", "REPLACE"):
+    for word in ("DELETE", "INSERT"):
         lines = [line for line in said if line.startswith(word)]
         assert len(lines) > 20 and lines == sorted(lines)
     copy.close()

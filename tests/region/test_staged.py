@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.work_queue import SMALL_TABLES
 from kohort.region.files import SYSTEM, Output
 from kohort.region.sinks.staged_files import parquet_content, write_parquet
 from kohort.region.staged import StagedKey, check_member
@@ -125,3 +128,69 @@ def test_a_file_for_a_store_is_not_copied() -> None:
     content = parquet_content(table, "here", "zstd", None)
     assert isinstance(content.obj, pa.Buffer) and content.format == "B"
     assert pq.read_table(pa.BufferReader(content.obj)).equals(table)
+
+
+def test_rows_of_many_small_tables_are_merged_until_they_are_staged() -> None:
+    """A table takes 9 KB beside its rows, which a unit's size does not count."""
+    sink = Collected()
+    stager = Stager(sink, REGION, "m1")
+    stager.begin(1)
+    for number in range(1_000):
+        stager.add(pa.table({"value": [str(number)]}))
+        stager.settle()
+    for number in range(1_000, 1_100):  # of one table of records, which is abandoned
+        stager.add(pa.table({"value": [str(number)]}))
+    stager.drop_unsettled()
+    stager.add(pa.table({"value": ["1000"]}))
+    (key,) = stager.stage_rest()
+    column = sink.staged[key].column("value")
+    assert column.to_pylist() == [str(number) for number in range(1_001)]
+    assert column.num_chunks < 2 * SMALL_TABLES
+
+
+def test_tables_after_a_reset_are_merged_anew() -> None:
+    sink = Collected()
+    stager = Stager(sink, REGION, "m1")
+    wanted = [str(number) for number in range(SMALL_TABLES + 1)]
+    for epoch in (1, 2):
+        stager.begin(epoch)
+        for text in wanted[epoch - 1 :]:
+            stager.add(pa.table({"value": [text]}))
+            stager.settle()
+    (key,) = stager.stage_rest()
+    assert key.epoch == 2 and sink.staged[key].column("value").to_pylist() == wanted[1:]
+
+
+_MEMBER = """
+import importlib, sys
+from uuid import UUID
+import pyarrow as pa
+from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.work_queue import SMALL_TABLES
+module, name, path = sys.argv[1:]
+sink = getattr(importlib.import_module(module), name)(path).bind("flights", UUID(int=1))
+numbers = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])
+table = pa.Table.from_arrays([numbers, numbers.cast(pa.timestamp("us", "UTC"))], names=["offset", "timestamp"])
+stager = Stager(sink, UUID(int=1), "m1")
+for epoch in (1, 2):
+    stager.begin(epoch)
+    stager.add(table)
+    sink.publish(2 * epoch - 1, stager.stage_rest())
+    stager.begin(epoch)
+    sink.publish(2 * epoch, stager.stage_rest())
+print("pandas" in sys.modules, sink.published())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param("kohort.region.sinks.parquet_folder", "ParquetFolder", id="folder"),
+        pytest.param("kohort.region.sinks.delta_table", "DeltaTable", id="delta"),
+    ],
+)
+def test_a_member_does_not_import_pandas(module: str, name: str, tmp_path: Path) -> None:
+    """Arrow imports it where it is installed to look at Python's values: 36 MB, at a reset or later."""
+    command = [sys.executable, "-c", _MEMBER, module, name, str(tmp_path / "out")]
+    told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert told.split() == ["False", "4"]

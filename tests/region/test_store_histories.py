@@ -78,8 +78,10 @@ HAD_A_FAULT = (
     ("iceberg", 100_019),
     ("objects-parted", 100_084),
     ("objects", 100_108),
+    ("objects", 100_506),
 )
-"""A publisher that another had overtaken said that staged rows are gone; and faults of the world: requests that came
+"""A publisher that another had overtaken said that staged rows are gone; a folder of states, whose name could not be
+synced at first, went with a power loss; and faults of the world: requests that came
 late into restored stores, snapshots and readers of an older copy, and requests held within one another for ever."""
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.consuming.work_queue import SMALL_TABLES, Piece, RecordQueue
 from kohort.region.records import Part, Position
 from tests.support.waiting import until
 
@@ -153,3 +153,47 @@ def test_all_that_wait_learn_of_the_end(flow: RecordQueue) -> None:
     assert [str(event) for event in reported] == ["why", "why"]
     flow.end()
     until(lambda: not any(thread.is_alive() for thread in threads), "they have ended")
+
+
+def test_records_of_a_slow_topic_are_merged_into_few_tables() -> None:
+    """A table of one record takes 9 KB beside it, which no limit on bytes counts."""
+    flow = RecordQueue(10_000, 1_000)
+    for part in (P0, P1):
+        flow.begin(at(part, 0), part)
+    wanted = [(P0, number // 2) if number % 2 == 0 else (P1, number // 2) for number in range(2_000)]
+    for row in wanted:
+        flow.put(piece(row))
+    assert flow.room() == 8_000 and flow.bytes == 2_000 * piece((P0, 0)).bytes
+    flow.open()
+    read = list[tuple[int, int]]()
+    while not flow.would_wait():
+        found = flow.take()
+        read += offsets(found)
+        assert found is not None
+        assert found.table.column("offset").num_chunks < 2 * SMALL_TABLES
+    flow.finish()
+    assert read == [(part.partition, offset) for part, offset in wanted]
+    assert flow.next_offsets() == {P0: at(P0, 1_000), P1: at(P1, 1_000)} and flow.bytes == 0
+
+
+def test_merged_tables_are_no_more_than_is_taken_together() -> None:
+    flow = RecordQueue(1_000, 50)
+    flow.begin(at(P0, 0), P0)
+    for offset in range(200):
+        flow.put(piece((P0, offset)))
+    flow.open()
+    assert [len(offsets(flow.take())) for _ in range(4)] == [50, 50, 50, 50]
+
+
+def test_records_of_revoked_partitions_leave_a_merged_table() -> None:
+    flow = RecordQueue(1_000, 500)
+    for part in (P0, P1):
+        flow.begin(at(part, 0), part)
+    for offset in range(SMALL_TABLES):
+        flow.put(piece((P0, offset), (P1, offset)))
+    flow.forget([P1])
+    flow.put(piece((P0, SMALL_TABLES)))
+    flow.open()
+    assert offsets(flow.take()) == [(0, offset) for offset in range(SMALL_TABLES + 1)]
+    flow.finish()
+    assert flow.next_offsets() == {P0: at(P0, SMALL_TABLES + 1)}

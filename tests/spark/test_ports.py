@@ -139,7 +139,11 @@ SHORT = (
 ALIKE_NOW, REFUSED_NOW = (
     {name: read for name, read in reads.items() if IS_LONG or name in SHORT} for reads in (ALIKE, REFUSED)
 )
-FINDS_NOTHING = {"a pattern that finds nothing": {"subscribePattern": "^nosuch"}}
+FINDS_NOTHING = {
+    "a pattern that finds nothing": ({"subscribePattern": "^nosuch"}, "matches subscribePattern=^nosuch"),
+    "a partition that is not there": ({"assign": '{"n-a":[9]}'}, "partitions that do not exist: n-a-9"),
+}
+"""Batch reads that give no rows with Spark's source, and an error with these words here."""
 OF_SOURCE: dict[str, str] = {
     "subscribe": "t",
     "subscribePattern": "t",
@@ -175,7 +179,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False).glob("*.jar")
     with Broker(folder / "data", {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}) as broker:
         fill(broker.bootstrap_servers)
-        chosen = ALIKE_NOW | REFUSED_NOW | FINDS_NOTHING
+        chosen = ALIKE_NOW | REFUSED_NOW | {name: read for name, (read, _) in FINDS_NOTHING.items()}
         reads = {name: read(broker.bootstrap_servers, more) for name, more in chosen.items()}
         (folder / "reads.json").write_text(json.dumps(reads))
         env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
@@ -240,10 +244,10 @@ def test_a_read_is_refused_that_sparks_own_source_refuses(outcomes: dict[str, An
     assert "error" in spark and "kohort.errors" in ours["error"]
 
 
-def test_a_pattern_that_finds_nothing_is_an_error_in_a_batch_read_of_ours_alone(outcomes: dict[str, Any]) -> None:
-    (name,) = FINDS_NOTHING
+@pytest.mark.parametrize("name", FINDS_NOTHING)
+def test_a_batch_read_of_nothing_is_an_error_of_ours_alone(outcomes: dict[str, Any], name: str) -> None:
     found = outcomes["reads"][name]
-    assert found["kafka"] == {"rows": []} and "matches subscribePattern=^nosuch" in found["kohort"]["error"]
+    assert found["kafka"] == {"rows": []} and FINDS_NOTHING[name][1] in found["kohort"]["error"]
 
 
 def test_a_limit_is_exact_here_and_rounded_down_by_spark(outcomes: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json  # not msgspec, without which clients start
+import logging
 import ssl
 import threading
 import time
@@ -29,6 +30,16 @@ KEPT_SHARE = 0.8
 """The share of a token's lifetime in which new connections get it: Kafka's `sasl.login.refresh.window.factor`."""
 REQUEST_TIMEOUT_MIN_S = 1.0
 RETRY_S, RETRY_MAX_S = 0.1, 1.0
+ASK_AGAIN_S = 10.0
+"""After a failure the endpoint is asked again this much later, while the token of before holds. Source: KIP-768's
+`sasl.login.retry.backoff.max.ms`."""
+log = logging.getLogger("kohort.client")
+
+
+def elapsed_s() -> float:
+    """Return the time by a clock that, if the system has one, also runs while the machine sleeps, as a token's life."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -45,7 +56,7 @@ class _EndpointRefusal(OSError):
 class TokenEndpoint:
     """The source of a client's OAuth tokens: an endpoint that it asks with its id and secret."""
 
-    def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = elapsed_s) -> None:
         """Check the settings; nothing is asked yet.
 
         Raises:
@@ -73,22 +84,33 @@ class TokenEndpoint:
         self._clock = clock
         self._lock = threading.Lock()
         self._token = ""
-        self._until = 0.0
+        self._until = self._expires = 0.0
 
     def __call__(self) -> str:
-        """Return an access token. Blocks while the endpoint is asked.
+        """Return an access token: a new one after most of its life, or still the one of before if that fails.
+
+        Blocks while the endpoint is asked.
 
         Raises:
-            OSError: the endpoint can't be reached, or refuses the client.
-            ValueError: its answer has no token.
+            OSError: the endpoint can't be reached, or refuses the client, and no token is left.
+            ValueError: its answer has no token, and none is left.
         """
         if self._scheme == "file":
             path = urllib.request.url2pathname(urllib.parse.urlsplit(self._url).path)
             return Path(path).read_text(encoding="utf-8").strip()
         with self._lock:
             if self._clock() >= self._until:
-                self._token, lifetime_s = self._request_with_retries()
-                self._until = self._clock() + KEPT_SHARE * lifetime_s
+                try:
+                    self._token, lifetime_s = self._request_with_retries()
+                except (OSError, ValueError) as error:
+                    left_s = self._expires - self._clock()
+                    if left_s <= 0:
+                        raise
+                    log.warning("no new token, so the one of before is used, for %.0f s at most: %s", left_s, error)
+                    self._until = self._clock() + min(ASK_AGAIN_S, left_s)
+                else:
+                    self._expires = self._clock() + lifetime_s
+                    self._until = self._clock() + KEPT_SHARE * lifetime_s
             return self._token
 
     def _request_with_retries(self) -> tuple[str, float]:

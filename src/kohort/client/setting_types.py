@@ -176,8 +176,8 @@ class ConsumerSettings(ConnectionSettings, total=False):
     them. Default: 'total' (total, share)."""
 
     queued_max_bytes: int
-    """No fetch is sent while this much is fetched or decoded and not returned; a decode ends at it too. Default:
-    134217728 bytes (at least 1 bytes)."""
+    """No fetch is sent while this much is fetched or decoded and not returned; a decode and a poll end at it too.
+    Default: 134217728 bytes (at least 1 bytes)."""
 
     enable_auto_commit: bool
     """Commit what poll returned before, in the background and at close. Default: True."""

@@ -353,7 +353,8 @@ class ConsumerConfig(ConnectionConfig):
         128 * 1024 * 1024,
         low=1,
         unit="bytes",
-        why="no fetch is sent while this much is fetched or decoded and not returned; a decode ends at it too",
+        why="no fetch is sent while this much is fetched or decoded and not returned; a decode and a poll end at it "
+        "too",
     )
     enable_auto_commit: bool = declare_setting(
         "enable.auto.commit", True, why="commit what poll returned before, in the background and at close"

@@ -100,8 +100,9 @@ cdef struct Window:
 
 
 cdef inline int64_t rounded(int64_t size) noexcept nogil:
-    # Allocations come in four sizes per power of two, so that freed ones fit again.
-    cdef int64_t step = 4096
+    # Allocations come in four sizes per power of two, so that freed ones fit again. The least is small: a table of few
+    # rows has 14 of them, and may wait in a queue with thousands of others.
+    cdef int64_t step = 64
     while step * 8 <= size:
         step *= 2
     return (size + step - 1) // step * step

@@ -221,20 +221,38 @@ def names_in(files: FileCalls, path: str) -> list[str]:
 
 
 def make_folder(files: FileCalls, path: str) -> None:
-    """Create a folder and its parents if they are missing; they survive a power loss."""
+    """Create a folder and its parents if they are missing; they survive a power loss.
+
+    A parent that exists is taken for durable. A folder whose name can't be made so is therefore removed again: the next
+    call would find it, and sync the names in it alone.
+    """
     above = os.path.dirname(path)
+    is_new = _makes_folder(files, path)
+    try:
+        with contextlib.suppress(PermissionError):  # of somebody else's folder, which was there before us
+            sync_folder(files, above)
+    except OSError:
+        if is_new:
+            with contextlib.suppress(OSError):
+                files.rmdir(path)
+        raise
+
+
+def _makes_folder(files: FileCalls, path: str) -> bool:
+    """Create a folder, and its parents durably; return whether it is new."""
     try:
         files.mkdir(path)
     except FileExistsError:
-        pass
+        return False
     except FileNotFoundError:
-        if above == path:
+        if (above := os.path.dirname(path)) == path:
             raise
         make_folder(files, above)
-        with contextlib.suppress(FileExistsError):
+        try:
             files.mkdir(path)
-    with contextlib.suppress(PermissionError):  # of somebody else's folder, which was there before us
-        sync_folder(files, above)
+        except FileExistsError:
+            return False
+    return True
 
 
 def make_folders(files: FileCalls, root: str, below: str) -> None:

@@ -21,6 +21,7 @@ import dataclasses
 import difflib
 import inspect
 import ipaddress
+import math
 import re
 import types
 import typing
@@ -315,9 +316,10 @@ def _convert(kind: Any, raw: Any) -> Any:
             raise ValueError(raw)
         return int(raw)
     if kind is float:
-        if isinstance(raw, bool):
+        number = math.nan if isinstance(raw, bool) else float(raw)
+        if math.isnan(number):  # it is within every range
             raise ValueError(raw)
-        return float(raw)
+        return number
     if kind is str:
         if not isinstance(raw, str):
             raise ValueError(raw)

@@ -24,6 +24,7 @@ from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
+from kohort.io.signal_delay import SignalDelay
 from kohort.settings.arguments import checked_call, checks_arguments
 from kohort.settings.config import documents_settings
 
@@ -242,7 +243,7 @@ class Consumer(Lookups, SyncMethods):
     def _run_action(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
         """Run an action that does not wait; with `sends`, its requests are sent by this thread."""
         client = self._client
-        with client.lock:
+        with client.lock, SignalDelay():
             client.check()
             client.cluster.runtime.set_time(time.monotonic() * 1000)
             try:
@@ -254,6 +255,17 @@ class Consumer(Lookups, SyncMethods):
                     client.wake_if_busy()
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        self._core.taken = []
+        try:
+            return self._poll_once(limit, timeout_ms)
+        except BaseException:
+            with self._client.lock:
+                self._core.take_back()
+            raise
+        finally:
+            self._core.taken = []  # the application alone keeps their memory
+
+    def _poll_once(self, limit: int | None, timeout_ms: float) -> list[Slice]:
         if self._close_if_asked():
             return []
         if limit is not None:

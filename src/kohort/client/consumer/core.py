@@ -217,7 +217,11 @@ class WakeupError(KafkaError):
 
 
 class ConsumerCore:
-    """The consumer without I/O: subscription, group, positions, fetches and commits."""
+    """The consumer without I/O: subscription, group, positions, fetches and commits.
+
+    Attributes:
+        taken: The records that the running poll is about to return.
+    """
 
     def __init__(self, cluster: Cluster, config: ConsumerConfig) -> None:
         self.cluster = cluster
@@ -231,6 +235,7 @@ class ConsumerCore:
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
         self.polls = self.returned = self.news = 0
+        self.taken: list[Slice] = []
         self._options = DecodeOptions(
             columns=tuple(config.columns),
             read_committed=config.isolation_level == "read_committed",
@@ -327,8 +332,19 @@ class ConsumerCore:
         return taken
 
     def _return(self, taken: list[Slice]) -> None:
+        self.taken = taken
         self.returned += sum(map(len, taken))
         self.record_iterator.returned(taken if self.config.enable_auto_commit else ())
+
+    def take_back(self) -> None:
+        """Fetch the records in `taken` again: a signal's handler has raised an exception, and nobody got them."""
+        taken, self.taken = self.taken, []
+        if taken:
+            self.record_iterator.returned(())
+            for part in reversed(taken):  # the first rows of each partition last
+                if self.partitions.get(part.partition) is not None:
+                    self.partitions.place(part.partition, _position_in(part, part.start))
+            self._moved()
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
@@ -354,7 +370,11 @@ class ConsumerCore:
             yield from self._follow_group()
             while self._wants_more(limit) and (fetched := self.fetcher.next_ready()) is not None:
                 self.fetcher.refill()
-                decoded = yield Decode(fetched.sets, self._options)
+                try:
+                    decoded = yield Decode(fetched.sets, self._options)
+                except BaseException:  # Ctrl-C or a cancelled task: the next poll decodes them
+                    self.fetcher.ready.appendleft(fetched)
+                    raise
                 self._keep(fetched, decoded)
             share = self.config.poll_share == "proportional"
             taken = self.buffer.take_records(limit, proportional=share) if self._owns() else []
@@ -416,7 +436,10 @@ class ConsumerCore:
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
-        return not self.buffer.any_ready() if limit is None else self.buffer.available() < limit
+        """Return whether a poll decodes another response: 40 kilobytes of zstd can stand for 500 records of 100 MB."""
+        if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
+            return self.buffer.available() < limit
+        return not self.buffer.any_ready()
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
         return lambda: self.news != seen or self._has_news()

@@ -18,6 +18,7 @@ from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_o
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 from kohort.io.processes import name_for_peer
+from kohort.io.signal_delay import SignalDelay
 from kohort.wire.schema import Buffer
 
 T = TypeVar("T")
@@ -165,8 +166,9 @@ class AsyncClient:
         if self.closed:
             return
         try:
-            self.cluster.runtime.advance(self.now_ms())
-            self._carry_out()
+            with SignalDelay():
+                self.cluster.runtime.advance(self.now_ms())
+                self._carry_out()
         except Exception as error:  # noqa: BLE001 - every call raises it
             self.end_by_fault(error)
             return

@@ -34,6 +34,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.platforms import SIGNAL_CHECK_S, after_fork_in_child
 from kohort.io.processes import name_for_peer
+from kohort.io.signal_delay import SignalDelay
 
 if TYPE_CHECKING:
     import asyncio
@@ -155,7 +156,8 @@ class ThreadClient:
             if not self.cluster.runtime.busy:
                 return
             try:
-                sent = self._io is not None and self._io.send_now()
+                with SignalDelay():
+                    sent = self._io is not None and self._io.send_now()
             except Exception as failure:  # noqa: BLE001 - every call raises it, as after one on the client's thread
                 self._fail_calls(failure)
                 if self._io is not None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
+from kohort.region.consuming.work_queue import SMALL_TABLE_BYTES, SMALL_TABLES, merged_tables
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
 from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
@@ -50,11 +51,12 @@ class _Units:
         self.bytes = self._epoch = self._unit = self._given = 0
         self.staged: list[tuple[StagedKey, int]] = []  # with the rows of each
         self._settled_tables = self._settled_keys = 0
+        self._small = 0  # the last `_small` tables are small
 
     def begin(self, epoch: int) -> None:
         self.tables, self.staged = [], []
         self.bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
-        self._epoch = epoch
+        self._epoch, self._small = epoch, 0
 
     def make_room(self) -> None:
         """Stage the collected rows if they have reached the size of a unit."""
@@ -62,13 +64,25 @@ class _Units:
             self.stage_rest()
 
     def add_table(self, table: pa.Table) -> None:
+        size = table.nbytes
         self.tables.append(table)
-        self.bytes += table.nbytes
+        self.bytes += size
+        self._small = self._small + 1 if size < SMALL_TABLE_BYTES else 0
 
     def settle(self) -> None:
+        if self._small >= SMALL_TABLES:
+            self._merge_small()
         self._settled_tables, self._settled_keys = len(self.tables), len(self.staged)
 
+    def _merge_small(self) -> None:
+        small = self.tables[-self._small :]
+        merged = merged_tables(small)
+        self.tables[-self._small :] = [merged]
+        self.bytes += merged.nbytes - sum(table.nbytes for table in small)
+        self._small = int(merged.nbytes < SMALL_TABLE_BYTES)
+
     def drop_unsettled(self) -> None:
+        self._small = max(0, self._small - (len(self.tables) - self._settled_tables))
         del self.tables[self._settled_tables :], self.staged[self._settled_keys :]
         self.bytes = sum(table.nbytes for table in self.tables)
 
@@ -79,7 +93,7 @@ class _Units:
         """
         if self.tables or (schema is not None and not self.staged):
             self._stage(self.tables, schema)
-            self.tables, self.bytes, self._settled_tables = [], 0, 0
+            self._drop_tables()
             _give_memory_back()
         self._settled_keys = self._given = len(self.staged)
         return tuple(key for key, _ in self.staged)
@@ -101,14 +115,19 @@ class _Units:
         if settled:
             self._stage(settled)
             self.tables, self._settled_tables, self._settled_keys = unsettled, 0, len(self.staged)
+            self._small = min(self._small, len(unsettled))
         if unsettled:
             self._stage(unsettled)
-        self.tables, self.bytes, self._settled_tables = [], 0, 0
+        self._drop_tables()
         del settled, unsettled
         _give_memory_back()
 
+    def _drop_tables(self) -> None:
+        self.tables, self.bytes, self._small, self._settled_tables = [], 0, 0, 0
+
     def _stage(self, tables: list[pa.Table], schema: pa.Schema | None = None) -> None:
-        table = pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()
+        # Not `empty_table`, which imports pandas where it is installed: 45 MB, for a member that has no rows.
+        table = pa.concat_tables(tables) if tables else pa.Table.from_batches([], schema or pa.schema([]))
         key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
         self._unit += 1  # also if this fails or is interrupted: something may be staged under the key
         self._sink.stage(key, table)

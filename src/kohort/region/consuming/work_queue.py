@@ -7,8 +7,9 @@ afterwards. Source: spec 5.2, 5.9.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,6 +19,16 @@ from kohort.region.records import Part, Position
 
 QUEUE_MAX_BYTES = 128 * 1024 * 1024
 """Equal to the consumer's own limit (`queued.max.bytes`): about a second of what a member can read."""
+
+SMALL_TABLE_BYTES = 32 * 1024
+SMALL_TABLES = 64
+"""Number of small tables after which they are merged into one. A table takes 9 KB beside its rows, for the buffers and
+objects of its columns. Without merging, the records of a slow topic would take a hundred times what is counted."""
+
+
+def merged_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables of one schema as one, without the buffers that they held."""
+    return pa.concat_tables(tables).combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class RecordQueue:
         self._changed: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
         self._queue: deque[Piece] = deque()
-        self._records = self.bytes = 0
+        self._records = self.bytes = self._small = 0  # the last `_small` pieces are small
         self._open = self._ended = self._closing = False
         self._error: BaseException | None = None
         self._busy: Piece | None = None
@@ -114,8 +125,7 @@ class RecordQueue:
             size += pieces[-1].bytes
         if len(pieces) == 1:
             return pieces[0]
-        ends = {part: end for piece in pieces for part, end in piece.ends.items()}
-        return Piece(pa.concat_tables([piece.table for piece in pieces]), ends)
+        return Piece(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
 
     def finish(self) -> None:
         """Finish the table that was taken: it is submitted, and its end offsets become positions."""
@@ -195,10 +205,25 @@ class RecordQueue:
     def put(self, piece: Piece) -> None:
         """Queue fetched records for the application."""
         with self._lock:
+            before = min(self._small, len(self._queue))
             self._queue.append(piece)
             self._records += piece.table.num_rows
             self.bytes += piece.bytes
+            self._small = before + 1 if piece.bytes < SMALL_TABLE_BYTES else 0
+            if self._small >= SMALL_TABLES:
+                self._merge_small()
             self._lock.notify_all()
+
+    def _merge_small(self) -> None:
+        """Merge the last pieces, which are small, unless they are more than is taken together."""
+        pieces = [self._queue[at] for at in range(-self._small, 0)]
+        if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
+            merged = Piece(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))
+            for _ in pieces:
+                self._queue.pop()
+            self._queue.append(merged)
+            self.bytes += merged.bytes - sum(piece.bytes for piece in pieces)
+        self._small = int(self._queue[-1].bytes < SMALL_TABLE_BYTES)
 
     def room(self) -> int:
         """Return for how many records there is room; 0 when their size has reached the limit."""
@@ -227,6 +252,7 @@ class RecordQueue:
             for part in gone:
                 self._next.pop(part, None)
             self._queue = deque(left for piece in self._queue if (left := _without(piece, gone)) is not None)
+            self._small = 0
             self._records = sum(piece.table.num_rows for piece in self._queue)
             self.bytes = sum(piece.bytes for piece in self._queue)
 
@@ -248,6 +274,10 @@ class RecordQueue:
                 self._lock.notify_all()
 
 
+def _ends_of(pieces: Iterable[Piece]) -> dict[Part, Position]:
+    return {part: end for piece in pieces for part, end in piece.ends.items()}
+
+
 def _without(piece: Piece, gone: set[Part]) -> Piece | None:
     ends = {part: end for part, end in piece.ends.items() if part not in gone}
     if len(ends) == len(piece.ends):
@@ -257,5 +287,8 @@ def _without(piece: Piece, gone: set[Part]) -> Piece | None:
     names = {(part.topic, part.partition) for part in ends}
     topics = piece.table.column("topic").to_pylist()
     partitions = piece.table.column("partition").to_pylist()
-    kept = [(topic, number) in names for topic, number in zip(topics, partitions, strict=True)]
-    return Piece(piece.table.filter(pa.array(kept)), ends)
+    pairs = enumerate(zip(topics, partitions, strict=True))
+    kept = array("q", [row for row, pair in pairs if pair in names])
+    # Not `pa.array`, which imports pandas where it is installed: 45 MB.
+    rows = pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)])
+    return Piece(piece.table.take(rows), ends)

@@ -45,7 +45,7 @@ _FILES_AT_ONCE: Final = 4
 """Files of one state that are read at once; each takes a MiB of memory, a delta its size."""
 _WRITTEN_AT_ONCE: Final = 4
 """Files that a member writes at once; each is in memory."""
-_AHEAD_BYTES: Final = 2 * FILE_BYTES
+_AHEAD_BYTES: Final = FILE_BYTES
 """Limit on deltas that are read ahead, except the first of them."""
 
 Write: TypeAlias = Callable[[int, ReadPart], None]
@@ -319,7 +319,7 @@ class RegionStates:
             begin += check.payload_bytes
 
         def copy_piece(begin: int, check: FileCheck, file: StateFile) -> None:
-            with closing(self._parts(part, file.name, file.size)) as parts:
+            with closing(self.file_parts(part, file.name, file.size)) as parts:
                 for read in parts:
                     at, share = check.add(read)
                     if share:
@@ -340,10 +340,10 @@ class RegionStates:
         return begin
 
     def _content(self, part: Part, name: str, bytes_max: int) -> bytes:
-        with closing(self._parts(part, name, bytes_max)) as parts:
+        with closing(self.file_parts(part, name, bytes_max)) as parts:
             return b"".join(parts)
 
-    def _parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
+    def file_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
         """Yield a file in parts; one that is larger than it was ends with an error before it is read."""
         folder, size = self._folder(part), 0
         try:

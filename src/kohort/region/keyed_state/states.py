@@ -36,7 +36,7 @@ DELTAS_BYTES: Final = 256 * 1024
 """Deltas of a small state may be larger than half of its base up to this size."""
 CHANGED_BYTES: Final = 128 * 1024 * 1024
 """Memory of a member's changes that requests a checkpoint."""
-_APPLIED_BYTES: Final = 128 * 1024 * 1024
+_APPLIED_BYTES: Final = 96 * 1024 * 1024
 """Memory of changes that are applied to a working copy at once, while it is loaded."""
 _MERGED_BYTES: Final = 64 * 1024 * 1024
 """Limit on the size of deltas that are merged, which are in memory meanwhile."""
@@ -46,6 +46,8 @@ _THREADS: Final = 8
 _CLOSE_S: Final = 10.0
 _PRAGMAS: Final = ("locking_mode = EXCLUSIVE", "journal_mode = OFF", "synchronous = OFF", "trusted_schema = OFF")
 _TABLE: Final = "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+_UPSERT: Final = "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+"""A value of the same size is then written over the old one, which REPLACE would remove first."""
 _PAGE_KEYS: Final = 1000
 """Keys that an iteration reads at once."""
 
@@ -130,13 +132,12 @@ class WorkingCopy:
         """
         if not changes:
             return
-        gone = sorted((key,) for key, value in changes.items() if value is None)
-        there = sorted((key, value) for key, value in changes.items() if value is not None)
+        ordered = sorted(changes.items())
+        gone = ((key,) for key, value in ordered if value is None)
+        there = (change for change in ordered if change[1] is not None)
         self._database.execute("BEGIN")
-        if gone:
-            self._database.executemany("DELETE FROM state WHERE key = ?", gone)
-        if there:
-            self._database.executemany("REPLACE INTO state VALUES (?, ?)", there)
+        self._database.executemany("DELETE FROM state WHERE key = ?", gone)
+        self._database.executemany(_UPSERT, there)
         self._database.execute("COMMIT")
 
     def key_count(self) -> int:

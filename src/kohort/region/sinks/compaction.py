@@ -345,6 +345,8 @@ class Compactor:
             raise
         if not merges:
             files = base.files
+        # Readers may take the list until the generation is there, however long the merge has taken.
+        now = int(time.time() * 1000)
         dropped = {file.path: now for file in there if file.path not in files} if merges else {}
         number = base.generation + 1
         last = max(base.upto, upto) if merges else base.upto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import deltalake
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from kohort.errors import InvalidInputError
 from kohort.region.sinks.delta_log import arrow_of
 from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import plain, storable_schema
+from kohort.region.sinks.rows import PER_S, plain, storable_schema
 
 TEXT_MAX: Final = 32
 """Maximum number of characters of a text in a file's statistics; longer ones are left out."""
@@ -25,6 +25,7 @@ _FEATURES: Final = frozenset({
     "vacuumProtocolCheck", "v2Checkpoint",
 })  # fmt: skip
 _LOCAL_TIMES: Final = "timestampNtz"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SETTINGS: Final = {
     "delta.constraints.": "has a constraint",
     "delta.columnMapping.mode": "maps its columns",
@@ -134,7 +135,7 @@ def statistics(table: pa.Table) -> str:
             continue
         ends = pc.min_max(column)
         try:
-            low, high = _said(ends["min"].as_py()), _said(ends["max"].as_py())
+            low, high = _said(_value_of(ends["min"])), _said(_value_of(ends["max"]))
         except (ValueError, OverflowError):  # a time that Python has no word for
             continue
         if low is not None and high is not None:
@@ -143,10 +144,19 @@ def statistics(table: pa.Table) -> str:
     return msgspec.json.encode(found).decode()
 
 
+def _value_of(scalar: Any) -> object:
+    """Return a value; a time as text. Arrow's `as_py` of a time imports pandas where it is installed: 36 MB."""
+    kind = scalar.type
+    if not pa.types.is_timestamp(kind):
+        return scalar.as_py()
+    stored = scalar.cast(pa.int64()).as_py()
+    if stored is None:
+        return None
+    time = _EPOCH + timedelta(microseconds=stored * 1_000_000 // PER_S[kind.unit])
+    return time.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
+
+
 def _said(value: object) -> int | str | None:
-    if isinstance(value, datetime):
-        text = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
-        return text.isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, str):

@@ -295,7 +295,7 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
 
 _YEARS_S: Final = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 of the years 1 to 9999, the first second and the last."""
-_PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_S: Final = 86_400
 
 
@@ -328,7 +328,7 @@ def is_far_time(values: Any) -> Any:
     if pa.types.is_date(kind):
         return _beyond(values.cast(pa.date32(), safe=False).cast(pa.int32()), 1, _DAY_S)
     if pa.types.is_timestamp(kind):
-        return _beyond(values.cast(pa.int64()), _PER_S[kind.unit], 1)
+        return _beyond(values.cast(pa.int64()), PER_S[kind.unit], 1)
     if isinstance(kind, pa.StructType):
         parts = [is_far_time(part) for part in values.flatten() if _has_times(part.type)]
         return functools.reduce(pc.or_, parts)
