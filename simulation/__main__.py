@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simulation.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
 from simulation.harness.plan import Plan
-from simulation.harness.run import Result
-from simulation.harness.shrink import Shrinker
+from simulation.run import Result
+from simulation.shrink import Shrinker
 
 FAILURES_MAX = 5
 """Stop playing further seeds after this number of failures."""

@@ -11,10 +11,10 @@ from simulation.clients.mutants import CLIENT_MUTANTS
 from simulation.clients.plan import client_plan
 from simulation.clients.run import ClientRun
 from simulation.harness.plan import Draft, Plan
-from simulation.harness.run import Result, Run
 from simulation.mutants.group_mutants import MUTANTS
 from simulation.remote.mutants import REMOTE_MUTANTS
 from simulation.remote.run import RemoteRun, remote_plan
+from simulation.run import Result, Run
 
 GROUPS, REMOTE, CLIENTS = "", "remote", "clients"
 """The kinds of runs: one coordinator on a disk; several over Kafka; applications on kohort's own clients."""

@@ -30,7 +30,8 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
 from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, PushJournal, Slot, TopicIdPartitions, pairs
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.checkers.property import QUIET, Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 ASSIGNORS = ("uniform", "range")

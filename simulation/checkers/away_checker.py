@@ -13,7 +13,8 @@ from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
 from kohort.groups.topics import TopicIdPartitions, unpack
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.checkers.property import QUIET, Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 LATE_MS = 2_000

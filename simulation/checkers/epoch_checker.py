@@ -9,7 +9,8 @@ from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects, Heartbea
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
 from kohort.groups.records import ReconciliationState
 from simulation.checkers.journal_model import ConsumerJournal, pairs
-from simulation.checkers.property import Checker, Waiting
+from simulation.checkers.property import Checker
+from simulation.harness.server import Waiting
 
 Answer = ConsumerGroupHeartbeatReply | HeartbeatReply | SyncGroupReply | OffsetFetchReply
 

@@ -30,7 +30,8 @@ from kohort.groups.events import (
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import MemberAssigned, MemberSaved, ReconciliationState
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 Key = tuple[str, str]

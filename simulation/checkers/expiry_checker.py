@@ -22,7 +22,8 @@ from kohort.groups.records import (
     Record,
     Tombstone,
 )
-from simulation.checkers.property import Checker, Holder, Waiting, is_one
+from simulation.checkers.property import Checker, Holder, is_one
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 LATE_MS = 2_000

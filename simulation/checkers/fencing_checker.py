@@ -10,9 +10,10 @@ from kohort.groups.effects import Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, OffsetCommit, SyncGroup, TxnOffsetCommit
 from kohort.groups.records import Kind, Tombstone
 from kohort.ids import NO_TOPIC_ID
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.checkers.property import QUIET, Checker, Holder
+from simulation.harness.assigning import decode_assignment, to_names
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
-from simulation.members.assigning import decode_assignment, to_names
 
 
 class FencingChecker(Checker):

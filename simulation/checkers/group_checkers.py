@@ -30,13 +30,14 @@ from simulation.checkers.expiry_checker import ExpiryChecker
 from simulation.checkers.fencing_checker import FencingChecker, deleted_groups
 from simulation.checkers.journal_model import JournalModel
 from simulation.checkers.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting, is_one
+from simulation.checkers.property import QUIET, Checker, Holder, is_one
 from simulation.checkers.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
 from simulation.checkers.refusal_checkers import JournalChecker, RefusalChecker
 from simulation.checkers.release_checker import ReleaseChecker
 from simulation.checkers.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.checkers.soft_state_checker import SoftStateChecker
 from simulation.checkers.target_checkers import CountChecker, HandoverChecker, TargetChecker
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 LONGEST_WAIT_MS = 60_000

@@ -25,7 +25,8 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.checkers.property import QUIET, Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 Slot = tuple[str, str, int]

@@ -14,13 +14,13 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
 from simulation.checkers.journal_model import JournalModel
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 QUIET: frozenset[type] = frozenset({Heartbeat, OffsetCommit, OffsetFetch})
 """Event types that most requests have: no member or group appears, changes or ends by them, except that a commit may
 create a group.
 """
-Waiting = Mapping[int, tuple[Any, Any, int]]
 
 
 class ViolatedError(Exception):

@@ -23,7 +23,8 @@ from kohort.groups.push.group import PushGroup
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
 from kohort.ids import NO_POSITION
 from simulation.checkers.journal_model import TopicIdPartitions
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 LONGEST_MS = 60_000

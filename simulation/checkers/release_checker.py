@@ -8,7 +8,8 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Effects
 from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick
 from kohort.groups.machine import GroupMachine
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick))

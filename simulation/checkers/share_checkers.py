@@ -11,7 +11,8 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import ComputeAssignment, Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import PushMemberSaved
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 

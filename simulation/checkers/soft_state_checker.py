@@ -15,7 +15,8 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.records import ReconciliationState, Record
 from kohort.groups.timers import Timer
 from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 

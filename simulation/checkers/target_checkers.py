@@ -31,7 +31,8 @@ from kohort.groups.records import (
 )
 from kohort.ids import TopicPartition
 from simulation.checkers.journal_model import pairs
-from simulation.checkers.property import QUIET, Checker, Holder, Waiting
+from simulation.checkers.property import QUIET, Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 

@@ -19,9 +19,9 @@ from simulation.clients.views import View
 from simulation.clients.writer import WritingApplication
 from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Plan, Step
-from simulation.harness.run import Result
 from simulation.harness.world import World
 from simulation.mutants.disk_mutants import planted
+from simulation.run import Result
 
 HEALING_MS = 45_000
 """The time after the last fault by which everything must be read and written: longer than every timeout of the

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from simulation.harness.assigning import COOPERATIVE, EAGER
+from simulation.harness.habits import Habits
 from simulation.harness.network import NetworkFaults
 from simulation.harness.push_steps import SHARE, PushSteps, push_knobs
 from simulation.harness.world import Chance
-from simulation.members.assigning import COOPERATIVE, EAGER
-from simulation.members.process import Habits
 
 INT_MAX = 2**31 - 1
 DAY_MS = 86_400_000

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.harness.habits import Habits
 from simulation.harness.world import Chance
-from simulation.members.process import Habits
 
 OWN, LITERAL = "OwnPushMember", "LiteralPushMember"
 OTHERS = ("ClassicMember", "ConsumerMember", "OwnClassicMember", "OwnConsumerMember")

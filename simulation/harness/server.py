@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import force_setattr
 
@@ -25,19 +25,52 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
+from kohort.groups.records import Record
 from kohort.ids import NO_TOPIC_ID
 from kohort.io.age_clock import AgeClock
-from simulation.checkers.group_checkers import Checkers
 from simulation.harness.disk import Disk, DiskJournal
 from simulation.harness.driver import VirtualDriver
 from simulation.harness.network import Connection, Network
 from simulation.harness.world import World
 
 Answer = Callable[[Any], None]
+Waiting = Mapping[int, tuple[Any, Any, int]]
+"""Unanswered requests: token to (event, answer, time of arrival)."""
 AGAIN_MS = 200
 """The delay before a request of the process itself is repeated after a rejection."""
 AWAY_MS = 2_000
 """The maximum time until a fenced coordinator becomes the leader again."""
+
+
+class Observer(Protocol):
+    """The checkers of a run, which are shown every step of the coordinator."""
+
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
+        """Check a step before its records are durable."""
+
+    def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
+        """Check the state after an append is durable."""
+
+    def on_released(self, event: Any, value: Any) -> None:
+        """Check a reply that leaves."""
+
+    def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
+        """Check the refusal of a request."""
+
+    def on_replayed(self, machine: GroupMachine) -> None:
+        """Check a machine that has replayed the journal."""
+
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
+        """Check the first step after a load."""
+
+    def on_worked(self, work: Any, event: Any) -> None:
+        """Check the result of a background task."""
+
+    def on_journal(self, records: list[Record]) -> None:
+        """Check the records of a journal on Kafka before they are loaded."""
+
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """Check a reply of a coordinator that another one has replaced, since `since_ms`."""
 
 
 class Server:
@@ -51,7 +84,7 @@ class Server:
     """
 
     def __init__(
-        self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Checkers, mutant: Any
+        self, world: World, network: Network, disk: Disk, config: GroupConfig, checkers: Observer, mutant: Any
     ) -> None:
         """`mutant` is a faulty machine, or a faulty shard."""
         self.world = world

@@ -18,9 +18,7 @@ from kohort.groups.events import (
 from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
 from simulation.checkers.group_checkers import Checkers
-from simulation.harness.network import Network
-from simulation.harness.world import World
-from simulation.members.assigning import (
+from simulation.harness.assigning import (
     COOPERATIVE,
     assign,
     decode_assignment,
@@ -29,8 +27,11 @@ from simulation.members.assigning import (
     encode_assignment,
     encode_metadata,
 )
+from simulation.harness.habits import Habits
+from simulation.harness.network import Network
+from simulation.harness.world import World
 from simulation.members.client import ASIDE
-from simulation.members.process import Habits, Process
+from simulation.members.process import Process
 
 LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
 SOON_MS = 100

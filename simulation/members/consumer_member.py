@@ -5,8 +5,8 @@ from __future__ import annotations
 from kohort.errors import ErrorCode
 from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
+from simulation.harness.assigning import Target, pattern_of, to_ids, to_names, topic_name
 from simulation.harness.world import ScheduledCall
-from simulation.members.assigning import Target, pattern_of, to_ids, to_names, topic_name
 from simulation.members.client import ASIDE
 from simulation.members.process import Process
 

@@ -30,12 +30,13 @@ from kohort.wire.push import (
     write_topic_count,
 )
 from simulation.checkers.group_checkers import Checkers
+from simulation.harness.assigning import pattern_of
+from simulation.harness.habits import Habits
 from simulation.harness.network import Connection, Network
 from simulation.harness.push_gate import Respond
 from simulation.harness.world import World
-from simulation.members.assigning import pattern_of
 from simulation.members.client import ANSWER_TIMEOUT_MS, ASIDE
-from simulation.members.process import FINDING_MS, Habits, Process
+from simulation.members.process import FINDING_MS, Process
 
 TICK_MS = 300
 RETRY_MS = 1_000

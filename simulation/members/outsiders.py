@@ -12,10 +12,10 @@ from kohort.groups.events import LeavingMember, OffsetToCommit
 from kohort.groups.records import OfferedProtocol, TopicPartitions
 from kohort.ids import TopicId, TopicPartition
 from simulation.checkers.group_checkers import Checkers
+from simulation.harness.assigning import COOPERATIVE, EAGER
 from simulation.harness.network import Network
 from simulation.harness.server import Server
 from simulation.harness.world import World
-from simulation.members.assigning import COOPERATIVE, EAGER
 from simulation.members.client import Client
 from simulation.members.process import Process
 

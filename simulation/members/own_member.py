@@ -22,12 +22,13 @@ from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition
 from simulation.checkers.group_checkers import Checkers
 from simulation.checkers.property import ViolatedError
+from simulation.harness.assigning import pattern_of
 from simulation.harness.gate import HOST, PORT, Gate
+from simulation.harness.habits import Habits
 from simulation.harness.network import Connection, Network
 from simulation.harness.world import ScheduledCall, World
-from simulation.members.assigning import pattern_of
 from simulation.members.client import FAREWELL_MS
-from simulation.members.process import FINDING_MS, Habits, Process
+from simulation.members.process import FINDING_MS, Process
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
 MEMBERSHIPS: Mapping[str, type[Membership]] = {

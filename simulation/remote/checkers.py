@@ -15,7 +15,8 @@ from kohort.groups.effects import Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from simulation.checkers.eviction_checker import EvictionChecker
-from simulation.checkers.property import Checker, Holder, Waiting
+from simulation.checkers.property import Checker, Holder
+from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
 if TYPE_CHECKING:

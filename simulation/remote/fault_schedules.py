@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from simulation.harness.habits import Habits
 from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import MODERN, Plan, Step
 from simulation.harness.push_steps import LITERAL
-from simulation.members.process import Habits
 
 SERVING = Plan.coordinators
 """The number that stands for whichever coordinator has the shard: one more than there are."""

@@ -1,4 +1,4 @@
-"""The run of one plan with several coordinators over a simulated Kafka: `simulation.harness.run` with other servers."""
+"""The run of one plan with several coordinators over a simulated Kafka: `simulation.run` with other servers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from simulation.checkers.property import Checker, Holder
 from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.harness.push_steps import LITERAL, OWN
-from simulation.harness.run import SHORTEST_MS, Run
 from simulation.harness.world import Chance
 from simulation.remote.checkers import CoordinationChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import Fleet, Routes
+from simulation.run import SHORTEST_MS, Run
 
 OURS: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, CoordinationChecker)
 REMOTE: tuple[type[Checker], ...] = (

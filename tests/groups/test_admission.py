@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from simulation.harness.plan import Draft, PushDraft
-from simulation.harness.run import Run
+from simulation.run import Run
 
 from kohort.errors import ErrorCode
 from kohort.groups import admission

@@ -14,8 +14,8 @@ from simulation.clients.mutants import CLIENT_MUTANTS, ClientMutant, CommitsOver
 from simulation.clients.plan import answers_that_never_come, client_plan, given_up_while_others_wait
 from simulation.clients.run import ClientRun
 from simulation.harness.plan import Plan
-from simulation.harness.run import Result
-from simulation.harness.shrink import Shrinker
+from simulation.run import Result
+from simulation.shrink import Shrinker
 
 from simulation import __main__ as command_line
 

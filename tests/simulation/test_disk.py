@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from simulation.harness.files import DeadError, Files, Volume
-from simulation.harness.run import Run
 from simulation.harness.world import WALL_START_MS, World
 from simulation.mutants.disk_mutants import (
     CompactsNewestAway,
@@ -22,6 +21,7 @@ from simulation.mutants.disk_mutants import (
     SyncsNoNames,
     planted,
 )
+from simulation.run import Run
 
 from kohort.log import LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError

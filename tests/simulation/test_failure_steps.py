@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from simulation.harness.assigning import COOPERATIVE, EAGER
+from simulation.harness.habits import Habits
 from simulation.harness.plan import Plan, Step
-from simulation.harness.run import Result, Run
-from simulation.members.assigning import COOPERATIVE, EAGER
-from simulation.members.process import Habits, Process
+from simulation.members.process import Process
+from simulation.run import Result, Run
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.records import GenerationStarted, GroupSaved, Record

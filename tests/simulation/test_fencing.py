@@ -6,11 +6,12 @@ import pytest
 from simulation.checkers.fencing_checker import FencingChecker
 from simulation.checkers.group_checkers import Checkers
 from simulation.checkers.property import Holder, ViolatedError
+from simulation.harness.habits import Habits
 from simulation.harness.network import Network
 from simulation.harness.world import World
 from simulation.members.consumer_member import ConsumerMember
 from simulation.members.own_member import OwnConsumerMember
-from simulation.members.process import Habits, Process
+from simulation.members.process import Process
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig

@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 from simulation.checkers.property import Checker
+from simulation.harness.habits import Habits
 from simulation.harness.plan import Draft, Plan, PushDraft, Step
 from simulation.harness.push_steps import LITERAL, OTHERS, OWN
 from simulation.harness.recorder import RecordingMachine, Seen, transitions
-from simulation.harness.run import Run
-from simulation.members.process import Habits
 from simulation.mutants.push_mutants import PUSH_MUTANTS
+from simulation.run import Run
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.machine import GroupMachine

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation.harness.assigning import COOPERATIVE, EAGER, topic_id
+from simulation.harness.habits import Habits
 from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Plan, Step
-from simulation.harness.run import Run
-from simulation.members.assigning import COOPERATIVE, EAGER, topic_id
 from simulation.members.own_member import OwnMember
-from simulation.members.process import Habits
 from simulation.mutants.client_mutants import KeepsDeletedTopics
+from simulation.run import Run
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig

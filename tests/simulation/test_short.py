@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 from simulation.checkers.group_checkers import ALL
 from simulation.checkers.property import Checker
+from simulation.harness.assigning import COOPERATIVE
+from simulation.harness.habits import Habits
 from simulation.harness.network import NetworkFaults
 from simulation.harness.plan import Draft, Plan, Step
-from simulation.harness.run import FEWEST_EVENTS, SHORTEST_MS, Run
-from simulation.members.assigning import COOPERATIVE
-from simulation.members.process import Habits
 from simulation.mutants.disk_mutants import DiskMutant
 from simulation.mutants.group_mutants import MUTANTS
 from simulation.mutants.push_mutants import PUSH_MUTANTS
+from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 
 from kohort.coordinator.shard import Shard
 from kohort.groups.config import GroupConfig
@@ -147,7 +147,7 @@ def test_every_checker_has_a_mutant() -> None:
 
 @pytest.mark.parametrize(
     ("run", "seed"),
-    [("simulation.harness.run.Run", 7), ("simulation.harness.run.Run", MIXED), ("simulation.remote.run.RemoteRun", 11)],
+    [("simulation.run.Run", 7), ("simulation.run.Run", MIXED), ("simulation.remote.run.RemoteRun", 11)],
 )
 def test_a_seed_repeats_itself_in_any_process(run: str, seed: int) -> None:
     """Nothing depends on the order of a set of strings, which differs between processes."""

@@ -8,9 +8,9 @@ import sys
 import pytest
 from simulation.checkers.group_checkers import LivenessChecker
 from simulation.harness.plan import Draft, Plan
-from simulation.harness.run import Result, Run
-from simulation.harness.shrink import Shrinker
 from simulation.mutants.group_mutants import NeverEndsSessions
+from simulation.run import Result, Run
+from simulation.shrink import Shrinker
 
 from simulation import __main__ as command_line
 

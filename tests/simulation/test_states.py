@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 from simulation.harness.recorder import MEMBER, RecordingMachine, Seen, transitions
-from simulation.harness.run import Run
+from simulation.run import Run
 from tools import state_tables
 
 from kohort.groups.consumer.members import MEMBER_TABLE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulation.members.assigning import (
+from simulation.harness.assigning import (
     COOPERATIVE,
     assign,
     decode_assignment,

@@ -8,15 +8,17 @@ Source: RFC 8305, sections 4 and 5.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import selectors
 import socket
 import time
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kohort.client.settings import ConnectionConfig
+
+if TYPE_CHECKING:
+    import asyncio
 
 Found: TypeAlias = "tuple[int, int, int, str, tuple[object, ...]]"
 """A result of `socket.getaddrinfo`: family, kind, protocol, canonical name, address."""
@@ -113,6 +115,8 @@ async def connected_loop_socket(host: str, port: int, config: ConnectionConfig) 
     Raises:
         OSError: No address accepted the connection.
     """
+    import asyncio  # Spark's executors connect blocking sockets only
+
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     attempts: set[asyncio.Task[socket.socket]] = set()

@@ -79,7 +79,7 @@ from kohort.region.sinks.rows import (
     rows_where,
     with_added_columns,
 )
-from kohort.region.sinks.staged_files import Codec
+from kohort.region.sinks.staged_files import Codec, read_json
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 
 try:
@@ -445,13 +445,8 @@ class DeltaTable(FolderSink):
 
     def _piece(self, name: str) -> tuple[_File, ...] | None:
         """Return the files of a staged key; None: it is not staged, or no longer."""
-        try:
-            piece = msgspec.json.decode(self._content(f"{self._staging}/{name}{PIECE}"), type=_Piece)
-            return piece.files + piece.grown
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(f"{self._staging}/{name}{PIECE} can't be read: {error}") from error
+        piece = read_json(self._content, f"{self._staging}/{name}{PIECE}", _Piece)
+        return None if piece is None else piece.files + piece.grown
 
     def _pieces(self, names: Sequence[str]) -> list[tuple[_File, ...] | None]:
         return [self._piece(name) for name in names]

@@ -33,6 +33,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 import msgspec
@@ -47,7 +48,7 @@ from kohort.region.sinks.columns import filled_schema, typed_schema
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
 from kohort.region.sinks.sql_dialects import PostgresUrl, postgres_parameters, quoted
-from kohort.region.sinks.staged_files import Codec
+from kohort.region.sinks.staged_files import Codec, read_json
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
 
@@ -449,12 +450,7 @@ class DuckLakeTable(FolderSink):
 
     def _piece(self, state: _LakeState, name: str) -> _LakePiece | None:
         path = f"{self._folder(state)}/staged/{name}{_PIECE}"
-        try:
-            return msgspec.json.decode(read_file(self._files, path), type=_LakePiece)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(f"{path} can't be read: {error}") from error
+        return read_json(partial(read_file, self._files), path, _LakePiece)
 
     # -- publishing
 

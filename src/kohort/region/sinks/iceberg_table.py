@@ -56,7 +56,7 @@ from kohort.region.sinks.rows import (
     refuse_invalid,
     with_added_columns,
 )
-from kohort.region.sinks.staged_files import Codec
+from kohort.region.sinks.staged_files import Codec, read_json
 from kohort.region.staged import StagedKey, check_sequence, gone_text
 from kohort.settings.validation import shown_url
 
@@ -452,13 +452,7 @@ class IcebergTable(BoundSink):
         return piece
 
     def _piece(self, lake: Table, name: str) -> _IcebergPiece | None:
-        path = f"{self._staging(lake)}/{name}{_PIECE}"
-        try:
-            return msgspec.json.decode(store_of(lake, self.place).read(path), type=_IcebergPiece)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(f"{path} can't be read: {error}") from error
+        return read_json(store_of(lake, self.place).read, f"{self._staging(lake)}/{name}{_PIECE}", _IcebergPiece)
 
     # -- publishing
 

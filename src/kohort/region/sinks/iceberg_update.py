@@ -32,10 +32,11 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, Manif
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.types import ListType, MapType
 
-from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
+from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, rows_by_partition
 from kohort.region.sinks.owner_marker import UNFINISHED
 from kohort.region.sinks.rows import plain
+from kohort.region.sinks.staged_files import read_json
 
 _PATHS_AT_ONCE: Final = 32
 """Number of files that an attempt names at once: each time costs an object."""
@@ -289,14 +290,11 @@ def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callabl
         if name.endswith(UNFINISHED):  # no file was written in its name
             store.remove(f"{folder}/{name}")
             continue
-        try:
-            paths = msgspec.json.decode(store.read(f"{folder}/{name}"), type=_AttemptFiles).paths
-        except FileNotFoundError:
+        attempt = read_json(store.read, f"{folder}/{name}", _AttemptFiles)
+        if attempt is None:
             continue
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(f"{folder}/{name} can't be read: {error}") from error
         there = in_table() if there is None else there
-        _remove_files(store, [path for path in paths if path not in there])
+        _remove_files(store, [path for path in attempt.paths if path not in there])
         store.remove(f"{folder}/{name}")
 
 

@@ -7,16 +7,34 @@ import errno
 import os
 import uuid
 from collections.abc import Callable
-from typing import IO, Any, Final, Literal, TypeAlias, cast, get_args
+from typing import IO, Any, Final, Literal, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kohort.errors import InvalidInputError
+from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import FileCalls, Output, copy_file, names_in, remove, sync_folder
 from kohort.region.sinks.owner_marker import UNFINISHED
 from kohort.region.staged import StagedKey
+
+T = TypeVar("T")
+
+
+def read_json(read: Callable[[str], bytes], path: str, kind: type[T]) -> T | None:
+    """Decode the JSON file that `read` returns for a path; None: there is no such file.
+
+    Raises:
+        CorruptDataError: the file is no JSON of this kind.
+    """
+    try:
+        return msgspec.json.decode(read(path), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"{path} can't be read: {error}") from error
+
 
 # -- Marks of sequences that are done: empty files such as `published-17`
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulation.harness.plan import Plan
-from simulation.harness.run import Result
+from simulation.run import Result
 
 Player = Callable[[Plan], Result]
 RUNS_MAX = 2_000

@@ -14,20 +14,21 @@ from kohort.groups.events import OffsetToCommit, Topic, TopicImage
 from kohort.ids import TopicId, TopicPartition
 from simulation.checkers.group_checkers import ALL, Checkers, unhealthy
 from simulation.checkers.property import Checker, Holder, ViolatedError
+from simulation.harness.assigning import topic_id
 from simulation.harness.disk import Disk, log_lines
 from simulation.harness.gate import Gate
+from simulation.harness.habits import Habits
 from simulation.harness.network import Network, NetworkFaults
 from simulation.harness.plan import CLASSIC, Draft, Plan, Step
 from simulation.harness.push_gate import PushGate
 from simulation.harness.server import Server
 from simulation.harness.world import World
-from simulation.members.assigning import topic_id
 from simulation.members.classic_member import ClassicMember
 from simulation.members.consumer_member import ConsumerMember
 from simulation.members.literal_push import ByteClientGate, LiteralPushMember
 from simulation.members.outsiders import Administrator, Hostile, Producer
 from simulation.members.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
-from simulation.members.process import Habits, Process
+from simulation.members.process import Process
 from simulation.mutants.disk_mutants import DiskMutant, planted
 
 INTERNAL = "__consumer_offsets"
