@@ -81,7 +81,7 @@ PRIVATE_WORDS = {
 """Private words of this project's past, each with the field's word for it."""
 NAMES_OF_OTHERS = {
     "src/kohort/region/files.py:tell": "Python's files have this method",
-    "src/kohort/region/sinks/parquet_folder.py:tell": "pyarrow calls this method of Python's files",
+    "src/kohort/region/sinks/staged_files.py:tell": "pyarrow calls this method of Python's files",
     "tests/region/world/iceberg_disk.py:tell": "pyiceberg calls this method of its writers",
 }
 """Names that others have chosen, each with whose they are."""

@@ -56,6 +56,11 @@ QUEUE_POLLS = 100
 """Number of polls whose records the queue can hold. Source: spec 5.2."""
 AT_ONCE_POLLS = 20
 """Number of polls whose records the application gets together, if that many are queued."""
+FETCH_MAX_BYTES = 2 * 1024 * 1024
+"""A member's `fetch_max_bytes`, unless it is given. About four answers of each broker are in memory at once.
+
+With the consumer's own 16 MiB a member takes 15 MB more, and no less processor time. At a round trip of 20 ms, a broker
+still answers 100 MB/s."""
 ANSWER_S = 10.0
 LIKE_SECONDS_MAX = 100
 """A plain number of milliseconds up to this looks like seconds, as in checkpoint_every="5"."""
@@ -318,6 +323,7 @@ class Region(ClosedOnExit):
         own: dict[str, Any] = {
             "client_id": client_id_of(self.name, name),
             "partition_assignment_strategy": ("cooperative-sticky",),
+            "fetch_max_bytes": FETCH_MAX_BYTES,
             **self._settings,
             **settings,
             **fixed,

@@ -14,7 +14,7 @@ import io
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import IO, Any, Final, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -39,7 +39,7 @@ from kohort.region.confined_files import confined
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
-from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec
+from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec, PagesOutput
 
 ROOT: Final = "kohort.table-location"
 """The property of a FileIO that has the location of its table."""
@@ -380,7 +380,11 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
             rows = file.rows.select(fields.names).cast(fields)
             # No `metadata_collector`: after a failed write it makes the end of the writer fail once more, in `__del__`.
             with pq.ParquetWriter(
-                output, fields, compression=compression, store_schema=False, dictionary_pagesize_limit=DICTIONARY_BYTES
+                cast("IO[Any]", PagesOutput(output.write)),
+                fields,
+                compression=compression,
+                store_schema=False,
+                dictionary_pagesize_limit=DICTIONARY_BYTES,
             ) as writer:
                 writer.write_table(rows)
         except (pa.ArrowException, ValueError) as error:

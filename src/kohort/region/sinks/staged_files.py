@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import uuid
 from collections.abc import Callable
@@ -79,6 +80,39 @@ DICTIONARY_BYTES: Final = 512 * 1024
 takes up to 30 times its size in memory while it grows: with the default, a column of unique numbers takes 30 MB. With
 half of it, 7 MB; a column of 26,000 different texts of 20 characters still has its dictionary."""
 
+_WRITES_PER_RELEASE: Final = 2
+
+
+class PagesOutput(io.RawIOBase):
+    """The file to which Arrow writes Parquet's pages. After every few writes, Arrow's freed memory is returned.
+
+    The encoders of a unit of 32 MiB use 10 MB at most. Without this, Arrow's allocator keeps 19 MB beside them until
+    the unit is written. Returning it takes 0.03 s of processor time a unit.
+    """
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        """Initialise the file; `write` gets each buffer, and writes all of it."""
+        super().__init__()
+        self._write, self._at, self._writes = write, 0, 0
+
+    def writable(self) -> bool:
+        """Return True: the file is open for writing."""
+        return True
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self._at
+
+    def write(self, data: Any, /) -> int:  # any buffer, as `io` says it
+        """Write all of the data."""
+        size = memoryview(data).nbytes
+        self._write(data)
+        self._at += size
+        self._writes += 1
+        if self._writes % _WRITES_PER_RELEASE == 0:
+            pa.default_memory_pool().release_unused()
+        return size
+
 
 def check_pages(compression: str, row_group_size: int | None) -> None:
     """Check options for Parquet's pages.
@@ -94,7 +128,7 @@ def check_pages(compression: str, row_group_size: int | None) -> None:
 
 def write_parquet(
     table: pa.Table,
-    output: Output | pa.BufferOutputStream,
+    output: Output | io.BytesIO,
     place: str,
     compression: Codec,
     row_group_size: int | None,
@@ -117,7 +151,7 @@ def write_parquet(
     try:
         pq.write_table(
             table,
-            cast("IO[Any]", output),
+            cast("IO[Any]", PagesOutput(output.write)),
             compression=compression,
             row_group_size=row_group_size,
             write_statistics=statistics,
@@ -129,9 +163,9 @@ def write_parquet(
 
 def parquet_content(table: pa.Table, place: str, compression: Codec, row_group_size: int | None) -> memoryview:
     """Return a table as the content of a Parquet file, which is not copied; raise as `write_parquet`."""
-    output = pa.BufferOutputStream()
+    output = io.BytesIO()
     write_parquet(table, output, place, compression, row_group_size)
-    return memoryview(output.getvalue()).cast("B")
+    return output.getbuffer()
 
 
 def write_staged(
