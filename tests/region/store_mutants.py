@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from kohort.region.sinks import Keep, kafka_topic, sql_table
 from kohort.region.sinks.compaction import Compactor, Generation
 from kohort.region.sinks.delta_objects import StoreDeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.iceberg_files import store_of
 from kohort.region.sinks.iceberg_log import IcebergLog
 from kohort.region.sinks.iceberg_table import IcebergTable
@@ -279,6 +281,55 @@ SQL_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         )
     ),
     "what is void stays": _changed_statements(lambda text: "" if text == "DELETE FROM {target}" else text),
+}
+
+
+def _publishes_into_a_lake_unguarded(table: DuckLakeTable, is_there: Any, change: Any) -> bool:
+    del is_there
+    return _UNTIL_IN_LAKE(table, lambda state: False, change)
+
+
+def _looks_at_a_lake_once(table: DuckLakeTable, is_there: Any, change: Any) -> bool:
+    looks = itertools.count()
+    return _UNTIL_IN_LAKE(table, lambda state: next(looks) == 0 and is_there(state), change)
+
+
+_UNTIL_IN_LAKE = DuckLakeTable._until_there
+
+
+def _sweeps_all_of_a_lake(table: DuckLakeTable, keep: Keep) -> None:
+    _SWEEP_LAKE(table, replace(keep, floor=10**6))
+
+
+_SWEEP_LAKE = DuckLakeTable.sweep
+
+
+def _says_other_offsets(table: DuckLakeTable, at: Any, sequence: int, offsets: str = "") -> None:
+    said = table.__dict__.setdefault("_said", offsets)
+    _SAY(table, at, sequence, offsets and said)
+
+
+_SAY = DuckLakeTable._say
+
+
+def _removes_all_from_a_lake(table: DuckLakeTable, state: Any, names: Any) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            table._files.unlink(table._file(state, name))
+
+
+def _moves_alone(table: DuckLakeTable, at: Any, state: Any, sequence: int) -> None:
+    table._say(at, sequence)
+    table._move(at, state, sequence, 0, sequence)
+
+
+DUCKLAKE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "publish without the guard": _instead(DuckLakeTable, "_until_there", _publishes_into_a_lake_unguarded),
+    "a retry does not look first": _instead(DuckLakeTable, "_until_there", _looks_at_a_lake_once),
+    "a sweep takes what a manifest names": _instead(DuckLakeTable, "sweep", _sweeps_all_of_a_lake),
+    "offsets are taken from another snapshot": _instead(DuckLakeTable, "_say", _says_other_offsets),
+    "files are removed that the lake has": _instead(DuckLakeTable, "_remove_unknown", _removes_all_from_a_lake),
+    "what is void stays": _instead(DuckLakeTable, "_empty_table", _moves_alone),
 }
 
 STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -21,6 +21,7 @@ from tests.region.world.delta_disk import DeltaDisk
 from tests.region.world.disk import Disk, Record
 from tests.region.world.group import Group
 from tests.region.world.iceberg_disk import IcebergDisk
+from tests.region.world.lake_disk import LakeDisk
 from tests.region.world.losses import Losses
 from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
@@ -74,6 +75,7 @@ def _new_folder(path: str, takes: Takes, faults: StoreFaults) -> Disk:
 KINDS: dict[str, Callable[[str, Takes, StoreFaults], Disk]] = {
     "folder": _new_folder,
     "delta": DeltaDisk,
+    "ducklake": LakeDisk,
     "iceberg": IcebergDisk,
     "sql": SqlDisk,
     "topic": TopicDisk,
@@ -193,11 +195,12 @@ class World:
         self.clock.after(self.clock.chance.randint(1, 3_000), self._trouble)
         self.clock.run(faults_ms)
         self._heal()
-        end_ms = faults_ms + healing_ms
+        healed_ms = self.clock.now_ms  # later than the faults were to end, where something was held
+        end_ms = healed_ms + healing_ms
         if not (self.ends_early and self._settles_by(end_ms)):
             self.clock.run(end_ms)
         left = self._left()
-        while left and end_ms < faults_ms + LONGEST_ENDS * healing_ms:  # a backlog may be longer, if it gets shorter
+        while left and end_ms < healed_ms + LONGEST_ENDS * healing_ms:  # a backlog may be longer, if it gets shorter
             end_ms += AGAIN_MS
             self.clock.run(end_ms)
             before, left = left, self._left()
