@@ -309,7 +309,7 @@ def _says_other_offsets(table: DuckLakeTable, at: Any, sequence: int, offsets: s
     _SAY(table, at, sequence, offsets and said)
 
 
-_SAY = DuckLakeTable._say
+_SAY = DuckLakeTable._set_commit_message
 
 
 def _removes_all_from_a_lake(table: DuckLakeTable, state: Any, names: Any) -> None:
@@ -319,7 +319,7 @@ def _removes_all_from_a_lake(table: DuckLakeTable, state: Any, names: Any) -> No
 
 
 def _moves_alone(table: DuckLakeTable, at: Any, state: Any, sequence: int) -> None:
-    table._say(at, sequence)
+    table._set_commit_message(at, sequence)
     table._move(at, state, sequence, 0, sequence)
 
 
@@ -327,7 +327,7 @@ DUCKLAKE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without the guard": _instead(DuckLakeTable, "_until_there", _publishes_into_a_lake_unguarded),
     "a retry does not look first": _instead(DuckLakeTable, "_until_there", _looks_at_a_lake_once),
     "a sweep takes what a manifest names": _instead(DuckLakeTable, "sweep", _sweeps_all_of_a_lake),
-    "offsets are taken from another snapshot": _instead(DuckLakeTable, "_say", _says_other_offsets),
+    "offsets are taken from another snapshot": _instead(DuckLakeTable, "_set_commit_message", _says_other_offsets),
     "files are removed that the lake has": _instead(DuckLakeTable, "_remove_unknown", _removes_all_from_a_lake),
     "what is void stays": _instead(DuckLakeTable, "_empty_table", _moves_alone),
 }

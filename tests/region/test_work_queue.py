@@ -191,7 +191,7 @@ def test_records_of_revoked_partitions_leave_a_merged_table() -> None:
         flow.begin(at(part, 0), part)
     for offset in range(SMALL_TABLES):
         flow.put(piece((P0, offset), (P1, offset)))
-    flow.forget([P1])
+    flow.discard_partitions([P1])
     flow.put(piece((P0, SMALL_TABLES)))
     flow.open()
     assert offsets(flow.take()) == [(0, offset) for offset in range(SMALL_TABLES + 1)]
