@@ -175,6 +175,8 @@ class LakeSink(WorldSink, DuckLakeTable):
         try:
             super().empty(sequence, floor)
         except InvalidInputError as error:
+            if not (self.disk.foreign or self.disk._read_table()):
+                raise  # a person has deleted all
             self.disk.delete_all()
             raise RetriableError(str(error)) from None
 
