@@ -149,6 +149,27 @@ def test_delayed_handlers_run_at_the_end_and_are_those_of_before(number: signal.
         signal.signal(number, before)
 
 
+def test_a_handler_that_raises_hides_no_other_signal() -> None:
+    came: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        came.append(number)
+        raise TimeoutError
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        with pytest.raises(TimeoutError), SignalDelay():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+            assert came == []
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert came == [signal.SIGUSR1, signal.SIGUSR2]
+
+
 def test_other_threads_delay_nothing() -> None:
     handler, seen = signal.getsignal(signal.SIGINT), []
 

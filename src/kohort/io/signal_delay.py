@@ -55,8 +55,17 @@ class SignalDelay:
             except BaseException:
                 self._restore()
                 raise
-            for number, frame in self._came:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Call the handlers of the signals that came, in their order, also after one that raises."""
+        while self._came:
+            number, frame = self._came.pop(0)
+            try:
                 self._handlers[number](number, frame)
+            except BaseException:
+                self._deliver()
+                raise
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self._came.append((number, frame))
