@@ -131,6 +131,55 @@ def test_interrupt_ends_no_task_of_the_client(servers: str) -> None:
     client.close()
 
 
+def out_of_time(number: int, frame: Any) -> None:
+    raise TimeoutError("as a program that limits a call's time does")
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """A handler of SIGALRM that raises an exception that is no interrupt."""
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("limited")
+def test_an_exception_of_a_handler_is_no_fault_of_the_client(servers: str) -> None:
+    client = ThreadClient(client_config(ConnectionConfig, servers, {}))
+    client.call(client.cluster.refresh_metadata())
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    with client.lock:
+        client.cluster.keep_running(work(), "work")
+        with pytest.raises(TimeoutError, match="as a program"):
+            client.send_now()
+    client.call(client.cluster.refresh_metadata())
+    client.close()
+
+
+@pytest.mark.usefixtures("limited")
+def test_an_exception_of_a_handler_is_no_fault_of_an_asyncio_client(servers: str, topic: str) -> None:
+    raised: list[Any] = []
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    async def read() -> list[int]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+        async with AsyncConsumer(servers, **SETTINGS) as consumer:
+            consumer.assign([TopicPartition(topic, 0)])
+            consumer._client.cluster.keep_running(work(), "work")
+            offsets: list[int] = []
+            while RECORDS - 1 not in offsets:
+                offsets += [record.offset for record in await consumer.poll(10_000)]
+            return offsets
+
+    assert asyncio.run(read()) == list(range(RECORDS))
+    assert [type(error) for error in raised] == [TimeoutError]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1])
 def test_delayed_handlers_run_at_the_end_and_are_those_of_before(number: signal.Signals) -> None:
     ran: list[int] = []
@@ -156,14 +205,17 @@ def test_a_handler_that_raises_hides_no_other_signal() -> None:
         came.append(number)
         raise TimeoutError
 
+    def raise_both() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+        assert came == []
+
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         for number in before:
             signal.signal(number, stop)
         with pytest.raises(TimeoutError), SignalDelay():
-            signal.raise_signal(signal.SIGUSR1)
-            signal.raise_signal(signal.SIGUSR2)
-            assert came == []
+            raise_both()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

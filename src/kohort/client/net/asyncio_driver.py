@@ -217,18 +217,18 @@ class AsyncClient:
         self._turn_s = self._loop.time()
         if self.closed:
             return
-        try:
-            with SignalDelay():
+        with SignalDelay():  # around all of it: a handler's exception is no fault of the client
+            try:
                 self.cluster.runtime.advance(self.now_ms())
                 self._carry_out()
-        except Exception as error:  # noqa: BLE001 - every call raises it
-            self.end_by_fault(error)
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        deadline = self.cluster.runtime.next_deadline_ms()
-        self._timer = None if deadline is None else self._loop.call_at(deadline / 1000, self._step)
-        self.notify()
+            except Exception as error:  # noqa: BLE001 - every call raises it
+                self.end_by_fault(error)
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            deadline = self.cluster.runtime.next_deadline_ms()
+            self._timer = None if deadline is None else self._loop.call_at(deadline / 1000, self._step)
+            self.notify()
 
     def end_by_fault(self, error: Exception) -> None:
         """End the client by an unexpected error, which every call under way and every later one raises."""

@@ -155,17 +155,17 @@ class ThreadClient:
         with self.lock:
             if not self.cluster.runtime.busy:
                 return
-            try:
-                with SignalDelay():
+            with SignalDelay():  # around all of it: a handler's exception is no fault of the client
+                try:
                     sent = self._io is not None and self._io.send_now()
-            except Exception as failure:  # noqa: BLE001 - every call raises it, as after one on the client's thread
-                self._fail_calls(failure)
-                if self._io is not None:
-                    self._io.wake()
-                self.check()
-            else:
-                if not sent:
-                    self.wake()
+                except Exception as failure:  # noqa: BLE001 - every call raises it, as after one on the client's thread
+                    self._fail_calls(failure)
+                    if self._io is not None:
+                        self._io.wake()
+                    self.check()
+                else:
+                    if not sent:
+                        self.wake()
 
     def notify(self) -> None:
         """Wake the callers of `wait_until`, for state that changed without a step of the core."""
