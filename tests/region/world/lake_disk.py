@@ -6,6 +6,7 @@ Costly reads are made once: of the table's state after each commit, and whether 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -282,7 +284,8 @@ class LakeDisk(Disk):
             self._reader = None
 
     def __del__(self) -> None:
-        self._close()
+        with contextlib.suppress(duckdb.Error):
+            self._close()
         self._root.cleanup()
 
     def committed(self, moved: Any = None) -> None:
