@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -198,8 +199,9 @@ class LakeDisk(Disk):
 
     def __init__(self, path: str, takes: Takes, faults: StoreFaults) -> None:
         super().__init__(path, takes)
-        self._root = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        self.folder, self.place = f"{self._root.name}/lake", f"ducklake:{path}#main.{TABLE}"
+        root = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
+        self.folder, self.place = f"{root}/lake", f"ducklake:{path}#main.{TABLE}"
         self.faults, self.decisive = faults, BusierFaults(faults, f"commits in {path}")
         self.rows: dict[str, Counter[Record]] = {}
         self.foreign: set[int] = set()
@@ -286,7 +288,6 @@ class LakeDisk(Disk):
     def __del__(self) -> None:
         with contextlib.suppress(duckdb.Error):
             self._close()
-        self._root.cleanup()
 
     def committed(self, moved: Any = None) -> None:
         """A commit was made: the table has the rows of all sequences up to its last one, each once.
