@@ -28,7 +28,7 @@ SEEDS_OF = {"ducklake": 20 if IS_LONG else 2}
 """DuckDB takes seconds for a history."""
 MUTANT_SEEDS = 40
 SEEN_AT = {
-    "objects: publish without a condition": 24,
+    "objects: publish without a condition": 91,
     "objects: a publisher does not look whether its sequence is done": 9,
     "objects: a compactor takes an unknown outcome for a refusal": 8,
     "objects: a compactor removes orphans before its generation": 17,
@@ -38,6 +38,12 @@ SEEN_AT = {
     "delta: a sweep takes what a manifest names": 1,
     "delta: what is void stays": 3,
     "delta: rows are counted from another version": 3,
+    "ducklake: publish without the guard": 8,
+    "ducklake: a retry does not look first": 16,
+    "ducklake: a sweep takes what a manifest names": 1,
+    "ducklake: offsets are taken from another snapshot": 1,
+    "ducklake: files are removed that the lake has": 7,
+    "ducklake: what is void stays": 7,
     "iceberg: a retry does not look first": 3,
     "iceberg: manifests of a commit are removed that was taken": 14,
     "iceberg: what is void stays": 3,
@@ -53,6 +59,8 @@ SHORT = (
     "delta: a commit has no condition",
     "delta: a publisher commits before it looks",
     "delta: a sweep takes what a manifest names",
+    "ducklake: a sweep takes what a manifest names",
+    "ducklake: offsets are taken from another snapshot",
     "iceberg: a retry does not look first",
     "iceberg: a sweep takes what a manifest names",
     "iceberg: offsets are taken from another snapshot",

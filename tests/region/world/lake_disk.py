@@ -6,12 +6,14 @@ Costly reads are made once: of the table's state after each commit, and whether 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import random
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -196,8 +199,9 @@ class LakeDisk(Disk):
 
     def __init__(self, path: str, takes: Takes, faults: StoreFaults) -> None:
         super().__init__(path, takes)
-        self._root = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        self.folder, self.place = f"{self._root.name}/lake", f"ducklake:{path}#main.{TABLE}"
+        root = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
+        self.folder, self.place = f"{root}/lake", f"ducklake:{path}#main.{TABLE}"
         self.faults, self.decisive = faults, BusierFaults(faults, f"commits in {path}")
         self.rows: dict[str, Counter[Record]] = {}
         self.foreign: set[int] = set()
@@ -282,8 +286,8 @@ class LakeDisk(Disk):
             self._reader = None
 
     def __del__(self) -> None:
-        self._close()
-        self._root.cleanup()
+        with contextlib.suppress(duckdb.Error):
+            self._close()
 
     def committed(self, moved: Any = None) -> None:
         """A commit was made: the table has the rows of all sequences up to its last one, each once.
