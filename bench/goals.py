@@ -116,7 +116,7 @@ _CROSSINGS = (
 )
 _IMPORTS = (
     "Libraries alone take 115 MB for a Delta table, and 185 MB for an Iceberg table. The rest is a unit of rows, the "
-    "queue of batches, receive buffers, and what Arrow's allocator keeps: 44 to 79 MB."
+    "queue of batches, receive buffers, and what Arrow's allocator keeps."
 )
 _STREAM = "Spark from kohort: availableNow to noop, 4 partitions"
 GOALS = (

@@ -2,14 +2,15 @@
 
 A streaming query is a member of its consumer group.
 
-- `source/` is what Spark calls. `source.py` implements Spark's interface, and `query.py` decides how much a batch
-  reads. `offset_coordinator.py` is the interface to whoever keeps the offsets: `group_offsets.py` for a query that
-  keeps its own, `region_offsets.py` for a query of a region. `membership.py` is the member of the group.
-- `tasks/` runs in Spark's workers: `read.py` reads, `write.py` writes, `workers.py` chooses the Python that they run.
+- `data_source.py` implements Spark's interface, and `source/readers.py` the readers that Spark calls.
+- `source/query.py` decides how much a batch reads. `offset_coordinator.py` is the interface to whoever keeps the
+  offsets: `group_offsets.py` for a query that keeps its own, `region_offsets.py` for a query of a region.
+  `membership.py` is the member of the group. `single_reader_lock.py` and `read_twice.py` refuse queries that would read
+  a topic twice in one group.
+- `tasks/` runs in Spark's workers: `write.py` writes, `workers.py` chooses the Python that they run.
 - `registration.py` makes the source known to a session.
 - `driver_server.py` learns in the driver program when a batch is done, and `driver_channel.py` carries that to the
   source's process.
-- `single_reader_lock.py` and `read_twice.py` refuse queries that would read a topic twice in one group.
 - `sink.py` is the sink; `tables.py` shows groups, lag and topics.
 - `kafka_progress.py` gives the progress of queries Spark's form.
 - `region/` runs queries that write exactly once: `SparkRegion`.
