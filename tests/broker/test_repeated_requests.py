@@ -106,6 +106,19 @@ def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, vers
     return repetition
 
 
+def bytes_used(requests: RepeatedRequests, request: OffsetCommitRequest, version: int) -> tuple[int, Repetition]:
+    """Return the memory of one more template, with what other threads allocate meanwhile, and the template."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = keep_template(requests, request, version)
+        group_offsets.committed_body.cache_clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], kept
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("version", [2, 8, 10])
 @pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 100), (5, 10), (100, 1), (150, 0)], ids=str)
 def test_memory_of_a_template_is_counted(version: int, topics: int, partitions: int) -> None:
@@ -123,15 +136,7 @@ def test_memory_of_a_template_is_counted(version: int, topics: int, partitions: 
     request = OffsetCommitRequest(group_id="g", member_id="m", topics=named)
     requests = RepeatedRequests()
     keep_template(requests, request, version)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        kept = keep_template(requests, request, version)
-        group_offsets.committed_body.cache_clear()
-        gc.collect()
-        used, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    used, kept = min((bytes_used(requests, request, version) for _ in range(3)), key=lambda found: found[0])
     assert used < 1.2 * kept.kept_bytes
 
 

@@ -363,7 +363,7 @@ def _states_stay() -> Iterator[None]:
     def begins(states: KeyedStates, part: Part, head: StateHead | None) -> None:
         states._heads.setdefault(part, head)
 
-    with mock.patch.object(KeyedStates, "forget"), mock.patch.object(KeyedStates, "begin", begins):
+    with mock.patch.object(KeyedStates, "forget_partitions"), mock.patch.object(KeyedStates, "begin", begins):
         yield
 
 

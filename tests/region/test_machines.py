@@ -53,7 +53,7 @@ SEEN_AT = {
     "dead letters are nobody's to publish": 1,
     "a partition moves without its state": 10,
     "a state that moved or was reset is used again": 87,
-    "a copy of a state that has changes is kept at a reset": 142,
+    "a copy of a state that has changes is kept at a reset": 285,
     "a copy of a state is kept at a reset whatever was saved": 87,
     "changes of a state are forgotten when they could not be saved": 10,
     "files of a state that a manifest names are swept": 10,
