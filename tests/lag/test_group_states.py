@@ -73,6 +73,11 @@ class States:
         self.assignment_interval("Reconciling", 0)
         for member in ("first", "second"):
             self.heartbeat(self.client(), "Reconciling", member)
+        group = self.group("Reconciling")  # Kafka computes assignments beside its coordinator's thread
+        until(
+            lambda: self._admin.describe_consumer_groups([group]).result(group).state == "Reconciling",
+            "it has a target",
+        )
 
     def assigning(self) -> None:
         """The second member waits for a target, since the coordinator has just made one."""
