@@ -37,7 +37,7 @@ from kohort.region.records import Position, part_of
 
 _BYTES = 1_000_000_000
 _ADDED_BYTES = 16_000_000
-"""What one record adds to the state."""
+"""The bytes that one record adds to the state."""
 _CHANGED = 0.2
 """The least size of the changes behind the base, as a share of it. Changes of more than half become a new base."""
 _EVERY_S = 0.05

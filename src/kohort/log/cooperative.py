@@ -12,7 +12,7 @@ _LOOP_COMPRESSED_MAX: Final = 64 << 10
 """Larger compressed batches go to a worker thread at once."""
 _WALKED_PER_DECOMPRESSED: Final = 4
 _BATCH_COST: Final = 256
-"""What a batch costs beside its records, as decompressed bytes: a request may have a batch for each 74 bytes."""
+"""The cost of a batch beside its records, as decompressed bytes: a request may have a batch for each 74 bytes."""
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]

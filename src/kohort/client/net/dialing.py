@@ -94,8 +94,12 @@ class _Race:
         except OSError as error:  # the system lacks the family
             self._error = error
             return None
-        prepare_socket(sock, self._config)
-        code = sock.connect_ex(address)
+        try:
+            prepare_socket(sock, self._config)
+            code = sock.connect_ex(address)
+        except BaseException:
+            sock.close()
+            raise
         if code in _UNDER_WAY:
             self._selector.register(sock, selectors.EVENT_WRITE)
         elif code == 0:

@@ -24,7 +24,7 @@ CONTENT_BYTES_MAX: Final = 128 * 1024 * 1024
 """Limit on a file's size: a payload, one more change, and a list of files that has room for 60 TB."""
 SUFFIX: Final = ".state"
 OBJECTS_BYTES: Final = 250
-"""What Python's objects and tables take for a key with a value, beside their bytes."""
+"""The memory of Python's objects and tables for a key with a value, beside their bytes."""
 _MAGIC: Final = b"kohort-state-1\n"
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
