@@ -57,7 +57,7 @@ SEEN_AT = {
     "a copy of a state is kept at a reset whatever was saved": 87,
     "changes of a state are forgotten when they could not be saved": 10,
     "files of a state that a manifest names are swept": 10,
-    "files of a state are not synced": 98,
+    "files of a state are not synced": 120,
     "an unknown outcome is taken for done": 1,
     "the outcome is taken for complete": 1,
 }

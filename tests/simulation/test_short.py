@@ -45,7 +45,7 @@ SEEN_AT = {
     "ExpiresFromCommits": 51,
     "NeverEndsRevocationsAfterRestart": 82,
     "LeasesIgnored": 26,
-    "LetsReadsPass": 26,
+    "LetsReadsPass": 239,
     "CommitsAborted": 8,
     "ForgetsWhomItExcluded": 18,
     "NeverStopsRevocations": 18,
