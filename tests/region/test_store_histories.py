@@ -90,6 +90,7 @@ def test_histories_with_a_store_are_clean(kind: str) -> None:
 
 HAD_A_FAULT = (
     ("topic", 100_162),
+    ("topic", 200_253),
     ("topic", 100_004),
     ("topic", 100_154),
     ("iceberg", 100_019),
@@ -99,7 +100,8 @@ HAD_A_FAULT = (
     ("objects-parted", 100_432),
     *([("ducklake", 6)] if IS_LONG else []),
 )
-"""A publisher that another had overtaken said that staged rows are gone. A folder of states, whose name could not be
+"""A publisher that another had overtaken said that staged rows are gone. One that woke while it emptied a topic deleted
+rows that another had published since (topic 200253). A folder of states, whose name could not be
 synced at first, went with a power loss. A lake whose rows a person had deleted was refused. The world had faults too:
 late requests to restored stores, readers of an older copy, and requests held within one another for ever."""
 

@@ -344,7 +344,9 @@ class KafkaTopic(BoundSink):
                 count = len(admin.describe_topics([self.topic]).all()[self.topic].partitions)
                 partitions = [TopicPartition(self.topic, number) for number in range(count)]
                 # Not -1, the end when a request arrives: a late one would delete rows that were published since.
-                admin.delete_records(self._staging_topic.ends_of(partitions)).all()
+                ends = self._staging_topic.ends_of(partitions)
+                writer.commit(marker)  # refused after a takeover, whose rows could be below these ends
+                admin.delete_records(ends).all()
             writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=True))
         self.sweep(Keep(floor))
 
