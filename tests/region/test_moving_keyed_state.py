@@ -160,6 +160,19 @@ def test_file_of_another_size_is_not_read_on(tmp_path: Path, monkeypatch: pytest
     state.close()
 
 
+@pytest.mark.timeout(30)  # one that waits for a right to write never ends
+def test_pieces_that_can_not_be_read_keep_no_right_to_write(tmp_path: Path) -> None:
+    place = KeyedState(tmp_path).bind(REGION_ID)
+
+    def unreadable(head: bytes) -> bytearray:
+        raise sqlite3.DatabaseError("the working copy of a keyed state became shorter")
+
+    for _ in range(6):
+        with pytest.raises(sqlite3.DatabaseError):
+            place.write_base(PART, 1, [bytearray, unreadable])
+    assert len(place.write_base(PART, 1, [bytearray, bytearray])) == 2
+
+
 @pytest.mark.parametrize(
     "more",
     [

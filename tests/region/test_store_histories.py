@@ -101,9 +101,9 @@ HAD_A_FAULT = (
     *([("ducklake", 6)] if IS_LONG else []),
 )
 """A publisher that another had overtaken said that staged rows are gone. One that woke while it emptied a topic deleted
-rows that another had published since (topic 200253). A folder of states, whose name could not be
-synced at first, went with a power loss. A lake whose rows a person had deleted was refused. The world had faults too:
-late requests to restored stores, readers of an older copy, and requests held within one another for ever."""
+rows that another had published since (topic 200253). A folder of states, whose name could not be synced at first, went
+with a power loss. A lake whose rows a person had deleted was refused. The world had faults too: late requests to
+restored stores, readers of an older copy, and requests held within one another for ever."""
 
 
 @pytest.mark.parametrize(("kind", "seed"), HAD_A_FAULT, ids=[f"{kind}-{seed}" for kind, seed in HAD_A_FAULT])

@@ -313,7 +313,11 @@ class RegionStates:
                 if len(writes) == _WRITTEN_AT_ONCE:
                     writes.popleft().result()
                 self._writes.acquire()
-                writes.append(pool.submit(self._write_and_release, self._folder(part), *encode_next(piece)))
+                try:
+                    writes.append(pool.submit(self._write_and_release, self._folder(part), *encode_next(piece)))
+                except BaseException:  # nothing was submitted that would release it
+                    self._writes.release()
+                    raise
             for write in writes:
                 write.result()
         return chain
@@ -395,7 +399,7 @@ class RegionStates:
             return b"".join(parts)
 
     def file_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
-        """Yield a file in parts; one that is larger than it was ends with an error before it is read."""
+        """Yield a file in parts; raise CorruptDataError at the first byte beyond the size that was saved."""
         folder, size = self._folder(part), 0
         try:
             with closing(self._store.read(folder, name)) as parts:
