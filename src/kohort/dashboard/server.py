@@ -493,7 +493,7 @@ class LimitedServer(uvicorn.Server):
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
-                if self._failures.due(error.errno):
+                if self._failures.should_log(error.errno):
                     log.warning("the dashboard can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)

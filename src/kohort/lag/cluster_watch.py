@@ -173,7 +173,7 @@ class ClusterWatch:
             )
 
     def _read_report(self) -> LagReport:
-        """Read the cluster, and tell the shares whether that succeeded."""
+        """Read the lag of the cluster, and report success or failure to the division of groups between exporters."""
         try:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
         except Exception:

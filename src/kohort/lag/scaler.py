@@ -192,7 +192,7 @@ class GroupScaling(ClosedOnExit):
     def _log_unreachable_cluster(self) -> None:
         """Log a wrong address when the process starts: without calls nothing is read, and calls may come much later."""
         try:
-            self._reader.reach(READ_TIMEOUT_MS)
+            self._reader.connect(READ_TIMEOUT_MS)
         except Exception as error:  # the reads that calls ask for may succeed
             if not self._ended:
                 text = "[scaler] the cluster can't be read: %s; calls get this error until it can"
@@ -270,14 +270,14 @@ Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
 def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
-    """Return what gRPC serves with; it asks for renewed files at each connection."""
+    """Return the credentials of the gRPC server, which asks for renewed files at each connection."""
 
     def grpc_configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
         pair = (loaded.identity, loaded.identity)
         return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)
 
     def renewed_configuration() -> grpc.ServerCertificateConfiguration | None:
-        found = certificates.renewed()
+        found = certificates.reload_if_changed()
         return None if found is None else grpc_configuration(found)
 
     return grpc.dynamic_ssl_server_credentials(
