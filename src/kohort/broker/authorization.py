@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from kohort.broker.acls import AclIndex
 from kohort.broker.security.principals import Principal
@@ -132,8 +132,6 @@ class GuardedHost(Protocol):
     def authorizer(self) -> Authorizer | None: ...
 
 
-Guard: TypeAlias = Authorizer | None
-"""A host's authorizer; None: everything is allowed."""
 DECISIONS_MAX = 10_000
 """The most cached decisions, which bounds their memory: clients choose names."""
 CACHED_NAME_MAX = 300

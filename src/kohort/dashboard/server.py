@@ -287,7 +287,7 @@ class DashboardRoutes:
                 loop.call_soon_threadsafe(news.set)
 
         self._streams += 1
-        self._observer.add_listener(on_read)
+        self._observer.listeners.add_listener(on_read)
         try:
             yield "retry: 2000\n\n"
             while not self.is_closing and self._is_current(request):
@@ -298,7 +298,7 @@ class DashboardRoutes:
                     yield ": no news\n\n"
                 news.clear()
         finally:
-            self._observer.remove_listener(on_read)
+            self._observer.listeners.remove_listener(on_read)
             self._streams -= 1
 
 
@@ -585,7 +585,7 @@ class DashboardServer(ClosedOnExit):
     def close(self) -> None:
         """End the streams and the server; may be called again."""
         self._routes.close()
-        self._observer.wake_pages()
+        self._observer.listeners.call_all()
         self._server.should_exit = True
         self._thread.join()
         self._sock.close()

@@ -237,12 +237,6 @@ class Partitions:
         state.doubted_ms = None
         self.voided += 1
 
-    def record_consumed(self, partition: TopicPartition, position: FetchPosition) -> None:
-        """Record that records up to here were returned."""
-        state = self._states.get(partition)
-        if state is not None and state.position is not None:
-            state.position = position
-
     def positions(self) -> dict[TopicPartition, FetchPosition]:
         """Return the known positions."""
         return {part: state.position for part, state in self._states.items() if state.position is not None}
