@@ -32,11 +32,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Promise, Task, logged_kafka_error
+from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids, may_pass
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
@@ -52,6 +53,7 @@ from kohort.errors import (
     error_for,
 )
 from kohort.ids import TopicPartition
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -59,6 +61,8 @@ from kohort.wire.transactions import (
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+
+R = TypeVar("R", bound=Message)
 
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are for brokers only."""
@@ -125,6 +129,7 @@ class TransactionManager:
         self._explained_error: KafkaError | None = None
         self._ends_under_way = self._offset_calls = 0
         self._offsets_added: Promise[None] = Promise()
+        self._offset_requests: dict[Awaited, None] = {}
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse_partition
         sender.gate = self._may_send
@@ -237,11 +242,15 @@ class TransactionManager:
                 self._offsets_added.resolve(None)
 
     async def offsets_added(self) -> None:
-        """Wait for calls of other threads or tasks that add offsets: they would add them after the end.
+        """Wait for calls of other threads or tasks that add offsets, and for requests of calls that were interrupted.
 
-        The coordinator would take such offsets into the next transaction, also those of one that was aborted.
+        They would add the offsets after the end. The coordinator would take these into the next transaction, also those
+        of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
         """
-        while self._offset_calls:
+        while self._offset_calls or self._offset_requests:
+            if self._offset_requests:
+                await self._cluster.runtime.first(*self._offset_requests)
+                continue
             if self._offsets_added.done:
                 self._offsets_added = Promise()
             await self._offsets_added
@@ -468,13 +477,32 @@ class TransactionManager:
         self._added.update(wanted)
         self._begun = True
 
+    async def _send_offset_request(self, request: RequestMessage[R] | Between[R], to: Coordinator) -> R:
+        """Send a request whose answer an end awaits, even if the caller is interrupted after it was sent.
+
+        Version 2 needs no wait: the end brings the next epoch, and the coordinator refuses what comes late.
+        """
+        if self._version >= 2:
+            return await self._cluster.send(request, to)
+        left: Promise[None] = Promise()
+        sending = self._cluster.send(request, to, leaving=lambda: left.resolve(None))
+        task = self._cluster.runtime.spawn(sending, "offsets of a transaction")
+        task.mark_handled()
+        self._offset_requests[task] = None
+        task.on_done(lambda _: self._offset_requests.pop(task))
+        try:
+            return await task
+        finally:
+            if not left.done:
+                task.cancel()
+
     async def _add_group(self, group_id: str) -> None:
         identity = self._sender.identity
         request = AddOffsetsToTxnRequest(
             transactional_id=self.id, producer_id=identity.producer_id, producer_epoch=identity.epoch, group_id=group_id
         )
         self._asked = True
-        answer = await self._cluster.send(request, self._to)
+        answer = await self._send_offset_request(request, self._to)
         self._check_code(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
@@ -491,13 +519,9 @@ class TransactionManager:
         """
         to = Coordinator(group_id)
         newest = None if ids else HIGHEST_OFFSETS_BY_NAME
-        answer = await self._cluster.send(
-            Between(
-                self._offset_request(offsets, group, group_id, ids),
-                highest=newest if self._version >= 2 else HIGHEST_OF_VERSION_1,
-            ),
-            to,
-        )
+        request = self._offset_request(offsets, group, group_id, ids)
+        highest = newest if self._version >= 2 else HIGHEST_OF_VERSION_1
+        answer = await self._send_offset_request(Between(request, highest=highest), to)
         names = {topic_id: topic for topic, topic_id in ids.items()}
         refusals = [
             (ErrorCode.of(part.error_code), topic.name or names.get(topic.topic_id, ""), part.partition_index)
