@@ -83,7 +83,7 @@ def test_failed_command_ends_with_the_name_of_its_explanation(
 
 
 def test_no_library_of_a_sink_is_imported_to_explain() -> None:
-    """pandas and pyiceberg took a second of processor time, in an installation that has them."""
+    """Libraries such as pandas and pyiceberg took a second of processor time, in an installation that has them."""
     code = "import sys; from kohort.cli.app import run; run(['explain', 'RowRefused']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "did you mean RowRefusedError?" in done.stderr

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kohort.spark.registration import register_source, require_pyspark, use_in_thread
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -116,7 +118,12 @@ def cover(session: SparkSession) -> None:
 
 
 def cover_everything() -> None:
-    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source."""
+    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source.
+
+    Raises:
+        InvalidInputError: PySpark is missing in this Python, or too old.
+    """
+    require_pyspark()
     CHANGES.everywhere = True
     install()
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
@@ -199,16 +206,12 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     if hasattr(end, "_spark"):
-        from kohort.spark.registration import use_in_thread
-
         use_in_thread(session)
     return original(end, "kohort")
 
 
 def _register(session: Any) -> None:
     if session not in CHANGES.registered:
-        from kohort.spark.registration import register_source
-
         register_source(session)
         CHANGES.registered.add(session)
 
