@@ -361,6 +361,34 @@ def test_a_nearer_replica_is_read_from_when_the_leader_names_one() -> None:
     assert log.core.partitions.of(A0).replica == 1
 
 
+def test_replica_that_lacks_the_offset_is_asked_at_the_pace_of_retries_while_the_leader_names_it() -> None:
+    """Leader and replica answer at once, and the consumer went from one to the other and back without a pause."""
+    log = Log({A0: 20}, client_rack="r")
+    metadata = log.world.handlers["Metadata"]
+
+    def name_replica(message: Any, version: int) -> MetadataResponse:
+        response: MetadataResponse = metadata(message, version)
+        replica = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=9093)
+        response.brokers = [*response.brokers, replica]
+        return response
+
+    asked = 0
+
+    def fetch(message: Any, version: int) -> FetchResponse:
+        nonlocal asked
+        asked += 1
+        assert asked < 1_000, "no time passes"
+        topic_type = FetchResponse.FetchableTopicResponse
+        part = topic_type.PartitionData(partition_index=0, preferred_read_replica=2)
+        if log.world.port_of(log.world.requests[-1].link) == 9093:
+            part = topic_type.PartitionData(partition_index=0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        return FetchResponse(responses=[topic_type(topic="a", partitions=[part])])
+
+    log.world.handlers |= {"Metadata": name_replica, "Fetch": fetch}
+    log.world.run(60_000)
+    assert 50 < asked < 200
+
+
 def test_what_was_fetched_for_a_partition_that_went_and_came_back_is_not_used() -> None:
     log = Log({A0: 100})
     log.world.run(10)

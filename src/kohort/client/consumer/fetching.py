@@ -575,7 +575,7 @@ class Fetcher:
         if part.error_code:
             self._failed(partition, state, ErrorCode.of(part.error_code), part.damage)
             return
-        state.doubted_ms, state.failures = None, 0
+        state.doubted_ms = None
         state.high_watermark, state.log_start, state.last_stable = (
             part.high_watermark,
             part.log_start_offset,
@@ -584,6 +584,8 @@ class Fetcher:
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + REPLICA_LEASE_MS
+        else:
+            state.failures = 0  # the leader may name a replica again and again that lacks the offset
         if part.diverging_epoch.end_offset >= 0:
             self._on_truncated(partition, FetchPosition(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
             self._later(partition, state)
@@ -607,6 +609,7 @@ class Fetcher:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.replica is not None:
                 state.replica = None
+                self._later(partition, state)
             elif self._believed(partition, state):
                 self._on_out_of_range(partition)
             else:
