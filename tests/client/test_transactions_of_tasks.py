@@ -10,6 +10,7 @@ import pytest
 
 from kohort import Admin, AsyncProducer, Broker, Consumer, Fault, InvalidInputError, KafkaError, TopicPartition
 from kohort.client.producer import transactions
+from kohort.errors import TimedOutError
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_abort_waits_for_offsets_whose_call_was_cancelled(broker: Broker, monkey
 
     async def write() -> None:
         held = broker.faults.add(Fault("TxnOffsetCommit", "hold", times=1))
-        async with AsyncProducer(broker.bootstrap_servers, transactional_id=topic) as producer:
+        async with AsyncProducer(broker.bootstrap_servers, transactional_id=topic, max_block_ms=5_000) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await producer.send(topic, b"1", partition=0)
@@ -109,6 +110,8 @@ def test_abort_waits_for_offsets_whose_call_was_cancelled(broker: Broker, monkey
             await asyncio.to_thread(held.wait)
             adding.cancel()
             await asyncio.wait([adding])
+            with pytest.raises(TimedOutError, match="end it again"):
+                await producer.abort_transaction()
             ending = asyncio.create_task(producer.abort_transaction())
             done, _ = await asyncio.wait([ending], timeout=0.3)
             assert not done

@@ -50,6 +50,7 @@ from kohort.errors import (
     KafkaError,
     NotFoundError,
     RetriableError,
+    TimedOutError,
     error_for,
 )
 from kohort.ids import TopicPartition
@@ -246,10 +247,17 @@ class TransactionManager:
 
         They would add the offsets after the end. The coordinator would take these into the next transaction, also those
         of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
+
+        Raises:
+            TimedOutError: A request had no answer within `max_block_ms`.
         """
+        until_ms = self._cluster.runtime.now_ms + self._config.max_block_ms
         while self._offset_calls or self._offset_requests:
             if self._offset_requests:
-                await self._cluster.runtime.first(*self._offset_requests)
+                left_ms = until_ms - self._cluster.runtime.now_ms
+                if await self._cluster.runtime.first(*self._offset_requests, timeout_ms=left_ms) is None:
+                    text = f"offsets whose call was interrupted had no answer for {self._config.max_block_ms} ms"
+                    raise TimedOutError(f"the transaction is not ended yet: {text}; end it again")
                 continue
             if self._offsets_added.done:
                 self._offsets_added = Promise()
