@@ -155,6 +155,25 @@ def test_record_without_a_key_goes_to_a_partition_that_the_topic_still_has() -> 
     assert delivery.result(timeout_ms=0).partition == 0
 
 
+@pytest.mark.parametrize("numbers", [[7], [0, 2], [-1, 0], [1, 2]], ids=str)
+def test_topic_whose_partitions_have_gaps_is_asked_for_again(numbers: list[int]) -> None:
+    """A broker at fault, or one that lies: a producer spreads records over partitions 0 to n - 1."""
+    world = World("a")
+    world.cluster.topics["a"] = len(numbers)
+
+    def number_anew(message: Any, version: int) -> Any:
+        answer = world.metadata(message, version)
+        for part, number in zip(answer.topics[0].partitions, numbers, strict=True):
+            part.partition_index = number
+        return answer
+
+    world.cluster.handlers["Metadata"] = number_anew
+    with pytest.raises(TimedOutError, match="topic a"):
+        world.cluster.call(world.core.partitions_for("a"))
+    world.cluster.handlers["Metadata"] = world.metadata
+    assert world.send("a").result(timeout_ms=0).offset == 0
+
+
 def test_consumer_with_a_pattern_brings_no_deleted_topic_back() -> None:
     """The pattern matches topics that there are; requests that name one of them must not create it again."""
     world = VirtualCluster(settings={"group_id": "g"}, topics={"a": 1})

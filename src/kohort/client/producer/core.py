@@ -434,7 +434,7 @@ class ProducerCore:
         async def find_topic_once() -> None:
             info = (await self.cluster.describe_topics([topic], create=True)).get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            if code is ErrorCode.NONE and info is not None and not info.partitions:
+            if code is ErrorCode.NONE and not _is_whole(info):
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             if code is not ErrorCode.NONE:
                 check_topic_names([topic])
@@ -474,7 +474,7 @@ class ProducerCore:
         """Update the partitions of the producer's topics from new metadata. On the client's thread."""
         for topic in self._topics:
             info = metadata.topics.get(topic)
-            if info is not None and info.partitions:
+            if info is not None and _is_whole(info):
                 self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
                 numbers = sorted(info.partitions)
                 self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
@@ -484,6 +484,12 @@ class ProducerCore:
         if gone and (self._creating is None or self._creating.done) and (gone := gone & self._with_records()):
             self._creating = self.cluster.keep_running(self._create_again(gone), "topics that were deleted")
         self.sender.kick()
+
+
+def _is_whole(topic: TopicInfo | None) -> bool:
+    """Return whether a topic has partitions from 0 to n - 1, over which records can be spread."""
+    numbers = () if topic is None else topic.partitions.keys()
+    return bool(numbers) and min(numbers) == 0 and max(numbers) == len(numbers) - 1
 
 
 def _is_missing(topic: TopicInfo | None) -> bool:
