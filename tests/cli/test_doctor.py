@@ -166,11 +166,14 @@ def test_a_port_in_use_is_reported_with_the_way_round_it() -> None:
     assert "--listen 127.0.0.1:0" in row["get_it"]
 
 
-def test_doctor_reports_a_low_limit_of_open_files() -> None:
-    command = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *DOCTOR, "--json"]
+@pytest.mark.parametrize(
+    ("limit", "state"), [(256, "optional"), (64, "missing")], ids=["few", "too-few-for-a-broker-to-start"]
+)
+def test_doctor_reports_a_low_limit_of_open_files(limit: int, state: str) -> None:
+    command = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *DOCTOR, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (row,) = [row for row in json.loads(done.stdout) if row["what"] == "open files"]
-    assert (row["state"], row["found"]) == ("optional", "up to 256")
+    assert (row["state"], row["found"]) == (state, f"up to {limit}")
 
 
 def test_a_cluster_that_is_named_is_asked() -> None:

@@ -290,10 +290,12 @@ def _limits() -> Iterator[Finding]:
         return
     import resource
 
+    from kohort.broker.server.listener import DESCRIPTORS_MIN
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
-    state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL
-    need = f"a broker with some {_FILES_WANTED} connections and files"
+    state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL if hard >= DESCRIPTORS_MIN else MISSING
+    need = "a broker" if state == MISSING else f"a broker with some {_FILES_WANTED} connections and files"
     yield Finding("open files", state, "unlimited" if unlimited else f"up to {hard}", need, "ulimit -Hn 65536, as root")
 
 
