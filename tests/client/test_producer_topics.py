@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.producer.core import ProducerCore, producer_config
+from kohort.client.producer.core import TOPIC_CREATION_MS, ProducerCore, producer_config
 from kohort.client.producer.sender import METADATA_IDLE_MS
 from kohort.errors import TimedOutError
 from kohort.wire.data import ProduceRequest, ProduceResponse
@@ -206,3 +206,28 @@ def test_record_whose_request_is_not_answered_fails_when_its_time_is_over() -> N
     world.cluster.handlers["Produce"] = world.produce
     assert world.send("a").result(timeout_ms=0).offset == 0
     assert delivery.exception(timeout_ms=0) is not None
+
+
+def test_producer_that_waits_for_a_topic_warns_that_it_does_not_exist(caplog: pytest.LogCaptureFixture) -> None:
+    """The program said nothing for a minute, until `max.block.ms` was over."""
+    world = World()
+    world.cluster.handlers["Metadata"] = world.metadata  # the broker creates no topics by itself
+    with pytest.raises(TimedOutError):
+        world.cluster.call(world.core.partitions_for("ordres"))
+    warned = [record.getMessage() for record in caplog.records if "does not exist" in record.getMessage()]
+    assert 1 <= len(warned) <= 10
+    assert set(warned) == {"topic 'ordres' does not exist: records for it wait for it to be created; retrying"}
+
+
+def test_producer_does_not_warn_of_a_topic_that_the_cluster_is_creating(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+
+    def create_late(message: Any, version: int) -> Any:
+        if world.cluster.runtime.now_ms > began_ms + TOPIC_CREATION_MS - 100:
+            world.cluster.topics["orders"] = 1
+        return world.metadata(message, version)
+
+    began_ms = world.cluster.runtime.now_ms
+    world.cluster.handlers["Metadata"] = create_late
+    assert world.cluster.call(world.core.partitions_for("orders"))
+    assert "orders" not in caplog.text

@@ -35,6 +35,7 @@ from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.io.closing import OneProcess
+from kohort.io.log_throttle import FailureThrottle
 from kohort.settings.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _ABORT_MS = 1_000
 """Limit for aborting a transaction in a close after an error; the abort unblocks `read_committed` readers."""
 _SETTLE = 0.5
 """Share of a close's time for requests in flight, before their transaction is aborted."""
+TOPIC_CREATION_MS = 1_000
+"""The time in which a cluster creates a topic that it creates by itself, and its brokers learn of it. A topic that is
+unknown for longer is reported as missing."""
 _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are queued, so that sending starts early."""
 
@@ -106,6 +110,7 @@ class ProducerCore:
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
         self._creating: Task[None] | None = None
+        self._missing_topics = FailureThrottle(lambda: cluster.runtime.now_ms)
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
         cluster.before_refresh(self._want_topics_in_use)
@@ -431,6 +436,8 @@ class ProducerCore:
         self.sender.note_use(topic)
         self._want_topics_in_use()
 
+        began_ms = self.cluster.runtime.now_ms
+
         async def find_topic_once() -> None:
             info = (await self.cluster.describe_topics([topic], create=True)).get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
@@ -438,7 +445,11 @@ class ProducerCore:
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             if code is not ErrorCode.NONE:
                 check_topic_names([topic])
+                late = self.cluster.runtime.now_ms - began_ms >= TOPIC_CREATION_MS
+                if late and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._missing_topics.due(topic):
+                    log.warning("topic %r does not exist: records for it wait for it to be created; retrying", topic)
                 raise error_for(code, f"topic {topic}: {code.text}")
+            self._missing_topics.over(topic)
 
         try:
             await self.cluster.retrying(
