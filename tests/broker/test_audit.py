@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> Non
     log.close_log()
     found = [(entry["principal"], entry.get("count")) for entry in lines(tmp_path / FILE)]
     assert found == [("User:alice", None), ("mallory", None), ("User:alice", 999), ("mallory", 1)]
+
+
+def test_repetitions_are_counted_in_time_though_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "REPEAT_S", 0.2)
+    monkeypatch.setattr(audit, "WAKE_S", 0.05)
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    refuse(log, "t")
+    until(lambda: (tmp_path / FILE).exists() and len(lines(tmp_path / FILE)) == 1, "the first is written")
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    refuse(log, "t")
+    until(lambda: [entry.get("count") for entry in lines(tmp_path / FILE)] == [None, 1], "the second is counted", 20)
+    log.close_log()
 
 
 def test_invented_names_push_nothing_out_of_the_file(tmp_path: Path) -> None:

@@ -126,6 +126,50 @@ def test_revocation_is_acknowledged_only_after_the_application_released_the_part
     assert (member.assignment.generation, member.identity().generation) == (2, 2)
 
 
+@pytest.mark.parametrize("owner", ["m-1", "another"])
+def test_static_member_whose_join_had_no_answer_releases_its_instance_id(owner: str) -> None:
+    """Kafka's coordinator refuses also the member that has the id, until its session is over."""
+    trial = Coordinator(group_instance_id="i")
+    answer, holder = trial.heartbeat, [owner]
+
+    def heartbeat(message: Any, version: int) -> Any:
+        if message.member_epoch == -2 and holder == [message.member_id]:
+            holder.clear()
+        if message.member_epoch == 0 and len(trial.beats()) == 1:
+            return DROP
+        if message.member_epoch == 0 and holder:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNRELEASED_INSTANCE_ID)
+        return answer(message, version)
+
+    trial.world.handlers[HEARTBEAT] = heartbeat
+    member = trial.subscribe("a")
+    trial.world.run(20_000)
+    assert [beat.member_epoch for beat in trial.beats()].count(-2) == 1
+    assert member.holds_assignment == (owner == "m-1")
+
+
+def test_static_member_fenced_by_its_epoch_releases_its_instance_id() -> None:
+    trial = Coordinator(group_instance_id="i")
+    answer, holder = trial.heartbeat, ["m-1"]
+
+    def heartbeat(message: Any, version: int) -> Any:
+        if message.member_epoch == -2 and holder == [message.member_id]:
+            holder.clear()
+        if message.member_epoch == 0 and holder and member.rebalances:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNRELEASED_INSTANCE_ID)
+        return answer(message, version)
+
+    trial.world.handlers[HEARTBEAT] = heartbeat
+    member = trial.member
+    trial.subscribe("a")
+    trial.error = ErrorCode.FENCED_MEMBER_EPOCH
+    trial.world.run(1_500)
+    trial.error, trial.news = ErrorCode.NONE, parts(0)
+    member.release()
+    trial.world.run(10_000)
+    assert member.holds_assignment and holder == []
+
+
 @pytest.mark.parametrize(
     "code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND]
 )

@@ -87,6 +87,22 @@ def run(story: Callable[[Listed, Peers, Other], Awaitable[None]], renew_s: float
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "a\0b", "\ud800", ""], ids=ascii)
+def test_host_that_is_no_name_ends_no_watch(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another coordinator advertises it, or whoever may write into the coordinators' group or path."""
+    monkeypatch.setattr(peers, "SILENT_AGAIN_S", 0.0)
+
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        two, three = Candidate(2, "two", host, 1), Candidate(3, "three", "127.0.0.1", other.port)
+        service.name(two, three)
+        watching.watch_placed()
+        await until(lambda: other.frames, "a first question")
+        assert not watching._watched[two].done()
+        assert not service.suspected
+
+    run(story)
+
+
 def test_end_and_refusal_is_suspicion() -> None:
     """A connection that only ends is made again; one that is then refused is the end of the process."""
 

@@ -17,6 +17,7 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     log_to_stderr,
+    note_secret_arguments,
 )
 from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
@@ -96,7 +97,9 @@ def coordinator(
     if security.secure is not None:
         raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
     properties: dict[str, Any]
-    listen, properties = security.applied(listen, {**assignments(set_)}, None)
+    chosen = assignments(set_)
+    note_secret_arguments(chosen, "give --tls a PEM file without a password, and users by --sasl")
+    listen, properties = security.applied(listen, {**chosen}, None)
     properties |= metrics.properties()
     common = Common(bootstrap_server=kafka, command_config=security.command_config)
     servers, given = common.client_settings(ConnectionConfig)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kohort.broker.acls import AclIndex, AclRule
 from kohort.broker.authorization import Authorizer, Caller, Resource, StandardAuthorizer
-from kohort.client.admin.security import describe_acls
+from kohort.client.admin.security import deciding_acls, describe_acls
 from kohort.client.admin.values import Acl, AclFilter, AclResource
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
@@ -89,13 +89,15 @@ class KafkaAuthorizer(Authorizer):
 
         Raises:
             RetriableError: Kafka does not answer.
-            InvalidInputError: the coordinator may not read them.
+            InvalidInputError: the coordinator may not read them, or can't know what a rule of a later version denies.
         """
         try:
-            rules = await self._client.call(describe_acls(self._client.cluster, timeout_ms=ANSWER_MS))
+            rules = await self._client.call(deciding_acls(self._client.cluster, timeout_ms=ANSWER_MS))
         except RetriableError:
             raise
         except KafkaError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                raise
             if error.code is not ErrorCode.SECURITY_DISABLED:
                 raise InvalidInputError(
                     f"Kafka does not tell this coordinator who may do what ({error.code.name}): give its user DESCRIBE "

@@ -39,6 +39,7 @@ USER_SESSIONS_MAX = 20
 NAME_MAX = 256
 """The longest name and password, in characters."""
 REFUSED = "wrong user or password"
+_LOOPBACK = "127.0.0.1"
 
 
 class DashboardUsers:
@@ -157,9 +158,10 @@ class FailedTries:
 
 
 def _network(address: str) -> str:
-    """Return the address under which failed logins are counted: of IPv6 the /64 network, as a host has all of it.
+    """Return the address under which failed logins are counted: an IPv6 /64 network, or all of loopback, is one.
 
-    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network.
+    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network. Each user of the machine
+    has the 16 million addresses of 127.0.0.0/8.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
@@ -169,7 +171,7 @@ def _network(address: str) -> str:
         if found.ipv4_mapped is None and not found.is_loopback:
             return str(ipaddress.ip_network((int(found), 64), strict=False))
         found = found.ipv4_mapped or found
-    return str(found)
+    return _LOOPBACK if found.is_loopback else str(found)
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:

@@ -106,6 +106,13 @@ def _checksum(data: bytes) -> int:
 
 
 def _topic(row: _Row) -> CatalogTopic:
+    """Return the topic of a row.
+
+    Raises:
+        ValueError: its id is none, or its name would lead out of the data folder.
+    """
+    if not topic_name_allowed(row.name):
+        raise ValueError(f"topic name {row.name[:300]!r} is not allowed: {TOPIC_NAME_RULE}")
     return CatalogTopic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
 
 

@@ -59,6 +59,9 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
         spark: the session.
         in_place_of_kafka: run code of this session that uses `format("kafka")` on kohort too, unchanged and without a
             jar, until the session ends; `in_place_of_kafka.py` lists what is replaced.
+
+    Raises:
+        InvalidInputError: PySpark is missing in this Python, or older than 4.2.
     """
     from kohort.spark.registration import register_source
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError, KafkaError
 
 USAGE = "usage: python -m kohort.spark JOB.py [ARGUMENT...]"
 ACCOUNT_MS = 5_000
@@ -33,16 +33,14 @@ def main() -> None:
         sys.exit(0 if len(sys.argv) > 1 else 2)
     job = Path(sys.argv[1])
     if not job.is_file():
-        print_error_line(f"{job}: there is no such program")
+        print_error_line(f"kohort: {job}: there is no such program")
         sys.exit(2)
     from kohort.spark.in_place_of_kafka import cover_everything
 
     try:
         cover_everything()
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pyspark":
-            raise
-        print_error_line("PySpark is not installed in this Python: pip install 'kohort[spark]'")
+    except InvalidInputError as error:
+        print_error_line(f"kohort: {error.message}")
         sys.exit(2)
     sys.argv = sys.argv[1:]
     sys.path[0] = str(job.resolve().parent)

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.codec import (
+    ANSWER_ELEMENTS_MAX,
     FIXED,
     SHORT_ARRAYS,
     TAGS_MAX,
@@ -278,7 +279,7 @@ class DecoderSource(FunctionSource):
         self.run: list[tuple[str, str]] = []
         self.uuids: list[str] = []
         self.views = False
-        self.counted = owner.endswith("Request")
+        self.counted = owner.endswith(("Request", "Response"))
         self.elements_max = 0
         self.names |= {
             "bad_length": bad_length,
@@ -302,7 +303,7 @@ class DecoderSource(FunctionSource):
         else:
             self.write_line("if type(buf) is not bytes: buf = bytes(buf)")
         self.write_line("end = len(buf)")
-        self.elements_max = elements_max(cls.API_KEY)
+        self.elements_max = ANSWER_ELEMENTS_MAX if cls.__name__.endswith("Response") else elements_max(cls.API_KEY)
         if self.counted:
             self.write_line(f"left = {self.elements_max}")
         self.write_line("p = 0")

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from kohort.broker.acls import AclRule, AclRuleFilter
+from kohort.broker.acls import AclRule, AclRuleFilter, address_range
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.broker.config.acl_store import AclStore
 from kohort.broker.dispatch import ApiHandler, api_handler
@@ -130,6 +130,10 @@ def check_rule(rule: AclRule) -> None:
         )
     if not rule.host:
         raise _invalid("Host pattern cannot be null or empty")
+    try:
+        address_range(rule.host)
+    except ValueError as error:
+        raise _invalid(f"Invalid CIDR notation '{rule.host}': {error}") from error
 
 
 def _invalid(text: str) -> InvalidInputError:

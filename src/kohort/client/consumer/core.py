@@ -593,7 +593,8 @@ class ConsumerCore:
             lost = not kept
         began_ms = self.cluster.runtime.now_ms
         try:
-            yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
+            if gone:  # the application may not have been told of the assignment yet
+                yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
             self._close_deadline.extend_by_time_since(began_ms)
             self.partitions.remove(gone)

@@ -23,6 +23,7 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
+from kohort.client.net.connection import RECONNECT_GROWTH
 from kohort.client.net.metadata import NO_TOPIC_ID, PartitionInfo
 from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.settings import ConsumerConfig
@@ -316,6 +317,7 @@ class Fetcher:
         self._on_truncated: Callable[[TopicPartition, FetchPosition], None] = lambda partition, position: None
         self._timer_ms = float("inf")
         self._ask_leaders_ms = float("-inf")
+        self._leader_asks = 0
         self._refresh: Promise[None] | None = None
         self._undecoded: Counter[TopicPartition] = Counter()
         self._undecoded_records = 0
@@ -435,11 +437,10 @@ class Fetcher:
         barred = self._busy | self._full_nodes()
         bounded = wanted != float("inf")
         now, topics, states = self.cluster.runtime.now_ms, self.cluster.metadata.topics, self.partitions.states
-        name, infos = "", _NO_PARTITIONS
+        name, infos, leaderless = "", _NO_PARTITIONS, False
         for partition in self._ordered():  # of which there may be thousands
             state = states[partition]
-            if state.retry_at_ms > now:
-                self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
+            if state.retry_at_ms > now and self._waits(partition, state):
                 continue
             position = _fetchable_from(state)
             if position is None or (bounded and self.kept_records(partition) >= wanted):
@@ -453,11 +454,15 @@ class Fetcher:
             if state.replica is not None:
                 node = self._node(partition, state)
             if node < 0:
-                self._ask_leaders(now)
+                leaderless = True
             elif node not in barred:
                 if node not in by_node:
                     by_node[node] = {}
                 by_node[node][partition] = position, state.position_version
+        if leaderless:
+            self._ask_leaders(now)
+        else:
+            self._leader_asks = 0
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
@@ -535,7 +540,7 @@ class Fetcher:
             state = self.partitions.get(partition)
             if state is not None:
                 state.replica = None
-                self._later(state)
+                self._later(partition, state)
 
     # One answer.
 
@@ -579,9 +584,11 @@ class Fetcher:
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + REPLICA_LEASE_MS
+        else:
+            state.failures = 0  # the leader may name a replica again and again that lacks the offset
         if part.diverging_epoch.end_offset >= 0:
             self._on_truncated(partition, FetchPosition(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
-            self._later(state)
+            self._later(partition, state)
             return
         records = part.records
         if records is None or not len(records):
@@ -602,19 +609,21 @@ class Fetcher:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.replica is not None:
                 state.replica = None
+                self._later(partition, state)
             elif self._believed(partition, state):
                 self._on_out_of_range(partition)
             else:
                 self.cluster.request_metadata()
-                self._later(state)
+                state.failures = 0  # brokers are asked often while they are not believed, which is not for long
+                self._later(partition, state)
         elif code in MOVED or (code.retriable and code is not ErrorCode.CORRUPT_MESSAGE):
             state.replica = None
             self.cluster.request_metadata()
-            self._later(state)
+            self._later(partition, state)
         else:
             error = error_for(code, f"{partition} can't be read: {damage or code.text}")
             self.partitions.mark_unreadable(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
-            self._later(state)
+            self._later(partition, state)
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
@@ -626,9 +635,10 @@ class Fetcher:
         return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
-        """Refresh the metadata, but not before the retry backoff is over."""
+        """Refresh the metadata, but not before the retry backoff is over. A partition may lack a leader for hours."""
         if now_ms >= self._ask_leaders_ms:
-            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self._leader_asks += 1
+            self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)
             refresh = self.cluster.request_metadata()
             if refresh is not self._refresh:
                 self._refresh = refresh
@@ -644,10 +654,23 @@ class Fetcher:
             self.error = refresh.error
             self._changed()
 
-    def _later(self, state: PartitionState) -> None:
-        """Retry the partition after the retry backoff."""
-        state.retry_at_ms = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
+    def _later(self, partition: TopicPartition, state: PartitionState) -> None:
+        """Retry the partition after the retry backoff, or when another leader is known."""
+        state.failures += 1
+        state.retry_at_ms = self.cluster.runtime.now_ms + self.cluster.backoff_ms(state.failures, RECONNECT_GROWTH)
+        state.failed_at = self._leadership(partition)
         self._pump_at(state.retry_at_ms)
+
+    def _waits(self, partition: TopicPartition, state: PartitionState) -> bool:
+        """Return whether a partition that failed waits for its next attempt; not if it has another leader by now."""
+        if self._leadership(partition) != state.failed_at:
+            return False
+        self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
+        return True
+
+    def _leadership(self, partition: TopicPartition) -> tuple[int, int]:
+        info = self.cluster.metadata.partition(partition)
+        return (-1, -1) if info is None else (info.leader, info.leader_epoch)
 
     def _pump_at(self, when: float) -> None:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:

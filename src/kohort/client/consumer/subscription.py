@@ -45,6 +45,8 @@ class PartitionState:
             never.
         broken: Why the partition can't be read; raised by the next poll that reaches it.
         recovers: Whether the partition is read again once `broken` was raised: a right may be given back.
+        failures: Failed fetches in a row, after which the next one waits until `retry_at_ms`.
+        failed_at: The leader and its epoch when the last one failed; another leader is asked at once.
         wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
         withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
             up, so that none is committed.
@@ -64,6 +66,8 @@ class PartitionState:
     broken: KafkaError | None = None
     recovers: bool = False
     retry_at_ms: float = 0.0
+    failures: int = 0
+    failed_at: tuple[int, int] = (-1, -1)
     wanted: bool = False
     withheld: bool = False
 

@@ -116,6 +116,7 @@ class ConsumerMembership(Membership):
         self._hurried = False
         self._naming: Task[None] | None = None
         self._failures = 0
+        self._may_hold_instance = False  # since an answer was lost, or this member was fenced
         self._pause_ms: float = _FIRST_INTERVAL_MS
         self._due_ms = 0.0
         self._urgent = False
@@ -224,11 +225,14 @@ class ConsumerMembership(Membership):
         try:
             answer = await self._ask_coordinator(self._request(news), limit)
         except RetriableError as error:
+            self._may_hold_instance = True
             self._retry_join(str(error))
             return
         code = ErrorCode.of(answer.error_code)
+        if code is ErrorCode.UNRELEASED_INSTANCE_ID and self._may_hold_instance:
+            await self._release_instance_id()
         if code is ErrorCode.NONE:
-            self._failures = 0
+            self._failures, self._may_hold_instance = 0, False
             self._heard_ms = sent
             self._renew(sent_elapsed)
             self._take_in(answer)
@@ -241,10 +245,22 @@ class ConsumerMembership(Membership):
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
             # A group that was deleted, or has another protocol now, has given its partitions to others.
             self._known_epoch = _JOIN
+            self._may_hold_instance = code is ErrorCode.FENCED_MEMBER_EPOCH
             self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()
+
+    async def _release_instance_id(self) -> None:
+        """Release the instance id, which this member itself may hold.
+
+        The answer to its join was lost, or it was fenced and joins under its id. Kafka's coordinator would refuse this
+        member until its own session is over. If another member has the instance id, the coordinator refuses the
+        request.
+        """
+        self._may_hold_instance = False
+        with contextlib.suppress(KafkaError):  # the next join shows whether the id was released
+            await self._request_leave()
 
     def _retry_join(self, reason: str) -> None:
         self._sent_fields = NO_FIELDS
@@ -412,6 +428,9 @@ class ConsumerMembership(Membership):
     async def _send_leave(self, reason: str) -> None:
         if not self._member_id or (not self.is_joined and self.state is not MemberState.LEFT):
             return
+        await self._request_leave()
+
+    async def _request_leave(self) -> None:
         epoch = _LEAVE if self.config.group_instance_id is None else _LEAVE_STATIC
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,

@@ -282,13 +282,16 @@ class AsyncClient:
             self.end_by_fault(error)
 
     async def _open_connection(self, command: OpenConnection) -> None:
-        host, config = command.address.host, self.cluster.config
+        address, config = command.address, self.cluster.config
         reader = FrameReader(self._pool, config.response_max_bytes)
         tls = None if command.plain else self._tls.current_context()
         try:
-            sock = await connected_loop_socket(host, command.address.port, config)
+            sock = await connected_loop_socket(address.host, address.port, config)
             transport, channel = await self._loop.create_connection(
-                lambda: _Channel(self, command.link, reader), sock=sock, ssl=tls, server_hostname=host if tls else None
+                lambda: _Channel(self, command.link, reader),
+                sock=sock,
+                ssl=tls,
+                server_hostname=address.tls_name if tls else None,
             )
             self._channels[command.link] = channel
             mechanism = None
@@ -297,7 +300,7 @@ class AsyncClient:
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             refusal = None
             if tls is not None:
-                refusal = await asyncio.to_thread(tls_error, error, command.address, config)
+                refusal = await asyncio.to_thread(tls_error, error, address, config)
             self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile

@@ -419,9 +419,10 @@ class Cluster:
         body, version = request_for_link(link, message if isinstance(message, Between) else Between(message))
         self.connections.post(link, body, version)
 
-    def backoff_ms(self, failures: int) -> float:
+    def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
-        return self.connections.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+        config = self.config
+        return self.connections.backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, growth)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.

@@ -149,6 +149,11 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def tls_name(self) -> str:
+        """The host as certificates have it: without the final dot of a complete name. Source: RFC 5280, 4.2.1.6."""
+        return self.host.removesuffix(".")
+
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
@@ -726,7 +731,7 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
     try:
         sock.settimeout(config.socket_connection_setup_timeout_ms / 1000)
         if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=address.host)
+            sock = tls.wrap_socket(sock, server_hostname=address.tls_name)
         sock.settimeout(None)
     except OSError:
         sock.close()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
+from kohort.client.net.connection import RECONNECT_GROWTH
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.producer.accumulator import Accumulator
@@ -173,6 +174,8 @@ class Sender:
         self._work: Promise[None] = Promise()
         self._used_up = False
         self._ask_leaders_ms = 0.0
+        self._leader_asks = 0
+        self._leaderless = False
         self._answer: list[Batch] = []
         self._delivering: set[Batch] = set()
 
@@ -246,6 +249,7 @@ class Sender:
         with self.accumulator.lock:
             if not self.accumulator.incomplete:
                 return
+        failures = 0
         while not self.closed:
             try:
                 await self.init_producer_id(
@@ -255,7 +259,8 @@ class Sender:
             except RetriableError as error:
                 self.accumulator.blocked_reason = str(error)
                 self._expire(self.cluster.runtime.now_ms)
-                await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
+                failures += 1
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
         """Get a producer id, and number all batches from 0."""
@@ -292,6 +297,7 @@ class Sender:
         self._expire(now_ms)
         if self.config.enable_idempotence and self.identity.producer_id < 0:
             return float(self.config.retry_backoff_ms)
+        self._leaderless = False
         while True:
             parcels: dict[Way, Parcel] = {}
             wait = 60_000.0
@@ -302,6 +308,7 @@ class Sender:
                     if queue.in_flight:
                         wait = min(wait, queue.in_flight[0].created_ms + self.config.delivery_timeout_ms - now_ms)
             if not parcels:
+                self._leader_asks = self._leader_asks if self._leaderless else 0
                 return max(1.0, wait)
             for parcel in parcels.values():
                 self._dispatch(parcel)
@@ -354,8 +361,10 @@ class Sender:
 
         Each response wakes the sender.
         """
+        self._leaderless = True
         if now_ms >= self._ask_leaders_ms:
-            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self._leader_asks += 1
+            self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)
             self.cluster.request_metadata()
         return self._ask_leaders_ms - now_ms
 

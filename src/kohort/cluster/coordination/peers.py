@@ -125,7 +125,7 @@ class Peers:
                     )
                     self._coordination.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError, ValueError):  # ValueError: the host can't be a name
                 refused_s = None
                 await asyncio.sleep(SILENT_AGAIN_S)
             else:

@@ -16,12 +16,12 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
-from kohort.settings.validation import shown_url
+from kohort.settings.validation import is_secret
 
 Connect: TypeAlias = Callable[[], Any]
 """Type of a function that opens a connection of Python's database API."""
@@ -527,6 +527,39 @@ _POSTGRES_TYPES: Final[dict[pa.DataType, str]] = {
 }
 
 
+_POSTGRES_SERVERS: Final = re.compile(r"(?:(?:\[[^]]*]|[^][:,@]*)(?::\d*)?(?:,|$))*")
+"""Hosts with their ports, with commas between."""
+
+
+def shown_postgres_url(url: str) -> str:
+    """Return a URL of PostgreSQL as messages show it, without its password and other secrets.
+
+    libpq takes what stands before the first `@` for user and password, unless a `/` comes first.
+
+    Raises:
+        InvalidInputError: the text is no such URL, or its password has a character that ends it. The message does not
+            show the text, which may have a password anywhere.
+    """
+    scheme, _, rest = url.partition("://")
+    login, _, address = rest.partition("@")
+    if "@" not in rest or "/" in login:
+        login, address = "", rest
+    address, _, query = address.partition("?")
+    if scheme not in ("postgresql", "postgres") or "@" in address or not _is_servers(address.partition("/")[0]):
+        raise InvalidInputError(
+            "This is no URL of PostgreSQL: give postgresql://user@host:5432/database; in a password write %2F, %3F, "
+            "%23 and %40 for the characters / ? # @"
+        )
+    user = login.partition(":")[0]
+    said = [(name, value) for name, value in parse_qsl(query) if "pass" not in name and not is_secret(name)]
+    parameters = f"?{urlencode(said, safe='/=')}" if said else ""
+    return f"postgresql://{user}{'@' if user else ''}{address}{parameters}"
+
+
+def _is_servers(text: str) -> bool:
+    return _POSTGRES_SERVERS.fullmatch(text) is not None
+
+
 class PostgresUrl:
     """A function that connects to PostgreSQL by a URL; it can be pickled."""
 
@@ -551,8 +584,11 @@ class PostgresUrl:
         defaults = psycopg.pq.Conninfo.get_defaults()
         try:
             told = psycopg.conninfo.conninfo_to_dict(self.url)
-        except psycopg.Error as error:
-            raise InvalidInputError(f"psycopg can't read the URL of the database: {error}") from error
+        except psycopg.Error:  # whose text may repeat the password
+            raise InvalidInputError(
+                f"psycopg can't read the URL of the database, {shown_postgres_url(self.url)}: see that its parameters "
+                "are libpq's, and that % stands before two hexadecimal digits; write %20 for a space"
+            ) from None
         given = {option.keyword.decode(): (option.val or b"").decode() for option in defaults}
         given |= {name: str(value) for name, value in told.items() if value is not None}
         hosts = (given["host"] or given["hostaddr"]).split(",")
@@ -575,14 +611,14 @@ def postgres_parameters(url: str) -> str:
     Raises:
         InvalidInputError: psycopg is not installed, or can't read the URL; or the URL has a password.
     """
-    psycopg = _psycopg()
+    psycopg, shown = _psycopg(), shown_postgres_url(url)
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.Error as error:
-        raise InvalidInputError(f"psycopg can't read the URL of the catalog: {shown_url(url)}") from error
+    except psycopg.Error:  # whose text may repeat the password
+        raise InvalidInputError(f"psycopg can't read the URL of the catalog: {shown}") from None
     if given.pop("password", None):
         raise InvalidInputError(
-            f"The catalog's URL {shown_url(url)} has a password, which errors of DuckDB would repeat: give it in "
+            f"The catalog's URL {shown} has a password, which errors of DuckDB would repeat: give it in "
             "~/.pgpass or in PGPASSWORD"
         )
     waits = {"connect_timeout": "10", "tcp_user_timeout": "60000"}

@@ -19,7 +19,6 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
 import msgspec
@@ -58,9 +57,9 @@ from kohort.region.sinks.sql_dialects import (
     driver_rows,
     quoted,
     quoted_column_list,
+    shown_postgres_url,
 )
 from kohort.region.staged import StagedKey, check_sequence, gone_text
-from kohort.settings.validation import shown_url
 
 _STAGED: Final = "__staged"
 _TABLES: Final = (
@@ -452,6 +451,9 @@ class _Cursor:
 _PLACE: Final = re.compile(r'"(?:[^"]|"")*"|\?|\{(target|staging|sequences|keys)\}')
 
 
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
 def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
     """Return the function that connects, and the name of the database for humans."""
     if not isinstance(connect, str):
@@ -468,14 +470,11 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
             raise InvalidInputError("A database in memory is seen by one process alone: give a file, sqlite:///file.db")
         path = local_path(path, "A database of SQLite")
         return SqliteFile(path), f"sqlite:///{path}"
-    url = urlsplit(connect)
-    if url.scheme in ("postgresql", "postgres"):
-        user = f"{url.username}@" if url.username else ""
-        host = url.netloc.rpartition("@")[2]
-        said = urlencode([parameter for parameter in parse_qsl(url.query) if "pass" not in parameter[0]], safe="/=")
-        return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
+    scheme = _SCHEME.match(connect)
+    if scheme is not None and scheme[1] in ("postgresql", "postgres"):
+        return PostgresUrl(connect), shown_postgres_url(connect)
     raise InvalidInputError(
-        f"SqlTable does not know {url.scheme or shown_url(connect)!r}: give sqlite:///file.db, "
+        f"SqlTable does not know {repr(scheme[1]) if scheme else 'a text that is no URL'}: give sqlite:///file.db, "
         "postgresql://user@host/database, or a function that connects"
     )
 
