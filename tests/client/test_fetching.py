@@ -347,7 +347,7 @@ def test_a_poisoned_record_is_named_keeps_the_position_and_can_be_stepped_over()
     assert offsets(seen, A0) == list(range(30))
     with pytest.raises(CorruptDataError, match="seek to 40 to step over it"):
         log.poll()
-    state = log.core.partitions.of(A0)
+    state = log.core.partitions.state_of(A0)
     assert state.position is not None and state.position.offset == 30
     log.core.seek(A0, FetchPosition(40))
     assert offsets(log.poll(), A0)[0] == 40
@@ -358,7 +358,7 @@ def test_a_nearer_replica_is_read_from_when_the_leader_names_one() -> None:
     log.facts["preferred_read_replica"] = 1
     log.poll()
     assert log.world.sent("Fetch")[0].message.rack_id == "north"
-    assert log.core.partitions.of(A0).replica == 1
+    assert log.core.partitions.state_of(A0).replica == 1
 
 
 def test_replica_that_lacks_the_offset_is_asked_at_the_pace_of_retries_while_the_leader_names_it() -> None:
@@ -543,5 +543,5 @@ def test_latest_means_the_end_of_partitions_from_before_a_later_subscription() -
 
 
 def position(log: Log, partition: TopicPartition) -> int | None:
-    found = log.core.partitions.of(partition).position
+    found = log.core.partitions.state_of(partition).position
     return None if found is None else found.offset

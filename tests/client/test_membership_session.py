@@ -155,5 +155,5 @@ def test_the_answer_to_a_sync_counts_from_when_it_was_asked_for() -> None:
     (asked,) = trial.world.parked_named("SyncGroup")
     trial.world.run(asked.at_ms + 3_000)
     trial.world.answer(asked, sync(asked.message, asked.version))
-    assert trial.member.holding
+    assert trial.member.holds_assignment
     ends_at(trial, asked.at_ms + END_MS)

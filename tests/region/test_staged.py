@@ -36,7 +36,7 @@ def allowed(name: str) -> bool:
 @given(st.text(max_size=60).filter(allowed), NUMBERS, NUMBERS, st.uuids())
 def test_the_text_is_a_safe_file_name_and_is_read_back(member: str, epoch: int, unit: int, region: UUID) -> None:
     key = StagedKey(region, epoch, member, unit)
-    text = key.text()
+    text = key.file_stem()
     assert StagedKey.parse(text) == key
     assert text.isascii() and "/" not in text and text[0] not in "._-"
 
@@ -44,15 +44,15 @@ def test_the_text_is_a_safe_file_name_and_is_read_back(member: str, epoch: int, 
 @pytest.mark.parametrize("member", ["worker-1", "a/b", "..", ".", "_x", "größe", "x-e1-u2", "query 1", "~2F", "港口"])
 def test_names_of_every_kind_are_members(member: str) -> None:
     key = StagedKey(REGION, 3, member, 4)
-    assert StagedKey.parse(key.text()) == key
+    assert StagedKey.parse(key.file_stem()) == key
 
 
 def test_the_name_can_be_read() -> None:
-    assert StagedKey(REGION, 12, "worker-1", 7).text() == f"worker-1-e12-u7-{REGION.hex}"
+    assert StagedKey(REGION, 12, "worker-1", 7).file_stem() == f"worker-1-e12-u7-{REGION.hex}"
 
 
 def test_the_longest_key_with_every_suffix_is_a_file_name() -> None:
-    text = StagedKey(REGION, 2**63 - 1, "é" * 25, 2**63 - 1).text()
+    text = StagedKey(REGION, 2**63 - 1, "é" * 25, 2**63 - 1).file_stem()
     assert len(text + "." + "0" * 12 + ".part") <= 255
     assert len(text + ".parquet") <= 255
 
@@ -62,13 +62,13 @@ def test_other_names_are_refused(member: str) -> None:
     with pytest.raises(InvalidInputError, match="member's name"):
         check_member(member)
     with pytest.raises(InvalidInputError, match="member's name"):
-        StagedKey(REGION, 1, member, 1).text()
+        StagedKey(REGION, 1, member, 1).file_stem()
 
 
 @pytest.mark.parametrize("numbers", [(-1, 0), (0, -1), (2**63, 0)])
 def test_numbers_have_bounds(numbers: tuple[int, int]) -> None:
     with pytest.raises(InvalidInputError, match="must lie between"):
-        StagedKey(REGION, numbers[0], "a", numbers[1]).text()
+        StagedKey(REGION, numbers[0], "a", numbers[1]).file_stem()
 
 
 @pytest.mark.parametrize(

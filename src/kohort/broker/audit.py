@@ -116,7 +116,7 @@ class AuditLog:
 
     # -- what is recorded
 
-    def login(
+    def record_login(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, client_id: str | None = None
     ) -> None:
         """Record a login, successful or not, in the audit log.
@@ -139,23 +139,23 @@ class AuditLog:
         }
         self._enqueue(entry)
 
-    def refused(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
+    def record_refusal(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
         """Record that a client may not do an operation on a resource."""
         self._enqueue({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
 
-    def changed(self, caller: Caller, change: AuditedChange) -> None:
+    def record_change(self, caller: Caller, change: AuditedChange) -> None:
         """Record a change that a client made, in the audit log."""
         entry = _of(caller, change.operation, change.resource_type, change.name)
         details = {"details": _cut(change.details)} if change.details else {}
         self._enqueue({"event": "change", **entry, **details, "result": "allowed"})
 
-    def answered(self, request: Request[Any], response: Message) -> None:
+    def record_changes_of_response(self, request: Request[Any], response: Message) -> None:
         """Record the changes that a request made, by its response."""
         if getattr(request.message, "validate_only", False):
             return
         for change in CHANGES[request.api](request.message, response):
             if not change.error:
-                self.changed(request, change)
+                self.record_change(request, change)
 
     def _enqueue(self, entry: Entry) -> None:
         if self._thread is None:

@@ -130,7 +130,7 @@ def record_writer(
         finally:
             writer.close()
             if writer.whole_when_closed:
-                out.sync()
+                out.sync_output()
 
 
 def _standard_output() -> int:
@@ -465,7 +465,7 @@ def _pump(
             total += batch.num_rows
             last = time.monotonic()
             if commit and not writer.whole_when_closed:
-                writer.out.sync()
+                writer.out.sync_output()
                 consumer.commit()
         elif limits.idle_ms is not None and (time.monotonic() - last) * 1000 >= limits.idle_ms:
             break

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, UsageError, family
+from kohort.cli.app import DONE, UsageError, command_family
 from kohort.cli.common import (
     REACH_MS,
     Common,
@@ -25,7 +25,7 @@ from kohort.io.platforms import require_posix
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     pass
 
-app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
+app = command_family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
 _COMMON = Common()
 LISTEN_DEFAULT = "127.0.0.1:9192"

@@ -78,11 +78,11 @@ class KafkaAuthorizer(Authorizer):
             return False
         return self._open or self._standard.allows(caller, operation, resource, name, audited=audited)
 
-    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         """Return whether the caller may do an operation on at least one resource of a kind."""
         if self.is_stale:
             return False
-        return self._open or self._standard.allows_some(caller, operation, resource)
+        return self._open or self._standard.allows_on_any(caller, operation, resource)
 
     async def refresh(self) -> None:
         """Read the ACLs from Kafka.

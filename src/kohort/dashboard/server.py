@@ -287,7 +287,7 @@ class DashboardRoutes:
                 loop.call_soon_threadsafe(news.set)
 
         self._streams += 1
-        self._observer.add_listener(on_read)
+        self._observer.listeners.add_listener(on_read)
         try:
             yield "retry: 2000\n\n"
             while not self.is_closing and self._is_current(request):
@@ -298,7 +298,7 @@ class DashboardRoutes:
                     yield ": no news\n\n"
                 news.clear()
         finally:
-            self._observer.remove_listener(on_read)
+            self._observer.listeners.remove_listener(on_read)
             self._streams -= 1
 
 
@@ -493,7 +493,7 @@ class LimitedServer(uvicorn.Server):
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
-                if self._failures.due(error.errno):
+                if self._failures.should_log(error.errno):
                     log.warning("the dashboard can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)
@@ -585,7 +585,7 @@ class DashboardServer(ClosedOnExit):
     def close(self) -> None:
         """End the streams and the server; may be called again."""
         self._routes.close()
-        self._observer.wake_pages()
+        self._observer.listeners.call_all()
         self._server.should_exit = True
         self._thread.join()
         self._sock.close()

@@ -113,7 +113,7 @@ class WriteBatch:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
-def cover(session: SparkSession) -> None:
+def replace_kafka_in(session: SparkSession) -> None:
     """Run a session's jobs for "kafka" on kohort until the session ends."""
     CHANGES.sessions.add(session)
     install()

@@ -83,7 +83,7 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
-    """Make what is missing in a folder of development files.
+    """Create the missing files of a folder of development keys and certificates.
 
     Args:
         folder: created if missing.

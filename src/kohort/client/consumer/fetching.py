@@ -189,7 +189,7 @@ class FetchSessionHandler:
         self._in_session, self._ids = wanted, ids
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
-    def answered(self, code: ErrorCode, session_id: int) -> bool:
+    def on_response(self, code: ErrorCode, session_id: int) -> bool:
         """Update the session after a response; return True when the response only requests a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
@@ -205,7 +205,7 @@ class FetchSessionHandler:
         """Restart the session, because the broker may or may not have processed the last request."""
         self.epoch = 0
 
-    def goodbye(self) -> FetchRequest | None:
+    def closing_request(self) -> FetchRequest | None:
         """Return the request that frees the session in the broker's memory; None if there is no session."""
         if not self.id:
             return None
@@ -342,7 +342,7 @@ class Fetcher:
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
-            request = session.goodbye()
+            request = session.closing_request()
             if request is not None and self.cluster.connections.requests_in_flight(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
@@ -395,7 +395,7 @@ class Fetcher:
                 return fetched
         return None
 
-    def decoded(self, fetched: CompletedFetch) -> None:
+    def count_decoded(self, fetched: CompletedFetch) -> None:
         """Subtract a response's records, which the caller has decoded, from the number that is still to be decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
@@ -420,13 +420,13 @@ class Fetcher:
 
     # Planning.
 
-    def refill(self) -> None:
-        """Run `pump` if a broker may be free. Cheap while all brokers are busy."""
+    def send_fetches_if_free(self) -> None:
+        """Run `send_fetches` if a broker may be free. Cheap while all brokers are busy."""
         full = self._full_nodes()
         if any(node not in self._busy and node not in full for node in self.cluster.metadata.brokers):
-            self.pump()
+            self.send_fetches()
 
-    def pump(self) -> None:
+    def send_fetches(self) -> None:
         """Send a Fetch to every broker that is free and has fetchable partitions."""
         if self._closed or self._is_full():
             return
@@ -519,13 +519,13 @@ class Fetcher:
             request = session.next_request(self.cluster, self.config, asked)
             answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
-            if not session.answered(code, answer.session_id):
+            if not session.on_response(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
         except Exception as error:  # noqa: BLE001 - the application gets any error
             self._not_fetched(session, asked, logged_kafka_error(f"fetch from broker {node}", error))
         finally:
             self._busy.discard(node)
-        self.refill()
+        self.send_fetches_if_free()
 
     def _not_fetched(
         self, session: FetchSessionHandler, asked: dict[TopicPartition, _PartitionFetch], error: KafkaError
@@ -622,7 +622,7 @@ class Fetcher:
             self._later(partition, state)
         else:
             error = error_for(code, f"{partition} can't be read: {damage or code.text}")
-            self.partitions.fail(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
+            self.partitions.mark_unreadable(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
             self._later(partition, state)
         self._changed()
 
@@ -675,7 +675,7 @@ class Fetcher:
     def _pump_at(self, when: float) -> None:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:
             self._timer_ms = when
-            self.cluster.runtime.at(when).on_done(lambda _: self.pump())
+            self.cluster.runtime.at(when).on_done(lambda _: self.send_fetches())
 
 
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:

@@ -71,7 +71,7 @@ class HeartbeatFields(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def since(self, sent: HeartbeatFields) -> HeartbeatFields:
+    def changed_since(self, sent: HeartbeatFields) -> HeartbeatFields:
         """Return the fields that changed since an earlier state."""
         return HeartbeatFields(
             topics=None if self.topics == sent.topics else self.topics,
@@ -153,7 +153,7 @@ class ConsumerMembership(Membership):
                     self._member_id = ""
                 await self._lose(code)
                 return
-            if runtime.now_ms >= self._session_end_ms and self.joined:
+            if runtime.now_ms >= self._session_end_ms and self.is_joined:
                 self._fence(
                     ErrorCode.FENCED_MEMBER_EPOCH, SESSION_EXPIRED
                 )  # the coordinator may still know it, at its epoch
@@ -198,7 +198,7 @@ class ConsumerMembership(Membership):
         """Return how long to wait if nothing happens."""
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
-        if self.joined:
+        if self.is_joined:
             waits.append(self._session_end_ms - now)
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
@@ -218,7 +218,7 @@ class ConsumerMembership(Membership):
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._current_fields()
-        news = facts.since(self._sent_fields)
+        news = facts.changed_since(self._sent_fields)
         self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
@@ -337,11 +337,11 @@ class ConsumerMembership(Membership):
 
     def _reconcile(self) -> None:
         """Reconcile the held partitions with the newest target assignment: revoke first, then assign."""
-        if not self.joined:
+        if not self.is_joined:
             return
         target = self._target
         partitions = None if target is None else self._target_by_name(target)
-        replaced = self.replaced()
+        replaced = self.recreated_topics()
         held = self.assignment.partitions
         kept = set(held if partitions is None else partitions)
         revoked = [part for part in held if part not in kept or part.topic in replaced]
@@ -358,7 +358,7 @@ class ConsumerMembership(Membership):
             self._held_ids = {names[topic]: topic for topic in target}
             self._complete_rebalance(partitions, None)
 
-    def replaced(self) -> set[str]:
+    def recreated_topics(self) -> set[str]:
         """Return the topics of held partitions that were recreated: their id is no longer the one of the assignment."""
         known = self.cluster.metadata.topic_id
         held = {part.topic for part in self.assignment.partitions}
@@ -426,7 +426,7 @@ class ConsumerMembership(Membership):
             self._naming = None
 
     async def _send_leave(self, reason: str) -> None:
-        if not self._member_id or (not self.joined and self.state is not MemberState.LEFT):
+        if not self._member_id or (not self.is_joined and self.state is not MemberState.LEFT):
             return
         await self._request_leave()
 

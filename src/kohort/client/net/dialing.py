@@ -163,7 +163,7 @@ def _close_connected(attempt: asyncio.Task[socket.socket]) -> None:
 
 
 def prepare_socket(sock: socket.socket, config: ConnectionConfig) -> None:
-    """Set what a socket has before it is connected: not blocking, sends at once, and the configured buffers."""
+    """Configure a socket before it connects: non-blocking, without send delay, and with the configured buffers."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if config.receive_buffer_bytes > 0:

@@ -354,7 +354,7 @@ class FailureLog:
         """Log a failed task."""
         if not isinstance(error, KafkaError):
             log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
-        elif self._throttle.due((task.name, error.code)):
+        elif self._throttle.should_log((task.name, error.code)):
             log.warning("background task %s failed: %s", task.name, error)
 
 

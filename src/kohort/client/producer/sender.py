@@ -78,7 +78,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     accumulator.used += sum(part.size for part in parts) - batch.size
     batch.size = 0
     batch.sealed = None
-    batch.become(parts)
+    batch.replace_by(parts)
     accumulator.incomplete.update(parts)
     return parts
 
@@ -179,7 +179,7 @@ class Sender:
         self._answer: list[Batch] = []
         self._delivering: set[Batch] = set()
 
-    def kick(self) -> None:
+    def wake_sender(self) -> None:
         """Wake the sender. Under the client's lock."""
         self._work.resolve(None)
 
@@ -222,9 +222,9 @@ class Sender:
             self.on_lost(failure)
         self.accumulator.wake_waiting_callers()
         self._run_callbacks(failed)
-        self.kick()
+        self.wake_sender()
 
-    def note_use(self, topic: str) -> None:
+    def record_use(self, topic: str) -> None:
         """Record that a topic is used now; after a long pause its metadata may be outdated."""
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
@@ -268,9 +268,9 @@ class Sender:
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             raise error_for(code, f"the broker gives no producer id: {code.text}")
-        self.become(answer.producer_id, answer.producer_epoch)
+        self.adopt_identity(answer.producer_id, answer.producer_epoch)
 
-    def become(self, producer_id: int, epoch: int) -> None:
+    def adopt_identity(self, producer_id: int, epoch: int) -> None:
         """Adopt this identity; each partition numbers its batches from 0 when it adopts it too."""
         self.identity = ProducerIdAndEpoch(producer_id, epoch)
         self.accumulator.blocked_reason = ""
@@ -332,7 +332,7 @@ class Sender:
             if queue.in_flight:
                 return limit
             queue.mended = queue.sent_before
-        if self.config.enable_idempotence and not queue.take_on(self.identity):
+        if self.config.enable_idempotence and not queue.adopt_identity(self.identity):
             return limit
         if batch.not_before_ms > now_ms:
             return batch.not_before_ms - now_ms
@@ -370,7 +370,7 @@ class Sender:
 
     def _dispatch(self, parcel: Parcel) -> None:
         for batch in parcel.batches:
-            self.note_use(batch.partition.topic)
+            self.record_use(batch.partition.topic)
             self._seal(batch)
             self.metrics.retries += batch.attempts > 0
             batch.attempts += 1
@@ -386,7 +386,7 @@ class Sender:
         idempotent = self.config.enable_idempotence
         queue = self.accumulator.queues[batch.partition]
         if idempotent and batch.sequence < 0:
-            queue.number(batch)
+            queue.number_batch(batch)
         identity = queue.identity
         batch.sealed = batch.chunk.seal(
             self._codec,
@@ -436,7 +436,7 @@ class Sender:
         done, self._answer = self._answer, []
         self.accumulator.wake_waiting_callers()
         self._run_callbacks(done)
-        self.kick()
+        self.wake_sender()
 
     def _highest(self, parcel: Parcel) -> int | None:
         if self.config.transactional_id is not None and not self.implicit:
@@ -593,7 +593,7 @@ class Sender:
                         batch.unsure = True  # its request is on its way
                         late.append(batch)
         for batch in late:
-            why = self.accumulator.why_late(batch)
+            why = self.accumulator.why_not_done_here(batch)
             error = TimedOutError(_not_delivered(batch, f"within {self.config.delivery_timeout_ms} ms", why))
             if batch.attempts:
                 self._lose(batch, error)

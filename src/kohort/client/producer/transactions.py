@@ -359,7 +359,7 @@ class TransactionManager:
         raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
 
     def _expect_open(self) -> None:
-        """Refuse what belongs into an open transaction, unless one is open and not being ended."""
+        """Raise an error unless a transaction is open and not being ended."""
         self._expect(TxnState.OPEN)
         if self._ends_under_way:
             raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
@@ -449,12 +449,12 @@ class TransactionManager:
         try:
             while self._adding - self._added:
                 await self._asking(self._add_once, "add partitions to transaction")
-                self._sender.kick()
+                self._sender.wake_sender()
         except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
             self._fail(logged_kafka_error("add partitions to transaction", error))
             for batch in self.drop_unsent():
                 batch.run_callbacks()
-            self._sender.kick()
+            self._sender.wake_sender()
 
     async def _add_once(self) -> None:
         wanted = sorted(self._adding - self._added)
@@ -602,7 +602,7 @@ class TransactionManager:
             return
         self._check_code(answer.error_code, "end transaction")
         if answer.producer_id >= 0:
-            self._sender.become(answer.producer_id, answer.producer_epoch)
+            self._sender.adopt_identity(answer.producer_id, answer.producer_epoch)
             self._fresh_epoch = False
 
 

@@ -67,13 +67,13 @@ class Dialect(Protocol):
     def type_of(self, kind: pa.DataType) -> str:
         """Return the column type for an Arrow type; empty: the database has none."""
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Prevent concurrent checks of this table until the transaction ends."""
 
     def name(self, table: str) -> str:
         """Return the canonical form of a table's name."""
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with its schema, if a search path finds the schema: markers are stored beside tables."""
 
     def escape_placeholders(self, name: str) -> str:
@@ -85,10 +85,10 @@ class Dialect(Protocol):
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the foreign keys of other tables that hold on to rows of this one, or would be removed with them."""
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns, whose types are as strict."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
@@ -117,7 +117,7 @@ def dialect_of(connection: Any) -> Dialect:
     )
 
 
-def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
+def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
@@ -197,14 +197,14 @@ class Sqlite:
         text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind)
         return "TEXT" if text else ""
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Do nothing: SQLite has one writer at a time."""
 
     def name(self, table: str) -> str:
         """Return the name in lower case: SQLite ignores the case of ASCII letters only."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name unchanged: SQLite has no search path."""
         return table
 
@@ -244,7 +244,7 @@ class Sqlite:
         columns = {column[1]: bool(column[3]) for column in info}
         return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the tables whose foreign keys refer to this one, if the connection enforces foreign keys."""
         cursor.execute("PRAGMA foreign_keys")
         if not cursor.fetchone()[0]:
@@ -256,7 +256,7 @@ class Sqlite:
         )
         return [f"of {name!r}" for (name,) in cursor.fetchall()]
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
@@ -339,7 +339,7 @@ class Postgres:
             return "" if kind == pa.time64("ns") else "time"
         return _POSTGRES_TYPES.get(kind, "")
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Take an advisory lock until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
@@ -347,7 +347,7 @@ class Postgres:
         """Return the name unchanged: PostgreSQL distinguishes the case of quoted names."""
         return table
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with the schema in which the table exists, or would be created."""
         if len(table) > 1:
             return table
@@ -397,7 +397,7 @@ class Postgres:
                 against += [f"has the partition {name!r}, which {why}" for why in found]
         return ExistingTable(columns, tuple(unique), tuple(against), {})
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the foreign keys of other tables that refer to this one, or to a partition of it."""
         cursor.execute(
             "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
@@ -406,7 +406,7 @@ class Postgres:
         )
         return [repr(name) for (name,) in cursor.fetchall()]
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 

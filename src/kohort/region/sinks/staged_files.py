@@ -267,7 +267,7 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
 
 
 def key_text_of(name: str) -> str:
-    """Return the text of the staged key (`StagedKey.text`) in the name of a staged file, finished or not."""
+    """Return the text of the staged key (`StagedKey.file_stem`) in the name of a staged file, finished or not."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 
