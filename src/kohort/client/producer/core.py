@@ -446,10 +446,10 @@ class ProducerCore:
             if code is not ErrorCode.NONE:
                 check_topic_names([topic])
                 late = self.cluster.runtime.now_ms - began_ms >= TOPIC_CREATION_MS
-                if late and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._missing_topics.due(topic):
+                if late and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._missing_topics.should_log(topic):
                     log.warning("topic %r does not exist: records for it wait for it to be created; retrying", topic)
                 raise error_for(code, f"topic {topic}: {code.text}")
-            self._missing_topics.over(topic)
+            self._missing_topics.end_failure(topic)
 
         try:
             await self.cluster.retrying(
