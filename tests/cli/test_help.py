@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -224,3 +225,14 @@ def test_commands_that_ask_a_cluster_take_the_options_that_the_readme_names(word
     assert options >= asking
     if words != ["exporter"]:
         assert options >= {"--json", "--timeout"}
+
+
+@pytest.mark.parametrize("words", [["broker"], ["demo"], ["doctor"], ["zookeeper"]], ids=" ".join)
+def test_option_that_takes_a_folder_does_not_ask_for_a_file(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run([*words, "--help"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r" {2}(?:the|A) folder ", line)]
+    assert lines
+    assert [line for line in lines if not re.match(r"  --[a-z]+ FOLDER ", line)] == []

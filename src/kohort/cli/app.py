@@ -373,7 +373,9 @@ def _value_of(argument: Argument) -> str:
         return ""
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(typing.get_args(kind))
-    return _KINDS.get(getattr(kind, "__name__", ""), "TEXT")
+    value = _KINDS.get(getattr(kind, "__name__", ""), "TEXT")
+    is_folder = _one_line(argument.parameter.help or "").lower().startswith(("a folder", "the folder"))
+    return "FOLDER" if value == "FILE" and is_folder else value
 
 
 def _about(argument: Argument) -> str:

@@ -89,7 +89,7 @@ def broker(
         raise UsageError(error.message) from error
     folder = data or (Path(place.folder) if place.folder else None)
     if folder is None:
-        raise UsageError("say where topics and groups are kept: --data DIR, or log.dirs in the configuration")
+        raise UsageError("say where topics and groups are kept: --data FOLDER, or log.dirs in the configuration")
     return run_broker(listen, folder, properties, beside, None if files is None else _announced(files))
 
 

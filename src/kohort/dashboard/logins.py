@@ -158,7 +158,7 @@ class FailedTries:
 
 
 def _network(address: str) -> str:
-    """Return the address under which failed logins are counted: an IPv6 /64 network, or all of loopback, is one.
+    """Return the address under which failed logins are counted: of IPv6 the /64 network, of loopback one.
 
     A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network. Each user of the machine
     has the 16 million addresses of 127.0.0.0/8.

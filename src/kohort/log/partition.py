@@ -263,7 +263,13 @@ class PartitionLog:
     # -- appending
 
     def append(
-        self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True, budget: LoopBudget | None = None
+        self,
+        batches: ReadBuffer,
+        now_ms: int,
+        *,
+        from_client: bool = True,
+        budget: LoopBudget | None = None,
+        from_zero: bool = False,
     ) -> AppendResult:
         """Append batches with one write. Offsets and leader epoch are set in place if the buffer is writable.
 
@@ -273,6 +279,7 @@ class PartitionLog:
             from_client: whether to reject what a producer must not send (control batches, records that can't be read),
                 and check its sequences.
             budget: what may be decompressed on the event loop; None: everything.
+            from_zero: whether a producer without a batch here must begin with sequence 0.
 
         Raises:
             CorruptDataError: CORRUPT_MESSAGE: bad length or CRC.
@@ -284,16 +291,19 @@ class PartitionLog:
                 acknowledged.
         """
         if from_client:
-            return self.append_checked(self._validator.validate(batches, now_ms, budget), now_ms)
+            return self.append_checked(self._validator.validate(batches, now_ms, budget), now_ms, from_zero=from_zero)
         return self.append_checked((batches, self._validator.split(batches)), now_ms, sequences=False)
 
-    def append_checked(self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True) -> AppendResult:
+    def append_checked(
+        self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
+    ) -> AppendResult:
         """Append batches that the partition's `validator` accepted.
 
         Args:
             checked: the batches.
             now_ms: wall-clock time.
             sequences: whether to check the sequences of their producer.
+            from_zero: whether a producer without a batch here must begin with sequence 0.
 
         Raises:
             KafkaError, OSError: as `append`.
@@ -301,7 +311,7 @@ class PartitionLog:
         batches, headers = checked
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
-            repeated = self.producers.check(headers, sequences=sequences)
+            repeated = self.producers.check(headers, sequences=sequences, from_zero=from_zero)
             if repeated is not None:
                 self.flush_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset

@@ -69,12 +69,20 @@ class UnreadableLog(PartitionLog):
         raise RetriableError(f"nothing can be written: {self.damage.sentence()}", ErrorCode.KAFKA_STORAGE_ERROR)
 
     def append(
-        self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True, budget: LoopBudget | None = None
+        self,
+        batches: ReadBuffer,
+        now_ms: int,
+        *,
+        from_client: bool = True,
+        budget: LoopBudget | None = None,
+        from_zero: bool = False,
     ) -> AppendResult:
         """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
-    def append_checked(self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True) -> AppendResult:
+    def append_checked(
+        self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
+    ) -> AppendResult:
         """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 

@@ -51,7 +51,8 @@ LONGS = frozenset(
         "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
         "log.cleaner.dedupe.buffer.size", "log.retention.check.interval.ms", "max.compaction.lag.ms",
         "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "min.compaction.lag.ms",
-        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
+        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms",
+        "sasl.kerberos.min.time.before.relogin", "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
 """Settings of 64 bits in Kafka. Other integers have 32."""

@@ -287,9 +287,9 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
         if config.config_operation not in (APPEND, SUBTRACT):
             raise InvalidInputError(f"there is no operation {config.config_operation}")
         entry = in_effect.get(config.name)
-        if entry is not None and entry.type != Type.LIST:
+        if entry is None or entry.type != Type.LIST:
             raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
-        words = [word for word in configs.get(config.name, (entry and entry.value) or "").split(",") if word]
+        words = [word for word in configs.get(config.name, entry.value or "").split(",") if word]
         given = [word.strip() for word in config.value.rstrip(",").split(",")] if config.value != "," else []
         if config.config_operation == APPEND:
             words += [word for word in dict.fromkeys(given) if word not in words]

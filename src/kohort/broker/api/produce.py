@@ -266,17 +266,20 @@ def _append_batches(
     try:
         _check_same_producer(records)
         transactional_id = request.message.transactional_id
+        adds = transactional_id is not None and request.version >= ADDS_SINCE
         if transactional_id is None:
             if _is_transactional(records):
                 error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 return _Partition(index=index, error_code=error, base_offset=-1)
         else:
             partition = TopicPartition(name, index)
-            node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= ADDS_SINCE)
+            node.transactions.check_produce(transactional_id, partition, records, adds=adds)
+        # The first batch of such a transaction has sequence 0. Another one overtook a batch that was refused, which
+        # would then be refused for ever. Source: KAFKA-18202.
         if isinstance(checked, LoopBudget):
-            result = target.append(records, now_ms, budget=checked)
+            result = target.append(records, now_ms, budget=checked, from_zero=adds)
         else:
-            result = target.append_checked(checked, now_ms)
+            result = target.append_checked(checked, now_ms, from_zero=adds)
     except KafkaError as error:
         return _rejected_response(request, index, error)
     except OSError as error:

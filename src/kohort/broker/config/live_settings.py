@@ -28,7 +28,13 @@ ALL = ""
 """Name of the settings for all brokers."""
 CLUSTER_WIDE = "min.insync.replicas"
 """A setting that always has a value for all brokers and never one for a single broker (Source: KIP-966)."""
+_OF_ONE_BROKER = (
+    "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
+    "sasl.kerberos.ticket.renew.window.factor",
+)  # fmt: skip
+"""Settings that have no value for all brokers."""
 _OF_BROKERS = (
+    *_OF_ONE_BROKER,
     "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size",
     "log.cleaner.io.max.bytes.per.second", "log.cleaner.threads", "max.connections", "max.connections.per.ip",
@@ -143,7 +149,7 @@ class LiveSettings:
         """
         if key == CLUSTER_WIDE and name != ALL:
             raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
-        if name == ALL and reloadable(key):
+        if name == ALL and (reloadable(key) or key in _OF_ONE_BROKER):
             raise InvalidInputError(f"Cannot update these configs at default cluster level: {key}")
         if key in RELOADABLE:
             text = "These security configs can be dynamically updated only per-listener using the listener prefix"

@@ -272,14 +272,19 @@ class Transactions:
             if not self._fence(known):
                 done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
                 return
-            producer = (-1, -1)
+            if known.epoch >= EPOCH_MAX:
+                producer = (-1, -1)
+            # Else the abort's epoch is the one that the producer gets, as after EndTxn. Source: KAFKA-19367.
         if self._known[transactional_id].status.preparing:
             again = partial(self.init_producer, transactional_id, timeout_ms, producer, done)
             self._when_ended(transactional_id, again, lambda error: done(error, -1, -1))
             return
         known = self._known[transactional_id]
         if producer[0] != -1 and producer != (known.producer_id, known.epoch) and known.epoch <= EPOCH_MAX:
-            done(ErrorCode.NONE, known.producer_id, known.epoch)  # the response was lost; nothing was written since
+            if known.timeout_ms == timeout_ms:
+                done(ErrorCode.NONE, known.producer_id, known.epoch)  # nothing was written since
+            else:
+                self._answer(transactional_id, lambda: replace(known, timeout_ms=timeout_ms), done)
             return
         continued = producer[0] != -1
         self._answer(

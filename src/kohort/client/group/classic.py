@@ -25,7 +25,14 @@ from collections.abc import Callable, Iterable
 
 from kohort import consumer_protocol
 from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
+from kohort.client.group.membership import (
+    HELD_MS,
+    LEAVE_MS,
+    SESSION_EXPIRED,
+    Membership,
+    MemberState,
+    Subscription,
+)
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
@@ -549,7 +556,7 @@ class ClassicMembership(Membership):
                 self._fence(ErrorCode.ILLEGAL_GENERATION, SESSION_EXPIRED)
                 return
             try:
-                code = await self._heartbeat(min(config.request_timeout_ms, session_left))
+                code = await self._heartbeat(min(self._answer_limit_ms, session_left))
             except RetriableError:
                 due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
@@ -566,6 +573,14 @@ class ClassicMembership(Membership):
             else:
                 raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
 
+    @property
+    def _answer_limit_ms(self) -> float:
+        """Return the time limit for a heartbeat's response, after which the coordinator is looked up again.
+
+        The coordinator's machine may have died without a word. The rest of the session is for its successor.
+        """
+        return min(self.config.request_timeout_ms, max(HELD_MS, self.config.session_timeout_ms / 3))
+
     def _session_left_ms(self) -> float:
         return self._session_end_ms - self.cluster.runtime.now_ms
 
@@ -578,7 +593,7 @@ class ClassicMembership(Membership):
         Returns:
             False if the coordinator was not reached.
         """
-        limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
+        limit = min(self._answer_limit_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:
             code = await self._heartbeat(limit, f"beat:{self.group}")
         except KafkaError:

@@ -33,7 +33,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
+from kohort.client.group.membership import HELD_MS, LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.runtime import Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR
@@ -50,8 +50,6 @@ _PATTERNS_SINCE = 1
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 _AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
 _FIRST_INTERVAL_MS = 5_000
-_HELD_MS = 5_500
-"""kohort's broker delays a heartbeat's response for up to 4.5 s, whatever the interval."""
 
 
 class HeartbeatFields(NamedTuple):
@@ -221,7 +219,7 @@ class ConsumerMembership(Membership):
         news = facts.changed_since(self._sent_fields)
         self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
-        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
+        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2)))
         try:
             answer = await self._ask_coordinator(self._request(news), limit)
         except RetriableError as error:

@@ -141,6 +141,8 @@ R = TypeVar("R", bound=Message)
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
+HELD_MS = 5_500
+"""Least time limit for a heartbeat's response: kohort's broker delays it for up to 4.5 s, whatever the interval."""
 _LASTING_FAILURES = 8
 """Attempts in a row after which a failure is logged as a warning: about 5 s with the usual backoff."""
 _REBALANCES_MOST = 16

@@ -365,6 +365,18 @@ def resolve_regexes(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
 class ConsumerAssignment(ConsumerSuspicion):
     """The epochs of a consumer group, and how each gets its target."""
 
+    def remove_members(self, step: Step, member_ids: Collection[str], cause: Cause) -> None:
+        """Remove members of the group; the others get a new epoch or become a classic group again."""
+        members = self.members
+        *others, last = sorted(member_ids, key=lambda member_id: members[member_id].classic_protocols is None)
+        for member_id in others:
+            self.remove_member(step, member_id)
+        is_of_consumer_protocol = members[last].classic_protocols is None
+        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=last):
+            return
+        self.remove_member(step, last)
+        self.begin_epoch(step, cause)
+
     def begin_epoch(self, step: Step, cause: Cause) -> None:
         """Begin a new epoch, with the topics as they are now."""
         step.rebalance_caused(self.group_id, cause)

@@ -105,11 +105,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         if refused is not ErrorCode.NONE:
             return refused
         subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
-        if (
-            subscription is None
-            or len(event.protocols) > step.config.protocols_max
-            or not self.supports_protocol(event)
-        ):
+        if len(event.protocols) > step.config.protocols_max or not self.supports_protocol(event):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if not event.member_id and event.instance_id is None and event.requires_known_id:
             self.give_member_id(step, event)
@@ -121,6 +117,8 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             if replaced != event.member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
+        if subscription is None:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         goes_back = False
         if replaced is not None and replaced != member_id:
             goes_back = self.members[replaced].classic_protocols is None
@@ -310,25 +308,32 @@ class ConsumerClassicMembers(ConsumerAssignment):
         step.reply(event.request, HeartbeatReply(error))
 
     def leave_group(self, step: Step, event: LeaveGroup) -> None:
-        """Remove classic members that leave."""
-        left = []
-        gone = []
+        """Remove members of either protocol that leave, or that an administrator removes.
+
+        The group becomes classic if only classic members are left. Source: KAFKA-18150.
+        """
+        left: list[LeftMember] = []
+        gone: dict[str, LeavingMember] = {}
         for leaving in event.members:
             error, member_id = self.find_leaving(leaving)
             if error is ErrorCode.NONE:
-                self.remove_member(step, member_id)
-                gone.append(leaving)
+                gone[member_id] = leaving
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
-        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
         if gone:
-            self.begin_epoch(step, leave_cause(gone))
+            self.remove_members(step, gone, leave_cause([*gone.values()]))
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
 
     def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
-        """Return the id of a leaving member, with the error if it cannot leave this way."""
-        member_id = leaving.member_id
-        if not member_id and leaving.instance_id is not None:
-            member_id = self.static_ids.get(leaving.instance_id, "")
-        return self.classic_member_error(member_id, leaving.instance_id, None), member_id
+        """Return the id of a leaving member, with the error if there is no such member."""
+        member_id, instance_id = leaving.member_id, leaving.instance_id
+        if instance_id is not None:
+            holder = self.static_ids.get(instance_id)
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID, member_id
+            if member_id not in ("", holder):
+                return ErrorCode.FENCED_INSTANCE_ID, member_id
+            member_id = holder
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID, member_id
 
     def assignment_bytes(self, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
         """Return a classic member's partitions in the bytes that its client reads."""

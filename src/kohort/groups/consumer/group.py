@@ -353,15 +353,9 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def evict_member(self, step: Step, cause: Cause) -> None:
         """Remove the member that the cause names; the others get a new epoch or become a classic group again."""
-        member_id = cause.member_id
-        if member_id not in self.members:
-            return
-        step.log(self.group_id, cause.text)
-        is_of_consumer_protocol = self.members[member_id].classic_protocols is None
-        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=member_id):
-            return
-        self.remove_member(step, member_id)
-        self.begin_epoch(step, cause)
+        if cause.member_id in self.members:
+            step.log(self.group_id, cause.text)
+            self.remove_members(step, [cause.member_id], cause)
 
     def on_session_end(self, step: Step, member_id: str) -> None:
         """Evict a member after its session timeout or grace period."""
@@ -508,9 +502,12 @@ TABLE: Table = {
     ),
     LeaveGroup: {
         EMPTY: reaction("refused: the group has no members", ConsumerClassicMembers.leave_group),
-        ASSIGNING: reaction("classic members leave", ConsumerClassicMembers.leave_group, EMPTY),
-        RECONCILING: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
-        STABLE: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
+        ASSIGNING: reaction("members leave or are removed; classic members alone turn classic",
+                            ConsumerClassicMembers.leave_group, EMPTY, CLASSIC),
+        RECONCILING: reaction("members leave or are removed: an epoch; classic members alone turn classic",
+                              ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY, CLASSIC),
+        STABLE: reaction("members leave or are removed: an epoch; classic members alone turn classic",
+                         ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY, CLASSIC),
     },
     ConnectionLost: {
         EMPTY: ignored("the group has no members"),
