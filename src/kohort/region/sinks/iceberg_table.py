@@ -296,7 +296,7 @@ class IcebergTable(BoundSink):
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = store_of(table, self.place)
-            store.put_file(self._folder(table), _PROBE, b"")
+            store.put_last(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
@@ -439,7 +439,7 @@ class IcebergTable(BoundSink):
                 store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put_file(folder, name, msgspec.json.encode(piece))
+            store.put_last(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:
