@@ -65,7 +65,6 @@ R = TypeVar("R", bound=Message)
 #
 # Their bytes are in `kohort.consumer_protocol`. Source: spec 3.2-3.6, 3.10, 3.13; KIP-429; KIP-792.
 
-R = TypeVar("R", bound=Message)
 log = logging.getLogger("kohort.client")
 
 
