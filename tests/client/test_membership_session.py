@@ -145,7 +145,7 @@ def test_coordinator_whose_machine_died_without_a_word_is_looked_up_again_within
 
 @pytest.mark.parametrize("waiting", ["JoinGroup", "SyncGroup"])
 def test_join_that_waits_at_a_coordinator_that_died_is_sent_to_its_successor(waiting: str) -> None:
-    """It may take the rebalance timeout, in which a member that holds partitions learns of the successor."""
+    """A join may wait for the rebalance timeout. The heartbeats of a member with partitions learn of the successor."""
     trial = ClassicCoordinator("cooperative-sticky", session_timeout_ms=20_000)
     trial.subscribe("a")
     world, successor = trial.world, 9093
