@@ -175,9 +175,10 @@ class IcebergTable(BoundSink):
             )
         self._properties = self._embedded() if catalog is None else dict(catalog)
         uri = self._properties.get("uri", "")
-        if uri.startswith("http") and "@" in urlsplit(uri).netloc:
+        if uri.startswith("http") and ("@" in urlsplit(uri).netloc or "?" in uri):
             raise InvalidInputError(
-                f"The catalog's uri {shown_url(uri)} holds credentials: give them as 'credential', 'token' or 'auth'"
+                f"The catalog's uri {shown_url(uri)} holds credentials or a query: give them as 'credential', 'token' "
+                "or 'auth'"
             )
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
