@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from cyclopts import App
 
-from kohort.cli.app import COMMANDS, USUAL_OPTIONS, run, tree
+from kohort.cli.app import COMMANDS, USUAL_OPTIONS, command_tree, run
 
 CHILD = (
     "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); "
@@ -51,7 +51,7 @@ FAMILIES = [name for name, (place, _) in COMMANDS.items() if place.endswith(":ap
 
 def every_command() -> list[list[str]]:
     """The words of each command."""
-    of_families = [words for name in FAMILIES for words in below(tree()[name], [name])]
+    of_families = [words for name in FAMILIES for words in below(command_tree()[name], [name])]
     return [*of_families, *([name] for name in COMMANDS if name not in FAMILIES)]
 
 
@@ -108,7 +108,7 @@ def test_a_page_says_what_its_command_takes(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    app = tree()
+    app = command_tree()
     for word in words:
         app = app[word]
     assert run([*words, "--help"]) == 0
@@ -203,7 +203,7 @@ def test_options_have_no_negative_form(words: list[str], capsys: pytest.CaptureF
 
 def options_of(words: list[str]) -> set[str]:
     """The options of a command, with their other names."""
-    app = tree()
+    app = command_tree()
     for word in words:
         app = app[word]
     return {name for argument in app.assemble_argument_collection() for name in argument.names}

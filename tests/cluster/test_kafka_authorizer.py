@@ -247,11 +247,11 @@ def test_nothing_is_allowed_before_the_first_answer_and_after_the_last_is_old(ap
         before = authorizer.version
         await authorizer.refresh()
         assert authorizer.allows(BOB, *GROUP), "this Kafka has no authorizer"
-        assert authorizer.allows_some(BOB, AclOperation.READ, Resource.TOPIC)
+        assert authorizer.allows_on_any(BOB, AclOperation.READ, Resource.TOPIC)
         assert authorizer.version > before
         now[0] += MAX_AGE_S + 1
         assert authorizer.is_stale and not authorizer.allows(BOB, *GROUP)
-        assert not authorizer.allows_some(BOB, AclOperation.READ, Resource.TOPIC)
+        assert not authorizer.allows_on_any(BOB, AclOperation.READ, Resource.TOPIC)
         await authorizer.refresh()
         assert authorizer.allows(BOB, *GROUP)
 

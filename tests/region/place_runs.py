@@ -257,7 +257,7 @@ def sweeps_at_each_moment(place: Place, root: Path) -> None:
     for trial in begun(place, root).holds(publish, sweep):
         assert same(trial.rows(), merged(trial, FIRST))
         trial.sink().sweep(Keep(EPOCH, NEXT))
-        assert not any(ZOMBIE.text() in name for name in trial.staged())
+        assert not any(ZOMBIE.file_stem() in name for name in trial.staged())
         all_is_well(trial)
 
 

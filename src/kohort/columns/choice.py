@@ -20,7 +20,8 @@ DecodeBlock: TypeAlias = Callable[[Sequence[RecordSet], DecodeOptions], tuple[li
 
 def _remedy() -> str:
     """Return what to do where the kernels are missing. Python imports no compiled module from an archive."""
-    if isinstance(getattr(__spec__, "loader", None), zipimport.zipimporter):
+    loader: object = __spec__.loader
+    if isinstance(loader, zipimport.zipimporter):
         return "kohort runs from an archive, as with --py-files: install it in the Python of each machine"
     return "install a C compiler, then kohort again (`kohort doctor` has the command)"
 

@@ -335,7 +335,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
 
 
 def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
-    """Add what only partitions have that have a cause. Those with lost records have one."""
+    """Add the status and the lost offsets of a partition whose lag has a cause."""
     if part.cause is None:
         return
     place = (*group, part.partition.topic, str(part.partition.partition))

@@ -18,7 +18,7 @@ from kohort.io.backoff import exponential_backoff
 from kohort.io.chance import CHANCE
 from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
-from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
+from kohort.region.server import FINAL, ControlPlane, RegionLog, TermOverError, listen
 
 log = logging.getLogger("kohort.region")
 
@@ -153,7 +153,7 @@ class LeaderElection:
             raise NobodyServesError("another application is taking over")
         try:
             address = self._take_over()
-        except OverError as error:
+        except TermOverError as error:
             self._losses += 1
             self._stays_behind_s = time.monotonic() + _backoff_s(self._losses)
             raise NobodyServesError(f"another application is taking over: {error}") from error
@@ -184,7 +184,7 @@ class LeaderElection:
         """Take over as control plane now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
 
         Raises:
-            OverError: another candidate won each time.
+            TermOverError: another candidate won each time.
             KafkaError: the region's topic can't be read or written.
         """
         with self._lock:

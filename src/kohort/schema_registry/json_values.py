@@ -214,7 +214,7 @@ _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
 
 @lru_cache(maxsize=PATTERNS_KEPT)
 def _searcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that says whether a text has a match.
+    """Return a function that returns whether a text has a match.
 
     Raises:
         re.error: the pattern is malformed.
@@ -455,7 +455,7 @@ def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Itera
 
 
 def _identity(value: Any) -> Hashable:
-    """Return what equal JSON values have in common: 1 and 1.0 are equal, 1 and true are not.
+    """Return a key that equal JSON values share: 1 and 1.0 are equal, 1 and true are not.
 
     Numbers become text, because others can choose numbers of equal hashes.
     """

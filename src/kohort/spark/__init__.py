@@ -67,6 +67,6 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
 
     register_source(spark)
     if in_place_of_kafka:
-        from kohort.spark.in_place_of_kafka import cover
+        from kohort.spark.in_place_of_kafka import replace_kafka_in
 
-        cover(spark)
+        replace_kafka_in(spark)

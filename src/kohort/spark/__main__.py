@@ -115,13 +115,13 @@ class ClosingSummary:
         self._restore_mask()
 
     def _signal(self, signalnum: int, handler: Any) -> Any:
-        """Do what `signal.signal` does; SIG_DFL stands for this object's handler."""
+        """Stand in for `signal.signal`: SIG_DFL restores this object's handler."""
         if signalnum == signal.SIGTERM and handler == signal.SIG_DFL and os.getpid() == self._owner:
             handler = self._exit
         return self._as_default(self._set(signalnum, handler))
 
     def _getsignal(self, signalnum: int) -> Any:
-        """Do what `signal.getsignal` does; this object's handler is SIG_DFL."""
+        """Stand in for `signal.getsignal`: report this object's handler as SIG_DFL."""
         return self._as_default(self._get(signalnum))
 
     def _as_default(self, handler: Any) -> Any:

@@ -10,6 +10,7 @@ end.
 | `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
+| `asyncProgressTrackingEnabled` into Kafka | without it: Spark refuses it to a Python sink |
 | `spark.jars.packages` with Spark's Kafka source | without it: no jar is needed |
 """
 
@@ -49,6 +50,7 @@ _CLASSES: Final = (
 _PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-")
 _SAVE: Final = ("path", "format", "mode", "partitionBy")
 _START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
+_ASYNCHRONOUS: Final = "asyncProgressTrackingEnabled"
 _WITHOUT_A_MODE: Final = (None, "error", "errorifexists", "default")
 """Modes in which Spark's own sink appends too."""
 
@@ -111,7 +113,7 @@ class WriteBatch:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
-def cover(session: SparkSession) -> None:
+def replace_kafka_in(session: SparkSession) -> None:
     """Run a session's jobs for "kafka" on kohort until the session ends."""
     CHANGES.sessions.add(session)
     install()
@@ -285,7 +287,17 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
         end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
         CHANGES.count_change("update mode writes each batch by foreachBatch")
     _remember_checkpoint(end, arguments)
+    if given_options.is_kafka and _is_asynchronous(given_options.options | arguments):
+        arguments = {key: value for key, value in arguments.items() if key.lower() != _ASYNCHRONOUS.lower()}
+        end.option(_ASYNCHRONOUS, False)
+        CHANGES.count_change("progress is tracked with each batch, not asynchronously")
     return original(end, **arguments)
+
+
+def _is_asynchronous(options: Mapping[str, Any]) -> bool:
+    """Return whether a streaming write asks Spark to write its offset log behind the batches."""
+    given = {key.lower(): value for key, value in options.items()}
+    return str(given.get(_ASYNCHRONOUS.lower())).strip().lower() == "true"
 
 
 def _to_table(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:

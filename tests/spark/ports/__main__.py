@@ -34,6 +34,9 @@ CHAPTERS = (
     "monitors",
     "progress",
     "habits",
+    "reports",
+    "exchanges",
+    "restarts",
 )
 
 

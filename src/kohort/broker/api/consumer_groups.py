@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
 from kohort.broker.authorization import Resource, permitted_operations, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
@@ -237,6 +237,6 @@ def _described_assignment(partitions: Iterable[PartitionsOfTopic]) -> _Describe.
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
-    handled(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
+    api_handler(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
+    api_handler(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
 ]

@@ -18,7 +18,7 @@ from kohort.broker.authorization import (
     permitted_operations,
     refused_names,
 )
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
@@ -211,7 +211,7 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
+    api_handler(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
-AS_IT_IS: list[ApiHandler[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
+AS_IT_IS: list[ApiHandler[GroupHost]] = [api_handler(MetadataRequest, MetadataResponse, metadata_when_found)]
 """Metadata handlers of a host that creates no topics."""

@@ -85,7 +85,7 @@ class BoundSink:
 
     def _refuse_others(self, key: StagedKey) -> None:
         if key.region_id != self._bound():
-            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+            raise InvalidInputError(f"{key.file_stem()} is a key of another region than {self._region!r} ({self._id})")
 
 
 class FolderSink(BoundSink):
@@ -152,7 +152,9 @@ class FolderSink(BoundSink):
             return None
         if claim.id != self._bound():
             remedy = "give each region a place of its own"
-            raise owner_marker.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
+            raise owner_marker.other_owner_error(
+                self.place, (claim.region, claim.id), (self._region, self._bound()), remedy
+            )
         return claim
 
     def _written_in(self, folder: str) -> str:

@@ -172,7 +172,7 @@ def _translated(error: Exception, place: str, properties: Mapping[str, Any]) -> 
 
 
 def _is_catalogs(error: Exception) -> bool:
-    """Return whether the catalog itself said this; SQL catalogs always do."""
+    """Return whether an error is the catalog's own answer; an error of an SQL catalog always is."""
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return True

@@ -384,6 +384,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
                 fields,
                 compression=compression,
                 store_schema=False,
+                use_dictionary=staged_files.dictionary_columns(rows),  # type: ignore[arg-type] # the stubs know a bool
                 dictionary_pagesize_limit=DICTIONARY_BYTES,
             ) as writer:
                 writer.write_table(rows)
