@@ -151,10 +151,10 @@ def test_a_range_of_addresses_applies_to_those_in_it(host: str, inside: list[str
     assert [address for address in (*inside, *outside) if may(index, READ, host=address)] == inside
     denying = AclIndex([rule(READ), rule(READ, host=host, deny=True)])
     assert [address for address in (*inside, *outside) if may(denying, READ, host=address)] == outside
-    assert index.decide_some(ALICE, inside[0], READ, Resource.TOPIC)
-    assert not index.decide_some(ALICE, outside[0], READ, Resource.TOPIC)
+    assert index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.decide_on_any(ALICE, outside[0], READ, Resource.TOPIC)
     index.remove_rules([rule(READ, host=host)])
-    assert not index.decide_some(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
 
 
 BAD_RANGES = [

@@ -145,7 +145,7 @@ def test_static_member_whose_join_had_no_answer_releases_its_instance_id(owner: 
     member = trial.subscribe("a")
     trial.world.run(20_000)
     assert [beat.member_epoch for beat in trial.beats()].count(-2) == 1
-    assert member.holding == (owner == "m-1")
+    assert member.holds_assignment == (owner == "m-1")
 
 
 def test_static_member_fenced_by_its_epoch_releases_its_instance_id() -> None:
@@ -167,7 +167,7 @@ def test_static_member_fenced_by_its_epoch_releases_its_instance_id() -> None:
     trial.error, trial.news = ErrorCode.NONE, parts(0)
     member.release()
     trial.world.run(10_000)
-    assert member.holding and holder == []
+    assert member.holds_assignment and holder == []
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_host_that_is_no_name_ends_no_watch(host: str, monkeypatch: pytest.Monke
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         two, three = Candidate(2, "two", host, 1), Candidate(3, "three", "127.0.0.1", other.port)
         service.name(two, three)
-        watching.follow()
+        watching.watch_placed()
         await until(lambda: other.frames, "a first question")
         assert not watching._watched[two].done()
         assert not service.suspected

@@ -490,7 +490,7 @@ def _publishes_by_what_it_knew(patch: Patch) -> None:
         DeltaTable,
         "_merge",
         lambda self, table, sequence, staged, claim: whole(
-            self, table, sequence, staged, owner_marker.read_claim(self._files, self._own)
+            self, table, sequence, staged, owner_marker.read_owner_marker(self._files, self._own)
         ),
     )
 

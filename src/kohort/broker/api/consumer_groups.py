@@ -116,7 +116,7 @@ def _event(
     message, client = request.message, request.client
     delay_ms, short_interval = client.delay_tolerance(host.group_config.notify_at_once)
     member_id = message.member_id
-    new_member_id = "" if member_id else fresh_id()
+    new_member_id = "" if member_id else generated_member_id()
     member = (message.group_id, member_id, new_member_id, message.member_epoch, client_of(request))
     return _NEW_HEARTBEAT((host.next_request_id(), *member, *fixed, delay_ms, short_interval, client.number))
 
@@ -150,7 +150,7 @@ def _settled_body(version: int, member_id: str, epoch: int, interval_ms: int) ->
     return _response(ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member_id, epoch, interval_ms)).encode(version)
 
 
-def fresh_id() -> str:
+def generated_member_id() -> str:
     """Generate a unique member id in the form of Kafka's ids."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "_")
 

@@ -42,8 +42,10 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     """Answer Metadata: return nodes and topics, without creating topics."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
-        return metadata_of(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
-    return metadata_of(host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)])
+        return metadata_response(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
+    return metadata_response(
+        host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)]
+    )
 
 
 def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
@@ -72,7 +74,9 @@ def without_duplicates(asked: list[Asked]) -> list[Asked]:
     return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 
 
-def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]) -> MetadataResponse:
+def metadata_response(
+    host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]
+) -> MetadataResponse:
     """Return a Metadata response with the nodes and these topics."""
     message, endpoints = request.message, host.endpoints
     make = MetadataResponse.MetadataResponseBroker

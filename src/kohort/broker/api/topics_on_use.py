@@ -10,7 +10,7 @@ from kohort.broker.api.metadata import (
     asked_topic,
     is_by_id,
     metadata,
-    metadata_of,
+    metadata_response,
     without_duplicates,
 )
 from kohort.broker.audit import AuditedChange
@@ -100,7 +100,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         else:
             topics.append(asked_topic(node, request, topic, refused))
         yield
-    return metadata_of(node, request, topics)
+    return metadata_response(node, request, topics)
 
 
 def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaError | None:

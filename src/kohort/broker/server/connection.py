@@ -263,7 +263,7 @@ class Handler(Protocol):
     def on_closed(self, connection: Connection) -> None:
         """Handle the event that a connection has closed."""
 
-    def wake(self, connection: Connection) -> None:
+    def send_soon(self, connection: Connection) -> None:
         """Schedule a `flush` of a connection that has responses to send."""
 
     def is_new_problem(self, connection: Connection, why: str) -> bool:
@@ -563,7 +563,7 @@ class Connection:
             return
         if not self.dirty and not self.corked and self.pending and self.pending[0] is answer:
             self.dirty = True
-            self._handler.wake(self)
+            self._handler.send_soon(self)
 
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""

@@ -351,7 +351,7 @@ class Server:
         else:
             self._by_host.pop(host, None)
 
-    def wake(self, connection: Connection) -> None:
+    def send_soon(self, connection: Connection) -> None:
         """Send a connection's completed responses in the loop's next iteration, with those of other connections."""
         if not self._dirty:
             self._loop.call_soon(self._flush)

@@ -646,7 +646,7 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """Report why no leader is known, if the refresh has failed for a lasting reason.
+        """Keep the error of a metadata refresh that failed for a lasting reason; polls raise it.
 
         Examples are a refused login and a response that can't be decoded.
         """

@@ -142,7 +142,7 @@ class FolderSink(BoundSink):
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         """Return the owner marker of a folder; raise FileNotFoundError if there is none."""
-        return owner_marker.read_claim(self._files, folder)
+        return owner_marker.read_owner_marker(self._files, folder)
 
     def _own_claim(self, folder: str) -> OwnerMarker | None:
         """Return the owner marker of a folder, checked to be this region's; None: there is none."""
@@ -167,7 +167,7 @@ class FolderSink(BoundSink):
         if claim is None:
             return ""
         if claim.place != self.place:
-            owner_marker.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
+            owner_marker.replace_owner_marker(self._files, folder, msgspec.structs.replace(claim, place=self.place))
         self._kept = None
         return claim.place
 

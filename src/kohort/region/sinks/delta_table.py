@@ -620,7 +620,7 @@ class DeltaTable(FolderSink):
         """Write the region's owner marker beside the table, if it is not there yet."""
         make_folder(self._files, self._staging)
         if mine is not None:
-            owner_marker.write_claim(self._files, self._own, mine)
+            owner_marker.write_owner_marker(self._files, self._own, mine)
         self._sync_own()
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:

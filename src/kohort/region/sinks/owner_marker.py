@@ -74,7 +74,7 @@ def schema_of(text: str) -> pa.Schema:
         raise CorruptDataError(f"A schema can't be read: {error}") from error
 
 
-def read_claim(files: FileCalls, folder: str) -> OwnerMarker:
+def read_owner_marker(files: FileCalls, folder: str) -> OwnerMarker:
     """Read the owner marker of a folder.
 
     Raises:
@@ -107,12 +107,12 @@ def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
     return claim
 
 
-def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
+def write_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
     _write_once(files, f"{folder}/{CLAIM}", encode_owner_marker(claim))
 
 
-def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
+def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:

@@ -267,7 +267,7 @@ class ParquetFolder(FolderSink):
         make_folder(files, f"{self.path}/_region")
         claim = self._new_claim(schema)
         try:
-            owner_marker.write_claim(files, f"{self.path}/_region", claim)
+            owner_marker.write_owner_marker(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
