@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -305,3 +307,14 @@ def test_line_that_is_too_large_is_named(kohort: Kohort, topic: str, tmp_path: P
 def test_acks_is_an_option(kohort: Kohort, topic: str, acks: str) -> None:
     assert kohort("produce", topic, "--acks", acks, stdin=b"one\n")[0] == 0
     assert kohort("consume", topic, "--from-beginning", "--max-messages", "1")[1] == b"one\n"
+
+
+def test_produce_on_a_terminal_says_what_to_type(servers: str, topic: str) -> None:
+    person, terminal = pty.openpty()
+    command = [*KOHORT, "produce", topic, "--bootstrap-server", servers]
+    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, text=True) as process:
+        os.close(terminal)
+        os.write(person, b"hello\n\x04")
+        assert process.communicate()[1] == "each line that you type is a record; Ctrl-D ends\n1 record\n"
+        assert process.returncode == 0
+    os.close(person)

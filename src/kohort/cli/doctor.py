@@ -18,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import msgspec
 
@@ -115,6 +114,8 @@ def _for_pip(extra: str = "") -> str:
 
     Source: PEP 610, direct_url.json.
     """
+    from urllib.request import url2pathname  # imports ssl, which the help page does without
+
     wanted = f"[{extra}]" if extra else ""
     try:
         origin = msgspec.json.decode(distribution("kohort").read_text("direct_url.json") or "{}")

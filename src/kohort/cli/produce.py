@@ -68,6 +68,8 @@ def produce(  # noqa: PLR0913 - one keyword for each option
     with ExitStack() as open_files:
         source: BinaryIO = sys.stdin.buffer if file is None else open_files.enter_context(file.open("rb"))
         with _producer(common, compression, acks) as producer:
+            if source.isatty():
+                print_note("each line that you type is a record; Ctrl-D ends")
             lines = _lines(source, ESCAPED_BYTES_MAX * producer.config.max_request_size + LINE_OVERHEAD_BYTES)
             records = _from_json(lines) if format == "json" else _from_text(lines, key_separator)
             result = _send_records(producer, topic, records, partition, by_key)
