@@ -22,6 +22,7 @@ from kohort.cluster.kafka_authorizer import MAX_AGE_S, KafkaAuthorizer
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
 from tests.cluster.running import CoordinatorProcess
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
@@ -202,9 +203,7 @@ def test_status_shows_shards_only_with_the_right_to_describe_the_cluster(
             f"ssl.ca.location={secured_place.secured.certificates / 'ca.pem'}\n"
         )
         command = ["coordinator", "status", "--bootstrap-server", secured_place.process.address, "--json"]
-        return subprocess.run(
-            [*KOHORT, *command, "--command-config", str(file)], capture_output=True, text=True, check=False
-        )
+        return run_command([*KOHORT, *command, "--command-config", str(file)])
 
     done = status("alice")
     assert done.returncode == 0, done.stderr

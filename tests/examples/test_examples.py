@@ -233,7 +233,8 @@ def test_billing_tests_pass_and_notice_a_fault_in_the_code(tmp_path: Path) -> No
     text = (EXAMPLES / name).read_text()
     assert text.count("        consumer.commit()\n") == 1
     (tmp_path / name).write_text(text)
-    (tmp_path / "test_forgets.py").write_text(text.replace("        consumer.commit()\n", ""))
+    forgets = text.replace("        consumer.commit()\n", "").replace("lost.wait()", "lost.wait(timeout_ms=2_000)")
+    (tmp_path / "test_forgets.py").write_text(forgets)
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--tb=line"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, name, "test_forgets.py::test_commit_whose_answer_is_lost_counts"],
@@ -251,6 +252,7 @@ def test_coordinator_over_kafka_keeps_the_group(program: Run, apache_kafka: Apac
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("forked_spark")
 @LAST_RESORT
 def test_upsert_keeps_the_latest_price(program: Run, servers: str, tmp_path: Path) -> None:
     table = tmp_path / "prices.db"
@@ -284,6 +286,7 @@ def members(admin: Admin) -> int:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("forked_spark")
 @LAST_RESORT
 @pytest.mark.parametrize("applications", [1, 3])
 def test_applications_share_the_topic(program: Run, own_servers: str, applications: int) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, letter
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 from tests.region.conftest import fill, make_topic
+from tests.region.member_forks import MEMBER, start_module
 from tests.region.test_plane import P0, P1, REGION_ID, Driven, span
 from tests.support.waiting import until
 
@@ -436,9 +436,10 @@ MEMBERS, BAD_OF, COUNT, KILLS = ("m1", "m2"), 7, 1_200, 4
 
 
 def start(servers: str, name: str, member: str, folder: Path) -> subprocess.Popen[bytes]:
-    command = ["-m", "tests.region.member_process", servers, name, member, name, str(folder / "out"), "consumer"]
-    command += ["checkpoint", "--most", "20", "--letters", str(folder / "bad"), "--bad-of", str(BAD_OF)]
-    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    words = [servers, name, member, name, str(folder / "out"), "consumer", "checkpoint", "--most", "20"]
+    words += ["--letters", str(folder / "bad"), "--bad-of", str(BAD_OF)]
+    with Path(os.devnull).open("w") as nothing:
+        return start_module(MEMBER, words, stdout=subprocess.PIPE, stderr=nothing)
 
 
 @pytest.mark.timeout(180)

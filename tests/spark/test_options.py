@@ -311,6 +311,14 @@ def test_settings_that_may_not_be_passed_over_are_refused_by_the_name_they_were_
     assert f"the option kafka.{name} " in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_a_malformed_start_or_end_is_an_error_of_load(name: str) -> None:
+    """Spark's own source refuses it there too, so that a job sees it before it starts anything."""
+    for more in ({name: "beginning"}, {f"{name}ByTimestamp": "{"}):
+        with pytest.raises(InvalidInputError, match=f"^{name}(ByTimestamp)? must be "):
+            KohortDataSource({**LEAST, **more}).schema()
+
+
 @pytest.mark.parametrize("parse", [parse_options, parse_sink_options], ids=["source", "sink"])
 def test_settings_of_brokers_and_logins_without_a_login_are_passed_over(parse: Any) -> None:
     """Jobs carry them in templates; Java's clients pass over them too."""

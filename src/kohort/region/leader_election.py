@@ -132,9 +132,16 @@ class LeaderElection:
             raise
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
-        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it."""
+        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it.
+
+        One that runs here is asked on its own loop, and not replaced while it answers. Strangers may use up its places
+        for new connections, and a new term would take its members back.
+        """
         until_s = self._missed.setdefault(address.term, time.monotonic() + CHANCE.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
+            raise error
+        plane = self.plane()
+        if plane is not None and plane.term == address.term and plane.describe() is not None:
             raise error
         if address.term not in self._announced_term:
             self._announced_term.add(address.term)

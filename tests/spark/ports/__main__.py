@@ -37,6 +37,7 @@ CHAPTERS = (
     "reports",
     "exchanges",
     "restarts",
+    "launchers",
 )
 
 

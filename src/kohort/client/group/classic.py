@@ -20,8 +20,10 @@ Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from kohort import consumer_protocol
 from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
@@ -55,6 +57,9 @@ from kohort.wire.groups import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
+from kohort.wire.message import Message, RequestMessage
+
+R = TypeVar("R", bound=Message)
 
 # -- Subscriptions and assignments, which members exchange through the coordinator
 #
@@ -329,6 +334,8 @@ class ClassicMembership(Membership):
         self._beating: Task[None] | None = None
         self._failure: KafkaError | None = None
         self._beat_now: Promise[None] = Promise()
+        self._asked_node = -1
+        self._superseded: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
         """Request a rebalance of the group."""
@@ -419,7 +426,7 @@ class ClassicMembership(Membership):
             reason=reason[:255] or None,
         )
         timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._ask_coordinator(request, timeout_ms)
+        answer = await self._ask_for_long(request, timeout_ms)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -457,7 +464,7 @@ class ClassicMembership(Membership):
         while True:
             sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
             try:
-                answer = await self._ask_coordinator(request, timeout_ms)
+                answer = await self._ask_for_long(request, timeout_ms)
                 code = ErrorCode.of(answer.error_code)
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
@@ -472,6 +479,22 @@ class ClassicMembership(Membership):
                 if self._fenced is not None or self.cluster.runtime.now_ms > deadline:
                     raise
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
+
+    async def _ask_for_long(self, request: RequestMessage[R], timeout_ms: float) -> R:
+        """Ask the coordinator, which may answer after minutes, unless a heartbeat finds that the group has another one.
+
+        Raises:
+            RetriableError: There is no answer, or the group has another coordinator.
+        """
+        self._asked_node, self._superseded = await self.cluster.coordinator(self._coordinator), Promise()
+        asking = self.cluster.runtime.spawn(self._ask_coordinator(request, timeout_ms), "join or sync")
+        asking.mark_handled()
+        try:
+            if await self.cluster.runtime.first(asking, self._superseded) is not asking:
+                raise RetriableError("the group has another coordinator by now", ErrorCode.NOT_COORDINATOR)
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def _adopt_assignment(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)
@@ -601,6 +624,10 @@ class ClassicMembership(Membership):
         if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._heard_ms = max(self._heard_ms, sent)
             self._renew(sent_elapsed)
+        if code not in (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+            with contextlib.suppress(RetriableError):  # it was forgotten meanwhile
+                if await self.cluster.coordinator(self._coordinator) != self._asked_node:
+                    self._superseded.resolve(None)
         return True
 
     async def _heartbeat(self, timeout_ms: float, channel: str = "main") -> ErrorCode:

@@ -466,7 +466,13 @@ class _IoThread:
 
     def _run_command(self, command: Command) -> None:
         if isinstance(command, OpenConnection):
-            threading.Thread(target=self._open_connection, args=(command,), name="kohort-connect", daemon=True).start()
+            opening = threading.Thread(
+                target=self._open_connection, args=(command,), name="kohort-connect", daemon=True
+            )
+            try:
+                opening.start()
+            except RuntimeError as error:  # no thread is left, or the interpreter shuts down: no reason to end
+                self._cluster.connections.closed(command.link, str(error))
             return
         channel = self._channels.get(command.link)
         if channel is None:

@@ -175,9 +175,10 @@ class IcebergTable(BoundSink):
             )
         self._properties = self._embedded() if catalog is None else dict(catalog)
         uri = self._properties.get("uri", "")
-        if uri.startswith("http") and "@" in urlsplit(uri).netloc:
+        if uri.startswith("http") and ("@" in urlsplit(uri).netloc or "?" in uri):
             raise InvalidInputError(
-                f"The catalog's uri {shown_url(uri)} holds credentials: give them as 'credential', 'token' or 'auth'"
+                f"The catalog's uri {shown_url(uri)} holds credentials or a query: give them as 'credential', 'token' "
+                "or 'auth'"
             )
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
@@ -296,7 +297,7 @@ class IcebergTable(BoundSink):
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = store_of(table, self.place)
-            store.put_file(self._folder(table), _PROBE, b"")
+            store.put_last(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
@@ -439,7 +440,7 @@ class IcebergTable(BoundSink):
                 store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put_file(folder, name, msgspec.json.encode(piece))
+            store.put_last(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:

@@ -238,21 +238,37 @@ def _start_option(options: SourceOptions) -> str:
     return "startingOffsets" if start.lstrip().startswith("{") else f"startingOffsets={start}"
 
 
-def refuse_beyond(
+def starts_in_log(
     first: Mapping[TopicPartition, int],
     beginnings: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
-) -> None:
-    """Refuse starting offsets beyond a partition's end, before they are committed.
+    catalog: TopicCatalog,
+    options: SourceOptions,
+) -> dict[TopicPartition, int]:
+    """Return where a query starts, none beyond a partition's end; as Spark's own source, a lenient query starts there.
+
+    Args:
+        first: the starting offsets that the options ask for.
+        beginnings: the first offsets.
+        ends: the end offsets.
+        catalog: looks up the ends again where a start is beyond them.
+        options: the options of the query.
 
     Raises:
-        InvalidInputError: the options ask for such an offset.
+        InvalidInputError: the options ask for an offset beyond the end, and lost records are an error.
     """
+    if not options.fail_on_data_loss:
+        ends = {**ends, **catalog.confirmed_ends(first, {tp: ends[tp] for tp in first})}
+    starts = dict(first)
     for tp, at in first.items():
-        if at > ends[tp]:
-            raise InvalidInputError(
-                f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
-            )
+        if at <= ends[tp]:
+            continue
+        text = f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
+        if options.fail_on_data_loss:
+            raise InvalidInputError(f"{text}; failOnDataLoss=false starts at its end")
+        starts[tp] = ends[tp]
+        report_loss(text, f"starts at {ends[tp]}", strict=False)
+    return starts
 
 
 def moved_into_logs(
@@ -447,7 +463,7 @@ class GroupOffsets:
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return None  # a topic was deleted meanwhile
-        refuse_beyond(first, beginnings, ends)
+        first = starts_in_log(first, beginnings, ends, self._catalog, self._options)
         positions = moved_into_logs(
             positions | first, beginnings, ends, self._catalog, self._options, same=self._topics.certain
         )
