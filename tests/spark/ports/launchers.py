@@ -18,22 +18,18 @@ READ_TWICE_REFUSED = "another query reads this same load() already"
 
 def two_sinks(site: JobSite, *frames: DataFrame) -> Rows:
     kept: list[Any] = []
-    for number, frame in enumerate(frames):
-        rows = frame.selectExpr("CAST(value AS STRING) AS value", "offset")
-        query = (
-            rows.writeStream.foreachBatch(
+    queries = []
+    try:
+        for number, frame in enumerate(frames):
+            rows = frame.selectExpr("CAST(value AS STRING) AS value", "offset")
+            writer = rows.writeStream.foreachBatch(
                 lambda batch, _, number=number: kept.extend((number, *row) for row in batch.collect())
             )
-            .option("checkpointLocation", str(site.folder / f"checkpoint-{number}"))
-            .start()
-        )
-        try:
-            query.processAllAvailable()
-        finally:
-            if number:
-                query.stop()
-    for query in site.spark.streams.active:
-        query.stop()
+            queries.append(writer.option("checkpointLocation", str(site.folder / f"checkpoint-{number}")).start())
+            queries[-1].processAllAvailable()
+    finally:
+        for query in queries:
+            query.stop()
     return kept
 
 
