@@ -6,6 +6,7 @@ The decisions are those of Kafka's AuthorizerTest and StandardAuthorizerTest.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from kohort.broker.acls import AclIndex, AclRule, AclRuleFilter, plain_address
+from kohort.broker.api.acls import check_rule
 from kohort.broker.authorization import PastCaller, Resource, StandardAuthorizer
 from kohort.broker.config.acl_store import FILE, RULES_MAX, AclStore
 from kohort.broker.security.principals import ANYONE, Principal
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import AclOperation, AclPattern, AclPermission
 
 ALICE = "User:alice"
@@ -131,6 +133,53 @@ def test_addresses_are_compared_in_one_form() -> None:
     assert not may(index, READ, host="::2")
 
 
+@pytest.mark.parametrize(
+    ("host", "inside", "outside"),
+    [
+        ("192.168.0.0/24", [HERE, "192.168.0.0", "192.168.0.255", "::ffff:192.168.0.1"], ["192.168.1.1", "::1", ""]),
+        ("192.168.0.77/24", [HERE], ["192.168.1.1"]),
+        ("192.168.000.001/32", [HERE], [ELSEWHERE]),
+        ("0.0.0.0/0", [HERE, "10.0.0.1"], ["2001:db8::1"]),
+        ("2001:db8::/32", ["2001:DB8:0:0:0:0:0:1", "2001:db8:ffff::"], ["2001:db9::1", HERE]),
+        ("[::1]/128", ["::1"], ["::2"]),
+        ("::/0", ["::1"], [HERE]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_range_of_addresses_applies_to_those_in_it(host: str, inside: list[str], outside: list[str]) -> None:
+    index = AclIndex([rule(READ, host=host)])
+    assert [address for address in (*inside, *outside) if may(index, READ, host=address)] == inside
+    denying = AclIndex([rule(READ), rule(READ, host=host, deny=True)])
+    assert [address for address in (*inside, *outside) if may(denying, READ, host=address)] == outside
+    assert index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.decide_on_any(ALICE, outside[0], READ, Resource.TOPIC)
+    index.remove_rules([rule(READ, host=host)])
+    assert not index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+
+
+BAD_RANGES = [
+    "10.0.0.0/33",
+    "10.0.0.0/",
+    "10.0.0/8",
+    "256.0.0.0/8",
+    " 10.0.0.0/8",
+    "10.0.0.0/8/8",
+    "/8",
+    "host/8",
+    "2001:db8::/129",
+    "2001:db8:/32",
+    "::ffff:10.0.0.0/104",
+    "g::/8",
+]
+
+
+@pytest.mark.parametrize("host", BAD_RANGES)
+def test_a_host_that_is_no_range_is_rejected_and_applies_to_no_one(host: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(f"Invalid CIDR notation '{host}': ")):
+        check_rule(rule(READ, host=host))
+    assert not may(AclIndex([rule(READ, host=host)]), READ, host="10.0.0.1")
+
+
 @pytest.mark.parametrize("default", [True, False])
 def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> None:
     index = AclIndex([rule(READ, "User:bob"), rule(READ, "User:bob", name="pre", prefix=True)])
@@ -161,7 +210,7 @@ def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> 
 def test_right_to_any_resource_of_a_kind(rules: list[AclRule], some: bool) -> None:
     authorizer = StandardAuthorizer(AclIndex(rules))
     assert (
-        authorizer.allows_some(PastCaller(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
+        authorizer.allows_on_any(PastCaller(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
     )
 
 
@@ -171,7 +220,7 @@ def test_super_user_may_do_everything_even_what_is_denied() -> None:
     for name, decision in {"admin": True, "alice": False}.items():
         caller = PastCaller(Principal("User", name), HERE, None, "X")
         assert authorizer.allows(caller, READ, Resource.TOPIC, "foo") is decision
-        assert authorizer.allows_some(caller, READ, Resource.TOPIC) is decision
+        assert authorizer.allows_on_any(caller, READ, Resource.TOPIC) is decision
 
 
 def test_changed_rule_counts_at_the_next_decision_and_refusals_are_reported() -> None:

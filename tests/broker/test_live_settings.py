@@ -83,6 +83,28 @@ def test_a_lower_limit_of_connections_keeps_those_that_are_there(broker: Broker)
         assert first.ask(asked).brokers
 
 
+def test_settings_of_kerberos_are_kept_for_one_broker_only(broker: Broker) -> None:
+    """Librdkafka's own tests alter one of these settings, which have no effect."""
+    alter(broker, OWN, sasl_kerberos_min_time_before_relogin="58000")
+    assert value(broker, "sasl.kerberos.min.time.before.relogin") == "58000"
+    with pytest.raises(KafkaError, match="at default cluster level"):
+        alter(broker, EVERY, sasl_kerberos_min_time_before_relogin="58000")
+
+
+def test_words_are_added_only_to_lists_that_there_are(broker: Broker) -> None:
+    """KAFKA-20129."""
+    make = IncrementalAlterConfigsRequest.AlterConfigsResource
+    with RawClient(broker.bootstrap_servers) as client:
+        create_topic(client, "t")
+    for kind, name in ((2, "t"), (4, "1"), (4, ""), (32, "g")):
+        for operation in (2, 3):
+            change = make.AlterableConfig(name="unheard", config_operation=operation, value="x")
+            asked = make(resource_type=kind, resource_name=name, configs=[change])
+            with RawClient(broker.bootstrap_servers) as client:
+                (answer,) = client.ask(IncrementalAlterConfigsRequest(resources=[asked])).responses
+            assert answer.error_code == ErrorCode.INVALID_CONFIG, (kind, name, operation)
+
+
 def test_what_can_not_be_altered_says_why(broker: Broker) -> None:
     for key, text in (
         ("num.partitions", "given at its start"),

@@ -206,6 +206,42 @@ def test_what_is_refused(client: RawClient, topic: str) -> None:
     assert stranger.end(True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
+def test_first_batch_of_a_second_version_transaction_has_sequence_0(client: RawClient, topic: str) -> None:
+    """KAFKA-18202."""
+    for version, refusal in ((1, 0), (2, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)):
+        producer = Producer(client, f"tx-{topic}-{version}", version)
+        assert producer.init() == 0
+        if version == 1:
+            assert producer.add(topic, 0) == [0]
+        producer.sequences[topic, 0] = 3
+        assert producer.write(topic, 0, b"later") == refusal
+        producer.sequences[topic, 0] = 0 if refusal else 4
+        assert producer.write(topic, 0, b"first") == 0
+        assert producer.end(True) == 0
+
+
+def test_a_producer_that_returns_during_its_transaction_gets_the_epoch_of_the_abort(
+    client: RawClient, topic: str
+) -> None:
+    """KAFKA-19367."""
+    producer = Producer(client, f"tx-{topic}", 2)
+    producer.init()
+    assert producer.write(topic, 0, b"aborted") == 0
+    before = producer.epoch
+    assert producer.init() == 0
+    assert producer.epoch == before + 1
+    assert producer.write(topic, 0, b"next") == 0
+    producer.timeout_ms = 30_000
+    assert producer.init() == 0
+    assert producer.epoch == before + 2
+    described = client.ask(DescribeTransactionsRequest(transactional_ids=[producer.name]))
+    assert described.transaction_states[0].transaction_timeout_ms == 30_000
+    stranger = Producer(client, producer.name)
+    assert stranger.init() == 0
+    assert stranger.epoch == before + 3
+    assert producer.init() == ErrorCode.PRODUCER_FENCED
+
+
 def test_an_end_that_is_asked_for_again(client: RawClient, topic: str) -> None:
     """The answer was lost: the same request gets the same answer, another outcome is refused."""
     producer = Producer(client, f"tx-{topic}", 2)

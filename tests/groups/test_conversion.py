@@ -207,9 +207,46 @@ def test_classic_members_of_a_consumer_group_are_checked() -> None:
     other = trial.reply(trial.join(protocols=(OfferedProtocol("sticky", classic_metadata()),)))
     assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert trial.commit(1, "m1", 99) is ErrorCode.ILLEGAL_GENERATION
-    gone = LeaveGroup(trial.request(), "g", (LeavingMember("m1"), LeavingMember("new"), LeavingMember("", "i")))
+    gone = LeaveGroup(trial.request(), "g", (LeavingMember("m1"), LeavingMember("none"), LeavingMember("", "i")))
     errors = [member.error for member in trial.ask(gone).members]
     assert errors == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
+
+
+def test_administrator_removes_members_of_the_consumer_protocol() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    trial.beat("static", instance_id="i")
+    epoch = trial.beat("last").member_epoch
+    leaving = (LeavingMember("other", "i"), LeavingMember("", "i"), LeavingMember("new"), LeavingMember("new"))
+    reply = trial.ask(LeaveGroup(trial.request(), "g", leaving))
+    assert [member.error for member in reply.members] == [
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+    ]
+    assert trial.beat("new", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.beat("static", 2, instance_id="i").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.beat("last", epoch).member_epoch == epoch + 1
+
+
+def test_group_turns_classic_when_leave_group_removes_its_last_consumer_member() -> None:
+    """KAFKA-18150."""
+    trial = make_trial()
+    trial.beat("new")
+    trial.joined(protocols=offer())
+    assert trial.ask(LeaveGroup(trial.request(), "g", (LeavingMember("new"),))).members[0].error is ErrorCode.NONE
+    assert types(trial) == ["classic"]
+
+
+def test_member_gets_its_id_before_its_malformed_metadata_is_refused() -> None:
+    trial = make_trial()
+    trial.beat("new")
+    malformed = (OfferedProtocol("range", b""),)
+    first = trial.reply(trial.join(protocols=malformed, requires_known_id=True))
+    assert (first.error, first.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "m1")
+    again = trial.reply(trial.join("m1", protocols=malformed, requires_known_id=True))
+    assert again.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_classic_member_that_was_evicted_gets_an_error_before_it_joins_again() -> None:

@@ -311,3 +311,16 @@ def test_a_marker_of_a_forgotten_producer_takes_any_sequence_after_it(log: Parti
     log.producers.expire(NOW + 1)
     log.append_marker(Marker(7, 0, True, 0), NOW)
     assert log.append(sent(2, b"c"), NOW).base_offset == 3
+
+
+def test_a_producer_that_has_to_begin_at_zero_does(log: PartitionLog) -> None:
+    """A batch behind a refused one must not take its place (as in KAFKA-18202)."""
+    for name, number in (("unknown", 7), ("with a marker alone", 8)):
+        if number == 8:
+            log.append_marker(Marker(8, 0, True, 0), NOW)
+        later, first = (sent(at, b"x", producer=number, transactional=True) for at in (1, 0))
+        with pytest.raises(KafkaError) as caught:
+            log.append(later, NOW, from_zero=True)
+        assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, name
+        log.append(first, NOW, from_zero=True)
+        log.append(later, NOW, from_zero=True)

@@ -7,6 +7,7 @@ are ANONYMOUS on both sides, so their address tells the administrator from the c
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from kohort import Broker
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.ids import AclOperation, AclPattern, AclPermission
+from kohort.wire.discovery import MetadataRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 from kohort.wire.schema import Struct
 from kohort.wire.security import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
@@ -199,6 +201,46 @@ def test_both_answer_the_same_for_rules_that_no_version_has(changed: Any, sides:
         if address == sides[0]:
             theirs = answer
     assert answer == theirs
+
+
+RANGES = {
+    "127.0.0.0/8": ["127.0.0.2", "127.0.0.3"],
+    "127.0.0.2/32": ["127.0.0.2"],
+    "127.0.0.3/31": ["127.0.0.2", "127.0.0.3"],
+    "127.0.0.0/31": [],
+    "0.0.0.0/0": ["127.0.0.2", "127.0.0.3"],
+    "::/0": [],
+    **dict.fromkeys(("127.0.0.0/33", "127.0.0/8", "host/8", "127.0.0.0/", "::1/129", "::ffff:127.0.0.0/104")),
+}
+"""Hosts of rules, and the clients that each lets in; None: it is no range."""
+
+
+@pytest.mark.parametrize("host", RANGES)
+def test_both_let_in_the_same_addresses_of_a_range(host: str, sides: tuple[str, str]) -> None:
+    outcomes = []
+    for address in sides:
+        with RawClient(address, host=ADMIN_HOST) as admin:
+            names = Names.of(f"r{next(_runs)}")
+            prepare(admin, names)
+            rule = made(host=host, resource_name=names.t, operation=AclOperation.DESCRIBE)
+            (result,) = admin.ask(CreateAclsRequest(creations=[rule])).results
+            text = (result.error_message or "").partition(": ")[0]
+            inside = [client for client in ("127.0.0.2", "127.0.0.3") if sees(address, client, names.t)]
+            of_host(admin, host, 3)
+        outcomes.append((result.error_code, text, inside))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][2] == (RANGES[host] or [])
+
+
+def sees(address: str, client_host: str, topic: str) -> bool:
+    """Whether a client at this address may describe a topic; a rule is in force a moment after its answer."""
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+    with RawClient(address, host=client_host) as client:
+        for _ in range(5):
+            if client.ask(asked).topics[0].error_code == 0:
+                return True
+            time.sleep(0.05)
+    return False
 
 
 def of_host(admin: RawClient, host: str, version: int) -> set[tuple[Any, ...]]:

@@ -11,12 +11,14 @@ name is the resource's name, `*`, or a prefix of the name (pattern PREFIXED).
 | none, and no rule names the resource | `allow.everyone.if.no.acl.found` |
 
 A rule that allows READ, WRITE, DELETE or ALTER also allows DESCRIBE. One that allows ALTER_CONFIGS also allows
-DESCRIBE_CONFIGS. A rule that denies these denies nothing else. Source: Kafka 4.4, KIP-11, KIP-290, KIP-679, KIP-801.
+DESCRIBE_CONFIGS. A rule that denies these denies nothing else. The host of a rule may be a range of addresses, such as
+`10.0.0.0/8` or `2001:db8::/32`. Source: Kafka 4.4, KIP-11, KIP-290, KIP-679, KIP-801, KIP-1276.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -81,13 +83,26 @@ class AclRuleFilter(NamedTuple):
         return self.name.startswith(rule.name)
 
 
+_Addresses: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
+
+
 class _Entry(NamedTuple):
     """An access rule without its resource: principal, host, operation and permission, ready for decisions."""
 
     principal: str
     host: str
+    addresses: _Addresses | None
     operation: int
     permission: int
+
+    def concerns(self, principal: str, host: str) -> bool:
+        """Return whether the rule is about this principal and this client's address, in the form of `plain_address`."""
+        if self.principal not in (principal, EVERYONE):
+            return False
+        if self.addresses is None:
+            return self.host in (host, ANY_HOST)
+        address = _address(host)
+        return address is not None and address in self.addresses
 
 
 _Entries: TypeAlias = "tuple[_Entry, ...]"
@@ -114,7 +129,7 @@ class _OfType:
         """Update the set of prefix lengths after a rule with a prefix was added or removed."""
         self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
 
-    def sections(self, name: str) -> Iterator[_Entries]:
+    def matching_entries(self, name: str) -> Iterator[_Entries]:
         """Yield the rules that apply to a resource: by its name, by a prefix of it, or by `*`."""
         yield self.literal.get(name, _NONE)
         yield self.literal.get(ANY_NAME, _NONE)
@@ -201,10 +216,10 @@ class AclIndex:
         host = plain_address(host)
         implying = IMPLIES.get(AclOperation(operation)) or (AclOperation.ALL, operation)
         named = allowed = False
-        for entries in of_type.sections(name):
+        for entries in of_type.matching_entries(name):
             for entry in entries:
                 named = True
-                if entry.principal not in (principal, EVERYONE) or entry.host not in (host, ANY_HOST):
+                if not entry.concerns(principal, host):
                     continue
                 if entry.permission == AclPermission.DENY:
                     if entry.operation in (operation, AclOperation.ALL):
@@ -213,7 +228,7 @@ class AclIndex:
                     allowed = True
         return allowed if named else default
 
-    def decide_some(self, principal: str, host: str, operation: int, kind: int) -> bool:
+    def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
         """Decide whether a principal may do an operation on at least one resource of a type that rules name.
 
         A rule that allows counts unless another one denies all that it allows.
@@ -229,8 +244,7 @@ class AclIndex:
                 for name, found in entries.items()
                 for entry in found
                 if entry.permission == permission
-                and entry.principal in (principal, EVERYONE)
-                and entry.host in (host, ANY_HOST)
+                and entry.concerns(principal, host)
                 and entry.operation in (operation, AclOperation.ALL)
             }
 
@@ -251,7 +265,48 @@ def _has_prefix(name: str, prefixes: set[str]) -> bool:
 
 def _entry(rule: AclRule) -> _Entry:
     host = rule.host if rule.host == ANY_HOST else plain_address(rule.host)
-    return _Entry(rule.principal, host, rule.operation, rule.permission)
+    try:
+        addresses = address_range(rule.host)
+    except ValueError:  # of an earlier release, which did not check it; as in Kafka, it is the address of no one
+        addresses = None
+    return _Entry(rule.principal, host, addresses, rule.operation, rule.permission)
+
+
+_IPV4_RANGE = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})/([0-9]{1,2})", re.ASCII)
+_IPV6_RANGE = re.compile(r"\[?([^]/]*)]?/\+?([0-9]{1,9})", re.ASCII)
+
+
+def address_range(host: str) -> _Addresses | None:
+    """Return the addresses that a rule's host such as `10.0.0.0/8` stands for; None if it is no range.
+
+    Bits behind the prefix do not count: `10.1.2.3/8` is `10.0.0.0/8`. Source: KIP-1276.
+
+    Raises:
+        ValueError: a range in neither IPv4's form nor IPv6's; the text says why.
+    """
+    if "/" not in host:
+        return None
+    if ":" not in host:
+        found = _IPV4_RANGE.fullmatch(host)
+        if found is None:
+            raise ValueError("an address and the number of its bits that count are needed, such as 10.0.0.0/8")
+        *parts, bits = map(int, found.groups())
+        return ipaddress.IPv4Network((bytes(parts), bits), strict=False)
+    found = _IPV6_RANGE.fullmatch(host)
+    if found is None:
+        raise ValueError("an address and the number of its bits that count are needed, such as 2001:db8::/32")
+    address = ipaddress.IPv6Address(found[1])
+    if address.ipv4_mapped is not None:
+        raise ValueError("an IPv4 client has its IPv4 address: write the range in IPv4's form")
+    return ipaddress.IPv6Network((int(address), int(found[2])), strict=False)
+
+
+@lru_cache(maxsize=10_000)
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=10_000)

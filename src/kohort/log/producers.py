@@ -66,12 +66,16 @@ class Producers:
         self.open_transactions: dict[int, int] = {}
         """Producer id to first offset. Ascending, because transactions are added when they start."""
 
-    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> ProducerBatch | None:
+    def check(
+        self, headers: Sequence[BatchHeader], *, sequences: bool, from_zero: bool = False
+    ) -> ProducerBatch | None:
         """Check whether batches may be appended.
 
         Args:
             headers: the headers of one append, in order.
             sequences: whether to check sequence numbers, not only epochs.
+            from_zero: whether a producer without a batch in the partition must begin with sequence 0. Else any number
+                will do, because retention may have removed its batches.
 
         Returns:
             The batch in the log that the only batch of the append duplicates, or None.
@@ -87,6 +91,8 @@ class Producers:
             producer = self.by_id.get(producer_id)
             if producer is None and producer_id not in last:
                 if sequences:
+                    if from_zero and header.base_sequence != 0:
+                        raise self._refuse_sequence(header, 0)
                     last[producer_id] = (header.producer_epoch, _last_sequence(header))
                 continue
             if producer is not None:
@@ -95,7 +101,7 @@ class Producers:
                 if repeated is not None:
                     return repeated
             if sequences:
-                self._check_sequence(header, producer, last.get(producer_id))
+                self._check_sequence(header, producer, last.get(producer_id), from_zero)
                 last[producer_id] = (header.producer_epoch, _last_sequence(header))
         return None
 
@@ -111,20 +117,24 @@ class Producers:
             )
 
     def _check_sequence(
-        self, header: BatchHeader, producer: PartitionProducer | None, last: tuple[int, int] | None
+        self, header: BatchHeader, producer: PartitionProducer | None, last: tuple[int, int] | None, from_zero: bool
     ) -> None:
         if last is None:
             assert producer is not None
-            if not (producer.batches or producer.begins_anew) and header.producer_epoch == producer.epoch:
+            known = producer.batches or producer.begins_anew or from_zero
+            if not known and header.producer_epoch == producer.epoch:
                 return
             last = (producer.epoch, producer.batches[-1].last_sequence if producer.batches else -1)
         epoch, last_sequence = last
         expected = 0 if header.producer_epoch != epoch else (last_sequence + 1) & _SEQUENCE_MASK
         if header.base_sequence != expected:
-            raise self._refuse_batch(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}",
-            )
+            raise self._refuse_sequence(header, expected)
+
+    def _refuse_sequence(self, header: BatchHeader, expected: int) -> KafkaError:
+        return self._refuse_batch(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}",
+        )
 
     def _refuse_batch(self, code: ErrorCode, text: str) -> KafkaError:
         return error_for(code, f"{self._name}: {text}")

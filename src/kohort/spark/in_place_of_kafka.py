@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kohort.spark.registration import register_source, require_pyspark, use_in_thread
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -111,14 +113,19 @@ class WriteBatch:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
-def cover(session: SparkSession) -> None:
+def replace_kafka_in(session: SparkSession) -> None:
     """Run a session's jobs for "kafka" on kohort until the session ends."""
     CHANGES.sessions.add(session)
     install()
 
 
 def cover_everything() -> None:
-    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source."""
+    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source.
+
+    Raises:
+        InvalidInputError: PySpark is missing in this Python, or too old.
+    """
+    require_pyspark()
     CHANGES.everywhere = True
     install()
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
@@ -201,16 +208,12 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     if hasattr(end, "_spark"):
-        from kohort.spark.registration import use_in_thread
-
         use_in_thread(session)
     return original(end, "kohort")
 
 
 def _register(session: Any) -> None:
     if session not in CHANGES.registered:
-        from kohort.spark.registration import register_source
-
         register_source(session)
         CHANGES.registered.add(session)
 

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from kohort.broker.acls import AclRule, AclRuleFilter
+from kohort.broker.acls import AclRule, AclRuleFilter, address_range
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.broker.config.acl_store import AclStore
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.framing import BadFrame
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -130,6 +130,10 @@ def check_rule(rule: AclRule) -> None:
         )
     if not rule.host:
         raise _invalid("Host pattern cannot be null or empty")
+    try:
+        address_range(rule.host)
+    except ValueError as error:
+        raise _invalid(f"Invalid CIDR notation '{rule.host}': {error}") from error
 
 
 def _invalid(text: str) -> InvalidInputError:
@@ -218,7 +222,7 @@ def _check_numbers(request: Request[Any], numbers: Iterable[int]) -> None:
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
-    handled(CreateAclsRequest, CreateAclsResponse, create_acls),
-    handled(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
+    api_handler(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
+    api_handler(CreateAclsRequest, CreateAclsResponse, create_acls),
+    api_handler(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
 ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
+from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable_settings
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
@@ -51,7 +51,8 @@ LONGS = frozenset(
         "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
         "log.cleaner.dedupe.buffer.size", "log.retention.check.interval.ms", "max.compaction.lag.ms",
         "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "min.compaction.lag.ms",
-        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
+        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms",
+        "sasl.kerberos.min.time.before.relogin", "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
 """Settings of 64 bits in Kafka. Other integers have 32."""
@@ -96,7 +97,7 @@ def type_of(name: str, setting: Setting) -> Type:
 
 
 def shown_value(setting: Setting, text: str) -> str:
-    """Return a value as Kafka shows it: what was understood, and not what was written (` 05 `, `TRUE`, `a, b, b`)."""
+    """Return a value as Kafka shows it: parsed and written again, where the input was ` 05 `, `TRUE` or `a, b, b`."""
     value = parse_value(setting, text)
     if value is None:
         return text
@@ -146,7 +147,7 @@ def broker_entries(node: Node) -> list[Entry]:
             name = BROKER_NAMES.get(key, key)
             layers = _layers(node, name, setting, given)
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
-            why, fixed = setting.declaration.why, name not in alterable()
+            why, fixed = setting.declaration.why, name not in alterable_settings()
             value = None if first.value is None else shown_value(setting, first.value)
             entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
     return [*entries, *_facts(node), *_stores(node)]
@@ -221,7 +222,7 @@ def cluster_entries(node: Node) -> list[Entry]:
     """Return the settings that were altered for all brokers."""
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
-        setting, synonyms = alterable()[name], (Synonym(name, value, source),)
+        setting, synonyms = alterable_settings()[name], (Synonym(name, value, source),)
         kind = type_of(setting.declaration.name, setting)
         entries.append(Entry(name, value, source, kind, setting.declaration.why, False, synonyms))
     return entries

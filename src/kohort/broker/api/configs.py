@@ -23,7 +23,7 @@ from kohort.broker.api.config_entries import (
 )
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
 from kohort.broker.config.live_settings import ALL, stores_of
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.security.settings import reloadable
 from kohort.broker.security.store_changes import StoreChanges
@@ -287,9 +287,9 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
         if config.config_operation not in (APPEND, SUBTRACT):
             raise InvalidInputError(f"there is no operation {config.config_operation}")
         entry = in_effect.get(config.name)
-        if entry is not None and entry.type != Type.LIST:
+        if entry is None or entry.type != Type.LIST:
             raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
-        words = [word for word in configs.get(config.name, (entry and entry.value) or "").split(",") if word]
+        words = [word for word in configs.get(config.name, entry.value or "").split(",") if word]
         given = [word.strip() for word in config.value.rstrip(",").split(",")] if config.value != "," else []
         if config.config_operation == APPEND:
             words += [word for word in dict.fromkeys(given) if word not in words]
@@ -362,8 +362,8 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
-    handled(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
-    handled(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
-    handled(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
+    api_handler(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
+    api_handler(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
+    api_handler(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
+    api_handler(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
 ]

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.requests import Request
@@ -127,7 +127,7 @@ def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]
                         added.setdefault(producer, []).append(TopicPartition(name, part.index))
     for producer, partitions in added.items():
         if len(partitions) > 1:
-            node.transactions.add(message.transactional_id or "", producer, partitions)
+            node.transactions.add_partitions(message.transactional_id or "", producer, partitions)
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
@@ -142,7 +142,7 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         )
         request.connection.close()
     else:
-        request.skip()
+        request.send_no_response()
 
 
 def _prepare(
@@ -266,17 +266,20 @@ def _append_batches(
     try:
         _check_same_producer(records)
         transactional_id = request.message.transactional_id
+        adds = transactional_id is not None and request.version >= ADDS_SINCE
         if transactional_id is None:
             if _is_transactional(records):
                 error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 return _Partition(index=index, error_code=error, base_offset=-1)
         else:
             partition = TopicPartition(name, index)
-            node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= ADDS_SINCE)
+            node.transactions.check_produce(transactional_id, partition, records, adds=adds)
+        # The first batch of such a transaction has sequence 0. Another one overtook a batch that was refused, which
+        # would then be refused for ever. Source: KAFKA-18202.
         if isinstance(checked, LoopBudget):
-            result = target.append(records, now_ms, budget=checked)
+            result = target.append(records, now_ms, budget=checked, from_zero=adds)
         else:
-            result = target.append_checked(checked, now_ms)
+            result = target.append_checked(checked, now_ms, from_zero=adds)
     except KafkaError as error:
         return _rejected_response(request, index, error)
     except OSError as error:
@@ -287,7 +290,7 @@ def _append_batches(
             error,
         )
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
-    node.waits.appended(target, len(records))
+    node.waits.on_append(target, len(records))
     return _Partition(
         index=index,
         error_code=0,
@@ -316,5 +319,5 @@ def _rejected_response(request: Request[ProduceRequest], index: int, error: Kafk
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(ProduceRequest, ProduceResponse, produce),
+    api_handler(ProduceRequest, ProduceResponse, produce),
 ]

@@ -28,7 +28,13 @@ ALL = ""
 """Name of the settings for all brokers."""
 CLUSTER_WIDE = "min.insync.replicas"
 """A setting that always has a value for all brokers and never one for a single broker (Source: KIP-966)."""
+_OF_ONE_BROKER = (
+    "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
+    "sasl.kerberos.ticket.renew.window.factor",
+)  # fmt: skip
+"""Settings that have no value for all brokers."""
 _OF_BROKERS = (
+    *_OF_ONE_BROKER,
     "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size",
     "log.cleaner.io.max.bytes.per.second", "log.cleaner.threads", "max.connections", "max.connections.per.ip",
@@ -40,7 +46,7 @@ OF_TOPICS_ONLY = frozenset({"follower.replication.throttled.replicas", "leader.r
 
 
 @cache
-def alterable() -> dict[str, Setting]:
+def alterable_settings() -> dict[str, Setting]:
     """Return the settings that can be altered, by their broker names. They are the same as Kafka's."""
     of_brokers = settings(BrokerConfig)
     of_logs = {BROKER_NAMES.get(key, key): setting for key, setting in settings(LogConfig).items()}
@@ -98,7 +104,7 @@ class LiveSettings:
             for key, text in altered.items():
                 if reloadable(key):
                     continue
-                field = alterable()[key].field
+                field = alterable_settings()[key].field
                 (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
             broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
         return broker, topics
@@ -143,7 +149,7 @@ class LiveSettings:
         """
         if key == CLUSTER_WIDE and name != ALL:
             raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
-        if name == ALL and reloadable(key):
+        if name == ALL and (reloadable(key) or key in _OF_ONE_BROKER):
             raise InvalidInputError(f"Cannot update these configs at default cluster level: {key}")
         if key in RELOADABLE:
             text = "These security configs can be dynamically updated only per-listener using the listener prefix"
@@ -176,9 +182,9 @@ def stores_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _parsed(key: str, text: str) -> Any:
     of_listener = reloadable(key)
-    setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable().get(key)
+    setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable_settings().get(key)
     if setting is not None:
         return parse_value(setting, text, key)
     if key in known_names() or is_security(key):
         raise InvalidInputError(f"{key} can't be altered while the broker runs: it is given at its start")
-    raise unknown_key(key, alterable())
+    raise unknown_key(key, alterable_settings())

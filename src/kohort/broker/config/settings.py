@@ -27,6 +27,7 @@ WITHOUT_EFFECT = "taken as it is: "
 """How the description of a setting begins that only Kafka's parts use."""
 _ONE_LOOP = "taken as it is: one thread serves all"
 _CLEANER = "taken as it is: compaction reads a segment at a time"
+_KERBEROS = "taken as it is: there are no logins by Kerberos"
 
 
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -362,6 +363,12 @@ class BrokerConfig:
     verify_transactions: bool = declare_setting(
         "transaction.partition.verification.enable", True, why="taken as it is: the coordinator is in the same process"
     )
+    kerberos_command: str = declare_setting("sasl.kerberos.kinit.cmd", "/usr/bin/kinit", why=_KERBEROS)
+    kerberos_login_pause_ms: int = declare_setting(
+        "sasl.kerberos.min.time.before.relogin", 60_000, unit="ms", why=_KERBEROS
+    )
+    kerberos_renewal_jitter: float = declare_setting("sasl.kerberos.ticket.renew.jitter", 0.05, why=_KERBEROS)
+    kerberos_renewal_window: float = declare_setting("sasl.kerberos.ticket.renew.window.factor", 0.8, why=_KERBEROS)
 
     def __post_init__(self) -> None:
         """Check that other machines can read metrics only if the operator has said so.

@@ -99,17 +99,13 @@ class ConsumerClassicMembers(ConsumerAssignment):
         member_id = event.member_id or event.new_member_id
         replaced = self.static_ids.get(event.instance_id)
         has_place = event.member_id in self.members or replaced is not None
-        refused = admission.check_record(step.config, admission.protocols_bytes(event.protocols)) or (
-            admission.check_place(step.config.consumer_max_size, len(self.members), has_place=has_place)
+        refused = admission.record_size_error(step.config, admission.protocols_bytes(event.protocols)) or (
+            admission.member_place_error(step.config.consumer_max_size, len(self.members), has_place=has_place)
         )
         if refused is not ErrorCode.NONE:
             return refused
         subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
-        if (
-            subscription is None
-            or len(event.protocols) > step.config.protocols_max
-            or not self.supports_protocol(event)
-        ):
+        if len(event.protocols) > step.config.protocols_max or not self.supports_protocol(event):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if not event.member_id and event.instance_id is None and event.requires_known_id:
             self.give_member_id(step, event)
@@ -121,6 +117,8 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             if replaced != event.member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
+        if subscription is None:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         goes_back = False
         if replaced is not None and replaced != member_id:
             goes_back = self.members[replaced].classic_protocols is None
@@ -143,7 +141,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """Answer a first join with a member id (KIP-394)."""
         timer = Timer(Deadline.PENDING_MEMBER, event.group_id, event.new_member_id)
         self.given_ids.give_id(event.new_member_id, timer)
-        step.run(timer, event.session_timeout_ms)
+        step.start_timer(timer, event.session_timeout_ms)
         while (surplus := self.given_ids.surplus_id()) is not None:
             self.forget_given_id(surplus)
 
@@ -224,7 +222,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         current = self.reconcile_member(step, member_id, owned)
         self.touch_session(step, presence, member_id)
         if current != before:  # else it has its assignment or is awaited already: a join may be late or repeated
-            step.run(presence.sync_phase, event.rebalance_timeout_ms)
+            step.start_timer(presence.sync_phase, event.rebalance_timeout_ms)
         step.reply(
             event.request,
             JoinGroupReply(
@@ -243,7 +241,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)
 
     def classic_member_error(self, member_id: str, instance_id: str | None, generation: int | None) -> ErrorCode:
-        """Return whether a classic member may send requests, with this generation if one is given."""
+        """Return the error for a classic member with an unknown id or another generation, else NONE."""
         if instance_id is not None:
             holder = self.static_ids.get(instance_id)
             if holder is None:
@@ -276,7 +274,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         step.reply(event.request, reply)
 
     def sync_error(self, step: Step, event: SyncGroup) -> ErrorCode:
-        """Return whether protocol names match and no newer epoch requires the member to rejoin."""
+        """Return the error if protocol names differ, or a newer epoch requires the member to rejoin; else NONE."""
         member = self.members[event.member_id]
         name = (member.classic_protocols or ())[0].name
         wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
@@ -292,7 +290,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
         timer = self.presence(member.member_id).join_phase
         if timer.due_ms is None:
-            step.run(timer, member.rebalance_timeout_ms)
+            step.start_timer(timer, member.rebalance_timeout_ms)
 
     def classic_heartbeat(self, step: Step, event: Heartbeat) -> None:
         """Answer a classic member's Heartbeat: REBALANCE_IN_PROGRESS if it must rejoin for another assignment."""
@@ -310,25 +308,32 @@ class ConsumerClassicMembers(ConsumerAssignment):
         step.reply(event.request, HeartbeatReply(error))
 
     def leave_group(self, step: Step, event: LeaveGroup) -> None:
-        """Remove classic members that leave."""
-        left = []
-        gone = []
+        """Remove members of either protocol that leave, or that an administrator removes.
+
+        The group becomes classic if only classic members are left. Source: KAFKA-18150.
+        """
+        left: list[LeftMember] = []
+        gone: dict[str, LeavingMember] = {}
         for leaving in event.members:
             error, member_id = self.find_leaving(leaving)
             if error is ErrorCode.NONE:
-                self.remove_member(step, member_id)
-                gone.append(leaving)
+                gone[member_id] = leaving
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
-        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
         if gone:
-            self.begin_epoch(step, leave_cause(gone))
+            self.remove_members(step, gone, leave_cause([*gone.values()]))
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
 
     def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
-        """Return the id of a leaving member, with the error if it cannot leave this way."""
-        member_id = leaving.member_id
-        if not member_id and leaving.instance_id is not None:
-            member_id = self.static_ids.get(leaving.instance_id, "")
-        return self.classic_member_error(member_id, leaving.instance_id, None), member_id
+        """Return the id of a leaving member, with the error if there is no such member."""
+        member_id, instance_id = leaving.member_id, leaving.instance_id
+        if instance_id is not None:
+            holder = self.static_ids.get(instance_id)
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID, member_id
+            if member_id not in ("", holder):
+                return ErrorCode.FENCED_INSTANCE_ID, member_id
+            member_id = holder
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID, member_id
 
     def assignment_bytes(self, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
         """Return a classic member's partitions in the bytes that its client reads."""
