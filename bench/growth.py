@@ -42,7 +42,7 @@ MEMBERS_OF_A_LINK = 100
 TOPIC_PARTITIONS = 1_000
 SPARE_FILES = 500
 CONNECTION_SHARE = 0.6
-"""The share of its descriptors that a broker leaves for connections (`kohort.broker.server.listener.shares`)."""
+"""The share of its descriptors that a broker leaves for connections (`divide_descriptors` of its listener)."""
 SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "15000",
     "group.consumer.session.timeout.ms": "45000",

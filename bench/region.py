@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.harness import Contender, Figure, Options, Sample, compare
 from bench.peers import Place, brokers, drop_topic, filled_topic, new_topic, runner
 from kohort.client.group.member import GroupMember
-from kohort.region.control_plane.events import Offsets
+from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Manifest, Position
 from kohort.region.region_log import RegionLogView, RegionLogWriter
@@ -94,14 +94,14 @@ def _settle(members: list[GroupMember]) -> None:
             member.release()
 
 
-def _offsets(member: GroupMember, group: str, number: int) -> Offsets:
+def _offsets(member: GroupMember, group: str, number: int) -> MemberOffsets:
     who = member.group_metadata()
     identity = Identity(who.member_id, who.generation_id, who.group_instance_id)
     positions = [Position(group, at.topic, _TOPIC_ID, at.partition, 1, 0) for at in member.assignment().partitions]
-    return Offsets(f"m{number}", group, identity, tuple(positions))
+    return MemberOffsets(f"m{number}", group, identity, tuple(positions))
 
 
-def _contribution(region: str, sequence: int, member_offsets: Offsets) -> Contribution:
+def _contribution(region: str, sequence: int, member_offsets: MemberOffsets) -> Contribution:
     who = member_offsets.identity
     return Contribution(
         region,

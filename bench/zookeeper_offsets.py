@@ -90,7 +90,7 @@ async def _mirrored(address: str, count: int) -> Sample:
 
     async def turn() -> None:
         while True:
-            coordination.alive()
+            coordination.report_loop_alive()
             await asyncio.sleep(0.1)
 
     turning = asyncio.create_task(turn())
@@ -101,11 +101,11 @@ async def _mirrored(address: str, count: int) -> Sample:
         topics = SimpleNamespace(by_name={"t": SimpleNamespace(partitions=count)})
         host: Any = SimpleNamespace(groups=groups, endpoints=leaders, topics=topics, token=lambda: 1)
         mirror = GroupMirror(coordination, host)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         began, cpu = time.perf_counter(), time.process_time()
         for look in range(1, _LOOKS + 1):
             groups.offset = look
-            await mirror.settle()
+            await mirror.update_zookeeper()
         seconds = time.perf_counter() - began
         used = time.process_time() - cpu
         node = await coordination.session.read(f"{OFFSETS}/g/t/1-{count - 1}")

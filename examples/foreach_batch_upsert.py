@@ -1,7 +1,9 @@
-"""Keeps the latest price of each product in a SQLite table: `python foreach_batch_upsert.py SERVERS [TABLE.db]`.
+r"""Keeps the latest price of each product in a SQLite table: `python foreach_batch_upsert.py SERVERS [TABLE.db]`.
 
 Spark repeats a batch after a crash. An upsert by key makes the repetition harmless, as long as an older price never
 replaces a newer one. The offset says which is newer, since a key always has the same partition.
+
+Prices for it: `printf 'tea:2.50\nmilk:1.20\ntea:2.75\n' | kohort produce prices --key-separator :`.
 """
 
 import sqlite3

@@ -2,6 +2,8 @@
 
 In the push protocol the coordinator sends a member its partitions at once, and no heartbeat asks for them. Start the
 program twice and kill one: the other has its partitions within milliseconds. Ctrl-C or SIGTERM ends it.
+
+Jobs for it: `seq 10 | kohort produce jobs`.
 """
 
 import signal

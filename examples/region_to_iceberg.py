@@ -2,6 +2,8 @@
 
 The member reads COUNT records, 1,000 by default, and leaves. For a table that goes on, leave out the lines that count.
 Start as many processes as the work needs, with a member name each.
+
+Payments for it: `seq 1000 | sed 's/^/customer-1:/' | kohort produce payments --key-separator :`. It waits for them.
 """
 
 import sys

@@ -2,6 +2,8 @@
 
 Start it three times, with a name each. The three queries are members of the group "shared", and each partition of the
 topic is read by one of them. Stop one, by Ctrl-C or kill, and the others take its partitions over.
+
+The topic: `kohort topics create events --partitions 6`. Records for it: `seq 1000 | kohort produce events`.
 """
 
 import signal
@@ -12,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kohort.spark import register
 
-servers, name = sys.argv[1], sys.argv[2]
+servers = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"
+name = sys.argv[2] if len(sys.argv) > 2 else "app-1"
 
 
 def show(batch: DataFrame, _number: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kohort.cli.app import tree
+from kohort.cli.app import command_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -74,14 +74,14 @@ def test_every_file_is_tested() -> None:
 
 @pytest.mark.parametrize("words", LINES)
 def test_command_line_is_one_that_there_is(words: list[str]) -> None:
-    command, bound, _ = tree().parse_args(words, exit_on_error=False, print_error=False)
+    command, bound, _ = command_tree().parse_args(words, exit_on_error=False, print_error=False)
     assert command.__name__ in (words[0], "list_")
     assert bound.arguments
 
 
 def test_misspelt_option_is_noticed() -> None:
     with pytest.raises(Exception, match="--metrics-lissen"):
-        tree().parse_args(["broker", "--metrics-lissen", "x"], exit_on_error=False, print_error=False)
+        command_tree().parse_args(["broker", "--metrics-lissen", "x"], exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

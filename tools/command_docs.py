@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from kohort.cli.app import COMMANDS, tree
+from kohort.cli.app import COMMANDS, command_tree
 from kohort.cli.output import NAMES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -22,11 +22,11 @@ def page() -> str:
     """Return the page that the help texts make."""
     for name, (place, _) in COMMANDS.items():
         if not place.endswith(":app"):  # what a list of commands says of it is only its beginning
-            command = tree()[name]
+            command = command_tree()[name]
             command.help = getattr(command.default_command, "__doc__", None)
     called_as, sys.argv = sys.argv, ["kohort"]  # cyclopts puts the way it was called into usage lines
     try:
-        text = tree().generate_docs(output_format="markdown", recursive=True)
+        text = command_tree().generate_docs(output_format="markdown", recursive=True)
     finally:
         sys.argv = called_as
     text = re.sub(r"\n {6,}(?=\S)", " ", text)  # a help text of several lines is one paragraph

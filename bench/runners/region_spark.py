@@ -43,7 +43,7 @@ from kohort import Producer
 from kohort.region import ParquetFolder
 from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
-from kohort.spark.region.query_factory import built
+from kohort.spark.region.query_factory import build_query
 from kohort.spark.region.staging import QueryOutput, StagingTask, stage_batch
 
 MOST = "400000"
@@ -133,7 +133,7 @@ class Stage:
             "kafka.bootstrap.servers": self.servers,
             "startingOffsets": "earliest",
         }
-        (rows, _), region_id = built(self.spark, lines, [options]), uuid.uuid4()
+        (rows, _), region_id = build_query(self.spark, lines, [options]), uuid.uuid4()
         schema = to_arrow_schema(rows.schema, timezone="UTC")
         sink = ParquetFolder(self.folder / f"{name}-{region_id.hex}").bind(self.name, region_id)
         sink.check(schema)

@@ -39,13 +39,13 @@ ASSIGNORS = ("uniform", "range")
 
 def state_of(group: Group) -> GroupState:
     """Return the live state of a group, unless it is a consumer group."""
-    push = group.under(PushGroup)
+    push = group.membership_as(PushGroup)
     return classic_of(group).state if push is None else push.group_state()
 
 
 def classic_of(group: Group) -> ClassicGroup:
     """Return a group as a classic group; None for a group of another protocol."""
-    return group.under(ClassicGroup) or ClassicGroup(group.group_id)
+    return group.membership_as(ClassicGroup) or ClassicGroup(group.group_id)
 
 
 class AdminChecker(Checker):
@@ -85,7 +85,7 @@ class DeletionChecker(AdminChecker):
         named = getattr(event, "group_id", None)
         for group_id in self.journal.groups if named is None else (named,):
             group = self.group(group_id)
-            if group is not None and group.under(ConsumerGroup) is None:
+            if group is not None and group.membership_as(ConsumerGroup) is None:
                 self._states[group_id] = state_of(group)
 
     def _state(self, group_id: str, journal: GroupJournal) -> GroupState:
@@ -135,7 +135,7 @@ class DeletionChecker(AdminChecker):
 
     def _type(self, group_id: str) -> str | None:
         group = self.group(group_id)
-        if group is not None and group.under(PushGroup) is not None:
+        if group is not None and group.membership_as(PushGroup) is not None:
             return CONSUMER_PROTOCOL_TYPE
         return None if group is None else classic_of(group).protocol_type
 
@@ -248,7 +248,7 @@ class DescriptionChecker(AdminChecker):
     @staticmethod
     def _push_state(group: Group, journal: PushJournal) -> GroupState:
         """Return Empty if the journal says so, else the live state: no record describes a rebalance."""
-        push = group.under(PushGroup)
+        push = group.membership_as(PushGroup)
         return GroupState.EMPTY if push is None or not journal.members else push.group_state()
 
     def _check_push(self, described: DescribedGroup, group: Group, journal: PushJournal) -> None:

@@ -52,7 +52,7 @@ class AwayChecker(Checker):
         now_ms = self.world.now_ms
         self._shares, self._instances, self._away, self._heard_ms = {}, {}, {}, {}
         for group_id, group in machine.context.ledger.groups.items():
-            consumer = group.under(ConsumerGroup)
+            consumer = group.membership_as(ConsumerGroup)
             if consumer is None:
                 continue
             for member_id, member in consumer.members.items():

@@ -155,7 +155,7 @@ class EvictionChecker(Checker):
 
     def _in_consumer_group(self, group_id: str) -> bool:
         group = self._group(group_id)
-        return group is not None and group.under(ConsumerGroup) is not None
+        return group is not None and group.membership_as(ConsumerGroup) is not None
 
     def _look(self, group_id: str) -> set[str]:
         """Return the members that are gone; also record the state of a classic group's rebalance."""
@@ -164,7 +164,7 @@ class EvictionChecker(Checker):
             self._in.pop(group_id, None)
             self._rounds.pop(group_id, None)
             return before
-        consumer, classic = group.under(ConsumerGroup), group.under(ClassicGroup)
+        consumer, classic = group.membership_as(ConsumerGroup), group.membership_as(ClassicGroup)
         members: Collection[str] = ()
         if consumer is not None:
             members = consumer.members
@@ -274,7 +274,7 @@ class EvictionChecker(Checker):
     def _is_classic(self, key: Key) -> bool:
         """Whether a member speaks the classic protocol."""
         group = self._group(key[0])
-        consumer = None if group is None else group.under(ConsumerGroup)
+        consumer = None if group is None else group.membership_as(ConsumerGroup)
         if consumer is None:
             return True
         member = consumer.members.get(key[1])

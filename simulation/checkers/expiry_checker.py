@@ -65,7 +65,7 @@ class ExpiryChecker(Checker):
         for record in machine.snapshot():
             self._take(record, None)
         for group_id, group in machine.context.ledger.groups.items():
-            consumer = group.under(ConsumerGroup)  # since when it is empty no record tells
+            consumer = group.membership_as(ConsumerGroup)  # since when it is empty no record tells
             if consumer is not None and not consumer.members:
                 self._kept(group_id).empty_ms = consumer.assigned_ms
 
@@ -123,7 +123,7 @@ class ExpiryChecker(Checker):
 
     def _is_consumer(self, group_id: str) -> bool:
         group = None if self._machine is None else self._machine.context.find(group_id)
-        return group is not None and group.under(ConsumerGroup) is not None
+        return group is not None and group.membership_as(ConsumerGroup) is not None
 
     def _expired(self, group_id: str, kept: ExpiringGroup, partition: tuple[str, int]) -> None:
         """Check an offset that the coordinator has expired."""
@@ -184,7 +184,7 @@ class ExpiryChecker(Checker):
         group = None if self._machine is None else self._machine.context.find(group_id)
         if group is None:
             return True
-        classic, is_read = group.under(ClassicGroup), group.membership.is_subscribed(partition[0])
+        classic, is_read = group.membership_as(ClassicGroup), group.membership.is_subscribed(partition[0])
         if classic is None or group.state() is GroupState.EMPTY:
             return bool(kept.members) and is_read
         readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and group.state() is GroupState.STABLE

@@ -171,7 +171,7 @@ class EpochChecker(Checker):
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
         for group_id, group in machine.context.ledger.groups.items():
-            if (consumer := group.under(ConsumerGroup)) is not None:
+            if (consumer := group.membership_as(ConsumerGroup)) is not None:
                 newest, epoch = self._newest.get(group_id, 0), consumer.epoch
                 if epoch < newest:
                     self.fail(f"{group_id} went from epoch {newest} back to {epoch}")
@@ -247,9 +247,9 @@ class ReplayChecker(Checker):
             again.apply(record)
         again.on_loaded(Now(self.world.now_ms, self.world.wall_ms), TopicImage())
         for group_id, group in machine.context.ledger.groups.items():
-            classic = group.under(ClassicGroup)
+            classic = group.membership_as(ClassicGroup)
             if classic is not None and classic.state is GroupState.STABLE:
-                twin, alive = again.context.ledger.groups[group_id].under(ClassicGroup), describe(classic)
+                twin, alive = again.context.ledger.groups[group_id].membership_as(ClassicGroup), describe(classic)
                 if twin is None or (loaded := describe(twin)) != alive:
                     self.fail(f"{group_id} would be loaded as {twin and loaded}, but is {alive}")
 

@@ -76,7 +76,7 @@ class ChangeChecker(Checker):
             return
         topics = machine.context.image.topics
         for group_id, group in machine.context.ledger.groups.items():
-            push, journal = group.under(PushGroup), self.journal.groups.get(group_id)
+            push, journal = group.membership_as(PushGroup), self.journal.groups.get(group_id)
             at_rest = push is not None and not push.rebalancing and push.backoff.due_ms is None
             if not at_rest or journal is None or journal.push is None:
                 continue

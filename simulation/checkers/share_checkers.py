@@ -76,7 +76,7 @@ class EvennessChecker(Checker):
             return
         context = self._machine.context
         for group_id, group in context.ledger.groups.items():
-            consumer = group.under(ConsumerGroup)
+            consumer = group.membership_as(ConsumerGroup)
             if consumer is None or consumer.preferred_assignor(context) != "uniform":
                 continue
             if self._assignors.get(group_id) != "uniform":

@@ -56,7 +56,7 @@ class SoftStateChecker(Checker):
         after.take(machine.snapshot())
         for group_id, group in context.ledger.groups.items():
             known, now = before.groups.get(group_id), after.groups[group_id]
-            classic, consumer = group.under(ClassicGroup), group.under(ConsumerGroup)
+            classic, consumer = group.membership_as(ClassicGroup), group.membership_as(ConsumerGroup)
             if classic is not None:
                 self._check_classic(classic, now)
             elif consumer is not None and known is not None and known.consumer is not None and now.consumer is not None:

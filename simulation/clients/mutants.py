@@ -144,7 +144,7 @@ class RaisesEpochWhenUnsure(ClientMutant):
 class SendsBehindTheFirst(ClientMutant):
     """Batches follow a partition's first batch before the broker has accepted it."""
 
-    where, name = PartitionQueue, "take_on"
+    where, name = PartitionQueue, "adopt_identity"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

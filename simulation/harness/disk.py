@@ -210,7 +210,7 @@ class Disk:
             log.settle()
             retention.flush_settled(log, now_ms)
             retention.close_for_compaction(log, now_ms)
-            if self.compacts and self._compaction is None and (run := Compaction.due(log, now_ms)) is not None:
+            if self.compacts and self._compaction is None and (run := Compaction.if_due(log, now_ms)) is not None:
                 self._begin(run, log)
         if self.log is log and self.files is not None:
             with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
 def carried_out(work: BackgroundTask) -> Any:
     """Return the event that results from background work."""
     if isinstance(work, ResolveRegexes):
-        return assignment.resolve(work, match)
+        return assignment.resolve_regexes(work, match)
     if isinstance(work, DividePartitions):
         return rebalance.divide_partitions(work, match)
     if isinstance(work, FindOffsets):
@@ -116,12 +116,12 @@ class VirtualDriver:
         """Return the process's monotonic clock: machines never sleep here."""
         return self._world.now_ms
 
-    def soon(self, action: Action) -> None:
+    def call_soon(self, action: Action) -> None:
         """Run an action soon, in the order of these calls."""
         self._next_ms = max(self._next_ms, self._world.now_ms + self._chance.upto(TURN_MS))
         self._world.after(self._next_ms - self._world.now_ms, partial(self.turn, action))
 
-    def at(self, mono_ms: int, action: Action) -> ScheduledCall:
+    def call_at(self, mono_ms: int, action: Action) -> ScheduledCall:
         """Run an action at a time."""
         return self._world.after(mono_ms - self._world.now_ms, partial(self.turn, action))
 

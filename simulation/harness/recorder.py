@@ -34,7 +34,7 @@ def transitions(table: Table) -> set[Seen]:
 
 def member_states(group: Group) -> dict[str, str]:
     """Return the state of each member of a consumer group."""
-    consumer = group.under(ConsumerGroup)
+    consumer = group.membership_as(ConsumerGroup)
     if consumer is None:
         return {}
     return {member_id: consumer.current_assignment(member_id).state.name for member_id in consumer.members}
@@ -49,11 +49,11 @@ class RecordingContext(Context):
 
     seen: dict[str, set[Seen]]
 
-    def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
+    def handle_event(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
         """Let a group handle an event, and record the transition."""
         membership = group.membership
         before, members = membership.group_state(), member_states(group)
-        super().react(group, trigger, *arguments)
+        super().handle_event(group, trigger, *arguments)
         after = membership.group_state() if group.membership is membership else group.membership.name
         if after != before:
             self.seen[membership.name].add((before, trigger_name(trigger), after))

@@ -144,7 +144,7 @@ class OwnMember(Process):
         membership = self._membership
         if partition not in self.held or self.dead or self.paused or self.leaving or membership is None:
             return False
-        return membership.owns and partition.topic not in membership.replaced()
+        return membership.owns and partition.topic not in membership.recreated_topics()
 
     @property
     def _clock_ms(self) -> float:
@@ -213,7 +213,7 @@ class OwnMember(Process):
         if isinstance(error, FencedError) or (error is not None and error.code is ErrorCode.GROUP_MAX_SIZE_REACHED):
             self._fatal(error.code)
             self.crash()
-        self.stable = membership.holding and not self.leaving
+        self.stable = membership.holds_assignment and not self.leaving
         identity = membership.identity()
         self.member_id, self.generation = identity.member_id, identity.generation
 
@@ -225,7 +225,7 @@ class OwnMember(Process):
     async def _commit_held(self, partitions: frozenset[TopicPartition]) -> None:
         if self._cluster is None or self._membership is None:
             return
-        replaced = self._membership.replaced()  # of those a consumer has no position
+        replaced = self._membership.recreated_topics()  # of those a consumer has no position
         kept = sorted(partition for partition in partitions - self.unplaced if partition.topic not in replaced)
         if not kept:
             return

@@ -102,7 +102,7 @@ class DescribesWhatIsChosen(Swapped):
         def describe(administration: Administration, group_id: str, knows_missing: bool) -> DescribedGroup:
             group = administration.context.find(group_id)
             described = real(administration, group_id, knows_missing)
-            classic = None if group is None else group.under(ClassicGroup)
+            classic = None if group is None else group.membership_as(ClassicGroup)
             chosen = None if classic is None else classic.protocol
             return replace(described, protocol=chosen or "") if described.members else described
 
@@ -122,7 +122,7 @@ class HidesWhatIsGivenUp(Swapped):
             context = administration.context
             described: DescribedConsumerGroup = real(administration, group_id)
             group = context.find(group_id)
-            consumer = None if group is None else group.under(ConsumerGroup)
+            consumer = None if group is None else group.membership_as(ConsumerGroup)
             if consumer is None:
                 return described
             names = {topic.id: topic.name for topic in context.image.topics.values()}
@@ -149,7 +149,7 @@ class ListsAllAsStable(Swapped):
 
         def line(administration: Administration, group: Group) -> ListedGroup:
             listed: ListedGroup = real(administration, group)
-            return listed if group.under(ConsumerGroup) is None else replace(listed, state=GroupState.STABLE)
+            return listed if group.membership_as(ConsumerGroup) is None else replace(listed, state=GroupState.STABLE)
 
         return line
 

@@ -142,7 +142,7 @@ class SyncsNoNames(DiskMutant):
 class SyncsNoIndexes(DiskMutant):
     """The index of a compacted file, which alone proves that its gaps are intended, is not synced."""
 
-    where, name = OffsetIndex, "sync"
+    where, name = OffsetIndex, "sync_file"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

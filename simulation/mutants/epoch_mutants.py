@@ -38,19 +38,19 @@ from simulation.mutants.swapped import Swapped
 class FetchesForAnyEpoch(Swapped):
     """A coordinator that returns offsets to a member that names an older epoch."""
 
-    module, name = ConsumerGroup, "may_fetch"
+    module, name = ConsumerGroup, "fetch_error"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that rejects only unknown members and newer epochs."""
 
-        def may_fetch(group: ConsumerGroup, step: Step, event: OffsetFetch) -> ErrorCode:
+        def fetch_error(group: ConsumerGroup, step: Step, event: OffsetFetch) -> ErrorCode:
             known = event.member_id in group.members
             older = known and event.member_epoch < group.current_assignment(event.member_id or "").member_epoch
             error: ErrorCode = real(group, step, event)
             return ErrorCode.NONE if older else error
 
-        return may_fetch
+        return fetch_error
 
 
 class ForgivesAnyEpoch(Swapped):
@@ -172,7 +172,7 @@ class BeginsTicketsAnew(GroupMachine):
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
         numbers = itertools.count(1)
-        self.context.ticket = numbers.__next__  # type: ignore[method-assign]
+        self.context.next_task_number = numbers.__next__  # type: ignore[method-assign]
 
 
 class _TakesEarlier(GroupMachine):
@@ -191,7 +191,7 @@ class _TakesEarlier(GroupMachine):
         """Act as the real coordinator, but accept an older result."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)
-            consumer = None if group is None else group.under(ConsumerGroup)
+            consumer = None if group is None else group.membership_as(ConsumerGroup)
             if consumer is not None:
                 setattr(consumer, self.waits, event.ticket)
         return super().step(event, now)

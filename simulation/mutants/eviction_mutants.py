@@ -130,7 +130,7 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
         """Act as the real coordinator, without those timers."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
-            consumers = group.under(ConsumerGroup)
+            consumers = group.membership_as(ConsumerGroup)
             for presence in () if consumers is None else consumers.presences.values():
                 presence.revocation.cancel()
         return outcome
@@ -143,7 +143,7 @@ class AsksForNoTargetAfterRestart(GroupMachine):
         """Act as the real coordinator, without the work."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
-            if (asked := group.under(ConsumerGroup)) is not None:
+            if (asked := group.membership_as(ConsumerGroup)) is not None:
                 asked.computing = -1
         outcome.work.clear()
         return outcome

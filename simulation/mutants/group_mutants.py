@@ -154,7 +154,7 @@ class GivesWhatIsHeld(GroupMachine):
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without the owners of partitions."""
         for group in self.context.ledger.groups.values():
-            if (consumer := group.under(ConsumerGroup)) is not None:
+            if (consumer := group.membership_as(ConsumerGroup)) is not None:
                 consumer.holders.clear()
         return super().step(event, now)
 
@@ -168,7 +168,7 @@ class MiscountsJoiners(GroupMachine):
         for reply in outcome.replies:
             if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
                 group = self.context.find(event.group_id) if isinstance(event, JoinGroup) else None
-                classic = None if group is None else group.under(ClassicGroup)
+                classic = None if group is None else group.membership_as(ClassicGroup)
                 if classic is not None:
                     classic.awaiting_join += 1
         return outcome
@@ -207,7 +207,7 @@ class ForgetsWhomItExcluded(GroupMachine):
         """Act as the real coordinator, but forget those members."""
         outcome = super().step(event, now)
         for group in self.context.ledger.groups.values():
-            consumer = group.under(ConsumerGroup)
+            consumer = group.membership_as(ConsumerGroup)
             if consumer is not None and consumer.target_epoch == consumer.epoch:
                 consumer.excluded.clear()
         return outcome
@@ -224,7 +224,7 @@ class WakesTheAway(GroupMachine):
     def _heartbeat(self, event: ConsumerGroupHeartbeat) -> None:
         context = self.context
         group = context.find(event.group_id)
-        consumer = None if group is None else group.under(ConsumerGroup)
+        consumer = None if group is None else group.membership_as(ConsumerGroup)
         leaves = consumer is not None and event.member_epoch == LEFT_FOR_A_WHILE
         presence = consumer.presences.get(event.member_id) if consumer is not None and leaves else None
         held = None if presence is None else presence.long_poll
@@ -233,7 +233,7 @@ class WakesTheAway(GroupMachine):
         self._route(event)
         if presence is not None and presence.long_poll_timer is not None and held is not None:
             presence.long_poll = held
-            context.run(presence.long_poll_timer, held.delay_ms)
+            context.start_timer(presence.long_poll_timer, held.delay_ms)
 
 
 def away(machine: GroupMachine) -> list[MemberAssigned]:

@@ -45,9 +45,9 @@ class ReadsBeforeItFences(DiskMutant):
                 while reading.offset < end:
                     view = await reading.fetch()
                     if view is not None:
-                        await term._handover.put(view)
+                        await term._handover.queue_response(view)
                         term._owner.continue_reading()
-                await term._handover.drained()
+                await term._handover.wait_decoded()
                 writer = JournalWriter(place, await new_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
                 figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)

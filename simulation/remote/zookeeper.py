@@ -189,7 +189,7 @@ class VirtualSession:
         self._loop.call_soon(self._connect)
         await self._stands.wait()
 
-    def alive(self) -> None:
+    def report_loop_alive(self) -> None:
         """Do nothing: here only a stopped process blocks the loop."""
 
     async def close(self) -> None:

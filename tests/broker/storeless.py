@@ -74,7 +74,9 @@ class Map:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._at(owner, connection)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
+    def push_coordinators(
+        self, group: str | None, connection: Connection
+    ) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         return self.coordinator(CoordinatorKind.GROUP, group or "", connection), self.nodes(connection)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:

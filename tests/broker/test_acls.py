@@ -151,10 +151,10 @@ def test_a_range_of_addresses_applies_to_those_in_it(host: str, inside: list[str
     assert [address for address in (*inside, *outside) if may(index, READ, host=address)] == inside
     denying = AclIndex([rule(READ), rule(READ, host=host, deny=True)])
     assert [address for address in (*inside, *outside) if may(denying, READ, host=address)] == outside
-    assert index.decide_some(ALICE, inside[0], READ, Resource.TOPIC)
-    assert not index.decide_some(ALICE, outside[0], READ, Resource.TOPIC)
+    assert index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.decide_on_any(ALICE, outside[0], READ, Resource.TOPIC)
     index.remove_rules([rule(READ, host=host)])
-    assert not index.decide_some(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
 
 
 BAD_RANGES = [
@@ -210,7 +210,7 @@ def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> 
 def test_right_to_any_resource_of_a_kind(rules: list[AclRule], some: bool) -> None:
     authorizer = StandardAuthorizer(AclIndex(rules))
     assert (
-        authorizer.allows_some(PastCaller(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
+        authorizer.allows_on_any(PastCaller(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
     )
 
 
@@ -220,7 +220,7 @@ def test_super_user_may_do_everything_even_what_is_denied() -> None:
     for name, decision in {"admin": True, "alice": False}.items():
         caller = PastCaller(Principal("User", name), HERE, None, "X")
         assert authorizer.allows(caller, READ, Resource.TOPIC, "foo") is decision
-        assert authorizer.allows_some(caller, READ, Resource.TOPIC) is decision
+        assert authorizer.allows_on_any(caller, READ, Resource.TOPIC) is decision
 
 
 def test_changed_rule_counts_at_the_next_decision_and_refusals_are_reported() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def refuse(log: AuditLog, name: str = "t") -> None:
-    log.refused(ALICE, READ, Resource.TOPIC, name)
+    log.record_refusal(ALICE, READ, Resource.TOPIC, name)
 
 
 # -- the file
@@ -50,10 +51,10 @@ def refuse(log: AuditLog, name: str = "t") -> None:
 
 def test_entries_have_kafkas_words_and_only_the_owner_can_read_them(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    log.login("alice", "10.0.0.1", "SCRAM-SHA-512", False, "app")
-    log.login(ALICE.principal, "10.0.0.1", "SCRAM-SHA-512", True)
+    log.record_login("alice", "10.0.0.1", "SCRAM-SHA-512", False, "app")
+    log.record_login(ALICE.principal, "10.0.0.1", "SCRAM-SHA-512", True)
     refuse(log)
-    log.changed(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
     log.close_log()
     found = lines(tmp_path / FILE)
     assert all(entry.pop("time").endswith("Z") for entry in found)
@@ -72,7 +73,7 @@ def test_entries_have_kafkas_words_and_only_the_owner_can_read_them(tmp_path: Pa
 def test_full_files_are_renamed_and_their_number_is_bounded(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 4096, 3)
     for number in range(200):
-        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", f"topic-{number}"))
+        log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", f"topic-{number}"))
     log.close_log()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [FILE, f"{FILE}.1", f"{FILE}.2"]
@@ -87,18 +88,32 @@ def test_repeated_refusal_is_written_once_with_its_number(tmp_path: Path) -> Non
     for _ in range(1_000):
         refuse(log)
     for _ in range(2):
-        log.login("mallory", "10.0.0.9", "PLAIN", False)
+        log.record_login("mallory", "10.0.0.9", "PLAIN", False)
     log.close_log()
     found = [(entry["principal"], entry.get("count")) for entry in lines(tmp_path / FILE)]
     assert found == [("User:alice", None), ("mallory", None), ("User:alice", 999), ("mallory", 1)]
 
 
+def test_repetitions_are_counted_in_time_though_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "REPEAT_S", 0.2)
+    monkeypatch.setattr(audit, "WAKE_S", 0.05)
+    log = AuditLog(tmp_path / FILE, 1 << 20, 3)
+    refuse(log, "t")
+    until(lambda: (tmp_path / FILE).exists() and len(lines(tmp_path / FILE)) == 1, "the first is written")
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    refuse(log, "t")
+    until(lambda: [entry.get("count") for entry in lines(tmp_path / FILE)] == [None, 1], "the second is counted", 20)
+    log.close_log()
+
+
 def test_invented_names_push_nothing_out_of_the_file(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 1)
-    log.changed(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("DELETE", "TOPIC", "t"))
     for number in range(4_000):
         refuse(log, f"{number:01000}")
-        log.login(f"user-{number:0900}", "10.0.0.9", "PLAIN", False)
+        log.record_login(f"user-{number:0900}", "10.0.0.9", "PLAIN", False)
         if number % 100 == 0:
             until(lambda: not log._queue.qsize(), "the entries are written")
     log.close_log()
@@ -118,14 +133,14 @@ def test_refusals_leave_room_in_the_queue_for_changes(tmp_path: Path, monkeypatc
         refuse(log, str(number))
     assert log.lost_entries == audit.QUEUE_MAX // 2
     for _ in range(100):
-        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+        log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     assert log.lost_entries == audit.QUEUE_MAX // 2
 
 
 def test_changes_are_all_written(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
     for _ in range(5):
-        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+        log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     log.close_log()
     assert len(lines(tmp_path / FILE)) == 5
 
@@ -139,7 +154,7 @@ def test_recording_never_waits_and_lost_entries_are_counted(tmp_path: Path, monk
     log = AuditLog(pipe, 1 << 40, 3)
     try:
         for number in range(5_000):
-            log.changed(ALICE, AuditedChange("CREATE", "TOPIC", f"{number:0900}"))
+            log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", f"{number:0900}"))
         assert log.lost_entries > 3_000
         said = b""
 
@@ -147,7 +162,7 @@ def test_recording_never_waits_and_lost_entries_are_counted(tmp_path: Path, monk
             nonlocal said
             said += os.read(reader, 1 << 20)
             if said.count(b"\n") > 5:
-                log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "late"))
+                log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "late"))
             return b'"event":"lost"' in said
 
         until(counted, "the number of lost entries")
@@ -162,10 +177,10 @@ def test_disk_that_can_not_be_written_loses_entries_and_says_so_once(
     (tmp_path / FILE).mkdir()
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
     for number in range(3):
-        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", str(number)))
+        log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", str(number)))
     until(lambda: log.lost_entries == 3, "all are lost")
     (tmp_path / FILE).rmdir()
-    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     log.close_log()
     first, second = lines(tmp_path / FILE)
     assert (first["event"], first["count"]) == ("lost", 3)
@@ -181,9 +196,9 @@ def test_entry_that_can_not_be_written_ends_no_thread(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as broken:
         broken.setattr(audit, "_line", fail)
-        log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "lost"))
+        log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "lost"))
         until(lambda: log.lost_entries == 1, "it is lost")
-    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     log.close_log()
     first, second = lines(tmp_path / FILE)
     assert (first["event"], first["count"], second["resource"]) == ("lost", 1, "t")
@@ -193,7 +208,7 @@ def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
     (tmp_path / FILE).symlink_to(tmp_path / "other")
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     until(lambda: log.lost_entries == 1, "it is lost")
     log.close_log()
     assert (tmp_path / "other").read_text() == "kept"
@@ -202,7 +217,7 @@ def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
 def test_broken_line_of_a_crash_does_not_break_the_next(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"event": "chan')
     log = AuditLog(tmp_path / FILE, 1 << 20, 3)
-    log.changed(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
+    log.record_change(ALICE, AuditedChange("CREATE", "TOPIC", "t"))
     log.close_log()
     assert json.loads((tmp_path / FILE).read_text().splitlines()[1])["resource"] == "t"
 

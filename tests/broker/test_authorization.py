@@ -10,7 +10,7 @@ import pytest
 
 from kohort import Consumer
 from kohort.broker.api import push
-from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Caller, Need, Resource
+from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Caller, RequiredPermission, Resource
 from kohort.broker.dispatch import Dispatcher
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
 from kohort.broker.run import BrokerServer
@@ -69,21 +69,21 @@ def test_each_resource_has_its_error() -> None:
     assert Resource.GROUP.refusal is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
-READ_GROUP = Need(AclOperation.READ, Resource.GROUP)
+READ_GROUP = RequiredPermission(AclOperation.READ, Resource.GROUP)
 
 
-NOTHING = Need(AclOperation.ALL, Resource.USER)
+NOTHING = RequiredPermission(AclOperation.ALL, Resource.USER)
 
 
 class Gatekeeper:
     """Nobody may do one thing, read groups by default; it notes who asked."""
 
-    def __init__(self, refused: Need = READ_GROUP) -> None:
+    def __init__(self, refused: RequiredPermission = READ_GROUP) -> None:
         self.asked: list[tuple[str, Principal]] = []
         self.refused = refused[:2]
         self.version = 0
 
-    def refuse(self, refused: Need) -> None:
+    def refuse(self, refused: RequiredPermission) -> None:
         """From now on nobody may do this instead."""
         self.refused = refused[:2]
         self.version += 1
@@ -94,7 +94,7 @@ class Gatekeeper:
         self.asked.append((caller.api, caller.principal))
         return self.refused != (operation, resource)
 
-    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         return self.allows(caller, operation, resource, "any")
 
 
@@ -132,17 +132,17 @@ def test_all_that_push_consumers_ask_has_a_row() -> None:
     ("refused", "frame", "answer"),
     [
         (
-            Need(AclOperation.DESCRIBE, Resource.GROUP),
+            RequiredPermission(AclOperation.DESCRIBE, Resource.GROUP),
             ClusterMetadataRequest("g").encode_frame(),
             b"\0\x1e\xff\xff\0\0",
         ),
         (READ_GROUP, registration("g"), b"\0\x1e"),
-        (Need(AclOperation.READ, Resource.TOPIC), registration("g"), b"\0\x1d"),
+        (RequiredPermission(AclOperation.READ, Resource.TOPIC), registration("g"), b"\0\x1d"),
     ],
     ids=["metadata", "group", "topics"],
 )
 def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
-    tmp_path: Path, refused: Need, frame: bytes, answer: bytes
+    tmp_path: Path, refused: RequiredPermission, frame: bytes, answer: bytes
 ) -> None:
     keeper = Gatekeeper(refused)
 
@@ -173,7 +173,7 @@ def test_push_consumer_without_the_right_gets_an_error(
     def client(address: str) -> None:
         with RawClient(address) as raw:
             create_topic(raw, "t", 1)
-        keeper.refuse(Need(operation, resource))
+        keeper.refuse(RequiredPermission(operation, resource))
         with Consumer(address, group_id="g", group_protocol="push") as consumer:
             consumer.subscribe(["t"])
             with pytest.raises(NotAuthorizedError, match="'g'") as reported:
@@ -223,7 +223,7 @@ def test_an_answer_without_the_right_commits_nothing_and_who_has_it_is_not_asked
                 pings = consumer.asked.count("ping")
                 consumer.until(lambda each: each.asked.count("ping") >= pings + 3)
                 assert registrations() == 2, "something changed, though not for this one"
-                keeper.refuse(Need(AclOperation.READ, resource))
+                keeper.refuse(RequiredPermission(AclOperation.READ, resource))
                 consumer.read(7)
                 consumer.until(lambda each: each.ended)
             finally:

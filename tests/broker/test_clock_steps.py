@@ -61,7 +61,7 @@ class Coordinating:
             ),
             topics=SimpleNamespace(create=store.create_topic),
             groups=SimpleNamespace(is_damaged=lambda _: False),
-            waits=SimpleNamespace(changed=lambda _: None, appended_soon=lambda *_: None),
+            waits=SimpleNamespace(answer_waiting=lambda _: None, on_append_after_step=lambda *_: None),
             fresh_producer_id=lambda: 7,
             age_ms=lambda: ages.now_ms(clocks.wall_ms, clocks.mono_ms),
         )
@@ -70,10 +70,10 @@ class Coordinating:
 
     def begin(self) -> None:
         answers: list[tuple[ErrorCode, int, int]] = []
-        self.transactions.init("x", TIMEOUT_MS, (-1, -1), lambda *answer: answers.append(answer))
+        self.transactions.init_producer("x", TIMEOUT_MS, (-1, -1), lambda *answer: answers.append(answer))
         ((error, producer_id, epoch),) = answers
         assert error is ErrorCode.NONE
-        assert self.transactions.add("x", (producer_id, epoch), [PARTITION]) is ErrorCode.NONE
+        assert self.transactions.add_partitions("x", (producer_id, epoch), [PARTITION]) is ErrorCode.NONE
 
     def status(self) -> Status | None:
         """Return the transaction's status after a check of timeouts and expirations."""

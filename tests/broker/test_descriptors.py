@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kohort.broker.server.listener import DESCRIPTORS_MIN, OTHERS, shares
+from kohort.broker.server.listener import DESCRIPTORS_MIN, OTHERS, divide_descriptors
 from kohort.errors import InvalidInputError
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
@@ -66,7 +66,7 @@ def test_thousands_of_partitions_need_no_descriptors(tmp_path: Path) -> None:
         assert descriptors_of(pid) <= before + 1
         for index in range(0, 3_000, 10):
             assert produce(client, "wide", index, batch_of(b"x")).error_code == 0
-        assert descriptors_of(pid) < before + shares(DESCRIPTORS).files + 5
+        assert descriptors_of(pid) < before + divide_descriptors(DESCRIPTORS).files + 5
     with broker_with(DESCRIPTORS, folder) as (address, pid), RawClient(address) as client:
         assert [end_offset(client, "wide", index) for index in (0, 1, 10, 2_990)] == [1, 0, 1, 1]
 
@@ -87,7 +87,7 @@ def test_a_full_broker_serves_who_is_there_refuses_the_others_and_starts_again(t
                     admitted += 1
                 except ConnectionError:
                     refused += 1
-        assert admitted == shares(DESCRIPTORS).connections - 1
+        assert admitted == divide_descriptors(DESCRIPTORS).connections - 1
         assert refused == DESCRIPTORS - admitted
         for index in range(200):
             assert produce(client, "before", index, batch_of(b"x")).error_code == 0
@@ -145,7 +145,7 @@ def test_without_any_descriptor_a_connection_is_refused_and_changes_say_that_not
 
 @pytest.mark.parametrize("limit", [DESCRIPTORS_MIN, 256, 1024, 1500, 20_000, 1_000_000])
 def test_shares_stay_within_the_limit(limit: int) -> None:
-    files, lent, connections = shares(limit)
+    files, lent, connections = divide_descriptors(limit)
     assert files >= 20
     assert lent >= 10
     assert connections > files
@@ -154,4 +154,4 @@ def test_shares_stay_within_the_limit(limit: int) -> None:
 
 def test_too_few_descriptors_are_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"ulimit -n"):
-        shares(DESCRIPTORS_MIN - 1)
+        divide_descriptors(DESCRIPTORS_MIN - 1)

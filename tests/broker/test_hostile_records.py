@@ -111,7 +111,7 @@ def test_many_small_batches_are_checked_by_a_thread() -> None:
     budget, size, count = LoopBudget(), len(hostile_batch(record(0))), 0
     with contextlib.suppress(TooMuchForLoopError):
         while count < 100_000:
-            budget.covers(size, 0)
+            budget.decompressed_bytes_max(size, 0)
             count += 1
     assert 1_000 < count < 10_000
 

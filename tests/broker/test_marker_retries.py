@@ -51,7 +51,7 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
             ask_at=lambda _index, _event, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
             is_damaged=lambda _: False,
         ),
-        waits=SimpleNamespace(changed=lambda _: None, appended_soon=lambda *_: None),
+        waits=SimpleNamespace(answer_waiting=lambda _: None, on_append_after_step=lambda *_: None),
         next_request_id=lambda: 1,
     )
     transactions = Transactions(host)
@@ -81,7 +81,7 @@ def test_late_reply_about_a_marker_counts_for_its_own_transaction_alone(monkeypa
         groups=SimpleNamespace(
             ask_at=lambda index, _event, on_reply: replies.append((index, on_reply)), is_damaged=lambda _: False
         ),
-        waits=SimpleNamespace(appended_soon=lambda *_: None),
+        waits=SimpleNamespace(on_append_after_step=lambda *_: None),
         next_request_id=lambda: 1,
     )
     transactions = Transactions(host)

@@ -185,7 +185,7 @@ def test_a_batch_that_comes_while_its_transaction_ends_is_refused_with_an_error_
             )
             producer.client = client
             asked = DescribeTransactionsRequest(transactional_ids=["x"])
-            ends = Status.PREPARE_ABORT.shown
+            ends = Status.PREPARE_ABORT.admin_name
             until(lambda: client.ask(asked).transaction_states[0].transaction_state == ends, "the transaction ends")
             for version, error in ((1, ErrorCode.NOT_ENOUGH_REPLICAS), (2, ErrorCode.CONCURRENT_TRANSACTIONS)):
                 producer.version = version

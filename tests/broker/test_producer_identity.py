@@ -70,7 +70,7 @@ def test_a_timeout_in_the_last_epoch_brings_another_producer_id(tmp_path: Path, 
             (found,) = client.ask(DescribeTransactionsRequest(transactional_ids=["x"])).transaction_states
             return str(found.transaction_state)
 
-        until(lambda: state() == Status.COMPLETE_ABORT.shown, "the transaction is aborted by its timeout")
+        until(lambda: state() == Status.COMPLETE_ABORT.admin_name, "the transaction is aborted by its timeout")
         if call == "EndTxn":
             error, producer_id, epoch = end(client, (OLD, EPOCH_MAX), commit=False)
         else:
@@ -82,7 +82,7 @@ def test_a_timeout_in_the_last_epoch_brings_another_producer_id(tmp_path: Path, 
         assert producer.end(commit=True) == ErrorCode.NONE
         assert producer.init() == ErrorCode.NONE
         assert producer.write("t", 0, b"v") == ErrorCode.NONE
-        until(lambda: state() == Status.COMPLETE_ABORT.shown, "timeouts are still looked at")
+        until(lambda: state() == Status.COMPLETE_ABORT.admin_name, "timeouts are still looked at")
 
 
 @pytest.mark.parametrize("epoch", [3, EPOCH_MAX], ids=["an epoch", "last epoch"])
@@ -93,7 +93,7 @@ def test_commit_that_meets_the_coordinators_own_abort_is_fenced(tmp_path: Path, 
 
         def aborted() -> bool:
             (found,) = client.ask(DescribeTransactionsRequest(transactional_ids=["x"])).transaction_states
-            return str(found.transaction_state) == Status.COMPLETE_ABORT.shown
+            return str(found.transaction_state) == Status.COMPLETE_ABORT.admin_name
 
         until(aborted, "the transaction is aborted by its timeout")
         assert end(client, (OLD, epoch), commit=True)[0] == ErrorCode.PRODUCER_FENCED
@@ -193,7 +193,7 @@ class Ending:
             ),
             topics=SimpleNamespace(create=store.create_topic),
             groups=SimpleNamespace(is_damaged=lambda _: False),
-            waits=SimpleNamespace(changed=lambda _: None, appended_soon=lambda *_: None),
+            waits=SimpleNamespace(answer_waiting=lambda _: None, on_append_after_step=lambda *_: None),
             fresh_producer_id=lambda: next(ids),
         )
         self.transactions = Transactions(host)
@@ -202,17 +202,17 @@ class Ending:
         known = self.transactions.get("x")
         assert known is not None
         self.transactions._known["x"] = Transaction("x", known.producer_id, epoch, 60_000)
-        assert self.transactions.add("x", (0, epoch), [TopicPartition("t", 0)]) is ErrorCode.NONE
+        assert self.transactions.add_partitions("x", (0, epoch), [TopicPartition("t", 0)]) is ErrorCode.NONE
         self.answers.clear()
 
     def _done(self, name: str) -> Callable[[ErrorCode, int, int], None]:
         return lambda error, producer_id, epoch: self.answers.append((name, error, producer_id, epoch))
 
     def init(self, name: str, producer: tuple[int, int]) -> None:
-        self.transactions.init("x", 60_000, producer, self._done(name))
+        self.transactions.init_producer("x", 60_000, producer, self._done(name))
 
     def begin(self, producer: tuple[int, int]) -> ErrorCode:
-        return self.transactions.add("x", producer, [TopicPartition("t", 0)])
+        return self.transactions.add_partitions("x", producer, [TopicPartition("t", 0)])
 
     def end(self, name: str, producer: tuple[int, int], *, version: int = 2) -> None:
         self.transactions.end_transaction("x", producer, commit=True, new_epoch=version == 2, done=self._done(name))
@@ -240,7 +240,7 @@ def test_a_repeated_end_is_not_answered_with_the_identity_of_a_newer_producer(tm
         ending.heal()
         none = ErrorCode.NONE
         assert ending.answers == [("a", none, 0, 1), ("b", none, 0, 2), ("a again", none, 0, 1)]
-        assert ending.transactions.add("x", (0, 1), [TopicPartition("t", 0)]) is ErrorCode.PRODUCER_FENCED
+        assert ending.transactions.add_partitions("x", (0, 1), [TopicPartition("t", 0)]) is ErrorCode.PRODUCER_FENCED
 
 
 def test_a_producer_that_waits_for_its_end_is_fenced_by_the_newer_one_that_waits_too(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_the_next_producer_id_waits_until_the_markers_of_the_used_up_one_are_wri
         ending.transactions._waits._waiting.clear()  # as if it had been answered after its time
         following = (1, 0)
         concurrent = ErrorCode.CONCURRENT_TRANSACTIONS
-        assert ending.transactions.add("x", following, [TopicPartition("t", 0)]) is concurrent
+        assert ending.transactions.add_partitions("x", following, [TopicPartition("t", 0)]) is concurrent
         ending.end("ends", following)
         assert ending.answers == [("ends", concurrent, -1, -1)]
         ending.init("begins", following)
@@ -326,7 +326,7 @@ def test_partitions_that_are_added_are_not_compared_with_each_of_the_transaction
     with LogStore(tmp_path) as store:
         ending = Ending(store)
         for _ in range(2):
-            assert ending.transactions.add("x", (0, 0), partitions) is ErrorCode.NONE
+            assert ending.transactions.add_partitions("x", (0, 0), partitions) is ErrorCode.NONE
         for partition in partitions:
             assert ending.transactions.check_member("x", (0, 0), partition) is ErrorCode.NONE
     assert Compared.times < 10 * len(partitions)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from kohort.broker.routes import ROUTES
-from kohort.broker.server.refusals import refusal
+from kohort.broker.server.refusals import error_response
 from kohort.errors import ErrorCode
 from kohort.wire.framing import APIS
 from kohort.wire.offsets import OffsetCommitRequest
@@ -45,7 +45,7 @@ def test_a_refusal_says_its_error_at_every_version(key: int) -> None:
     for version in range(route.low, route.high + 1):
         message = filled(api.request, version)
         request = cast("Any", SimpleNamespace(key=key, version=version, message=message))
-        encoded = refusal(request, ErrorCode.INVALID_REQUEST, "no").encode(version)
+        encoded = error_response(request, ErrorCode.INVALID_REQUEST, "no").encode(version)
         decoded = api.response.decode(encoded, version)
         assert int(ErrorCode.INVALID_REQUEST) in errors_in(decoded), (route.name, version, decoded)
 
@@ -57,6 +57,6 @@ def test_refusal_of_a_commit_names_each_of_its_partitions() -> None:
     sent = OffsetCommitRequest(group_id="g", topics=[topic(name="t", partitions=parts)])
     message = OffsetCommitRequest.decode(sent.encode(8), 8)
     request = cast("Any", SimpleNamespace(key=OffsetCommitRequest.API_KEY, version=8, message=message))
-    (answered,) = cast("Any", refusal(request, ErrorCode.GROUP_AUTHORIZATION_FAILED)).topics
+    (answered,) = cast("Any", error_response(request, ErrorCode.GROUP_AUTHORIZATION_FAILED)).topics
     expected = [(number, ErrorCode.GROUP_AUTHORIZATION_FAILED) for number in range(9)]
     assert [(part.partition_index, part.error_code) for part in answered.partitions] == expected

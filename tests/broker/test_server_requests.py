@@ -45,7 +45,7 @@ class Turning:
         connection.pending.append(answer)
         self.owed.append((connection, answer))
         if bytes(frame) == REGISTER:
-            self.turned[connection.client.number] = connection.reverse()
+            self.turned[connection.client.number] = connection.reverse_direction()
         self.happened.set()
 
     def on_closed(self, client: ClientSession) -> None:
@@ -55,7 +55,7 @@ class Turning:
     def answer(self, number: int, body: bytes) -> None:
         connection, answer = self.owed[number]
         answer.parts = [framed(body)]
-        connection.ready(answer)
+        connection.send_when_next(answer)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):

@@ -364,7 +364,7 @@ def test_a_load_that_is_overtaken_by_the_end_leaves_no_groups(late: Late, monkey
     late.shard.start_loading()
     late.shard.close()
     late.turns.settle()
-    assert not late.shard.knows("old")
+    assert not late.shard.has_group("old")
     assert list(late.shard.group_states()) == []
 
 

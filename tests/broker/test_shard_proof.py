@@ -62,7 +62,7 @@ class VirtualClock(LoopDriver):
     def elapsed_ms(self) -> int:
         return self.now().mono_ms + self.asleep_ms
 
-    def at(self, mono_ms: int, action: Any) -> Any:
+    def call_at(self, mono_ms: int, action: Any) -> Any:
         return self.turns.call_later((mono_ms - self.now().mono_ms) / 1000, action)
 
 

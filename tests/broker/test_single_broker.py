@@ -58,7 +58,7 @@ def test_no_folder_is_wrong_use(start: Start) -> None:
     process = start("broker", "--listen", "127.0.0.1:0")
     _, reported = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "--data DIR, or log.dirs" in reported
+    assert "--data FOLDER, or log.dirs" in reported
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import tomllib
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from tests.support.processes import KOHORT
 
 from kohort import Broker
-from kohort.cli.doctor import EXTRAS, _extras, _requirements
+from kohort.cli.doctor import EXTRAS, _extras, _for_pip, _kernel, _requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +51,7 @@ def test_each_extra_has_a_row_with_its_packages_and_how_to_get_it(tmp_path: Path
         row = found[f"extra {name}"]
         lacking = [package for package in packages if re.split(r"[^A-Za-z0-9-]", package)[0] not in row["found"]]
         assert lacking == [] or row["state"] == "optional", row
-        assert row["get_it"] == ("" if row["state"] == "ok" else f"pip install --upgrade 'kohort[{name}]'")
+        assert row["get_it"] == ("" if row["state"] == "ok" else f"pip install --upgrade {_for_pip(name)}")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,42 @@ def test_a_package_that_is_absent_or_too_old_is_named(
     rows = {row.what: row for row in [*_extras(), *_requirements()]}
     assert (rows["extra zookeeper"].state, rows["extra zookeeper"].found) == (state, found)
     assert rows["required packages"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        (None, "'kohort[lake]'"),
+        ({"url": "{folder}", "dir_info": {}}, "'{path}[lake]'"),
+        ({"url": "{folder}", "dir_info": {"editable": True}}, "-e '{path}[lake]'"),
+        ({"url": "file:///gone/kohort.whl", "archive_info": {}}, "'kohort[lake]'"),
+        ({"url": "https://files.example/kohort.whl", "archive_info": {}}, "'kohort[lake]'"),
+    ],
+    ids=["index", "folder", "editable", "gone", "address"],
+)
+def test_remedy_names_what_pip_installed(
+    origin: dict[str, Any] | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package index does not have kohort yet: `pip install kohort` would find nothing."""
+    folder = tmp_path / "a checkout"
+    folder.mkdir()
+    text = origin and json.dumps(origin | {"url": origin["url"].replace("{folder}", folder.as_uri())})
+    metadata = tmp_path / "kohort-1.0.dist-info"
+    metadata.mkdir()
+    if text:
+        (metadata / "direct_url.json").write_text(text)
+    monkeypatch.setattr("kohort.cli.doctor.distribution", lambda _: PathDistribution(metadata))
+    assert _for_pip("lake") == words.replace("{path}", str(folder))
+
+
+def test_kernel_that_is_absent_is_built_anew_and_not_taken_from_the_cache_of_pip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cache of pip keeps the wheel that was built without a compiler, also for `--no-binary`."""
+    monkeypatch.setattr("kohort.wire.record_walk.COMPILED", False)
+    (row,) = _kernel()
+    assert row.state == "optional"
+    assert row.remedy.endswith(f"pip install --no-cache-dir --force-reinstall --no-deps {_for_pip()}")
 
 
 def test_pyspark_without_java_is_a_lack(tmp_path: Path) -> None:
@@ -129,11 +166,14 @@ def test_a_port_in_use_is_reported_with_the_way_round_it() -> None:
     assert "--listen 127.0.0.1:0" in row["get_it"]
 
 
-def test_doctor_reports_a_low_limit_of_open_files() -> None:
-    command = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *DOCTOR, "--json"]
+@pytest.mark.parametrize(
+    ("limit", "state"), [(256, "optional"), (64, "missing")], ids=["few", "too-few-for-a-broker-to-start"]
+)
+def test_doctor_reports_a_low_limit_of_open_files(limit: int, state: str) -> None:
+    command = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *DOCTOR, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (row,) = [row for row in json.loads(done.stdout) if row["what"] == "open files"]
-    assert (row["state"], row["found"]) == ("optional", "up to 256")
+    assert (row["state"], row["found"]) == (state, f"up to {limit}")
 
 
 def test_a_cluster_that_is_named_is_asked() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.cli.running import Kohort
@@ -78,3 +80,11 @@ def test_failed_command_ends_with_the_name_of_its_explanation(
     assert more == "More: kohort explain UNKNOWN_TOPIC_OR_PARTITION"
     assert "kohort topics create" in explained(capsys, *more.split()[3:])
     assert len(kohort("topics", "descrbe").err.splitlines()) == 1, "a wrong use says itself what to do"
+
+
+def test_no_library_of_a_sink_is_imported_to_explain() -> None:
+    """Libraries such as pandas and pyiceberg took a second of processor time, in an installation that has them."""
+    code = "import sys; from kohort.cli.app import run; run(['explain', 'RowRefused']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "did you mean RowRefusedError?" in done.stderr
+    assert {"pandas", "pyiceberg", "deltalake", "duckdb", "sqlalchemy"}.isdisjoint(done.stdout.split())

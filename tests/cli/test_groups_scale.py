@@ -8,6 +8,7 @@ import threading
 import uuid
 
 import pytest
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT
 
 from kohort import Admin, Broker, Consumer, Producer
@@ -17,7 +18,7 @@ COMMAND = [*KOHORT, "groups", "scale"]
 
 
 def said(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=120, check=False)
+    return run_command([*COMMAND, *args], 120)
 
 
 def test_slow_member_is_to_be_joined_by_others(our_broker: Broker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -10,7 +11,7 @@ from functools import cache
 import pytest
 from cyclopts import App
 
-from kohort.cli.app import COMMANDS, USUAL_OPTIONS, run, tree
+from kohort.cli.app import COMMANDS, USUAL_OPTIONS, command_tree, run
 
 CHILD = (
     "import sys; from kohort.cli.app import run; code = run(sys.argv[1:]); "
@@ -50,7 +51,7 @@ FAMILIES = [name for name, (place, _) in COMMANDS.items() if place.endswith(":ap
 
 def every_command() -> list[list[str]]:
     """The words of each command."""
-    of_families = [words for name in FAMILIES for words in below(tree()[name], [name])]
+    of_families = [words for name in FAMILIES for words in below(command_tree()[name], [name])]
     return [*of_families, *([name] for name in COMMANDS if name not in FAMILIES)]
 
 
@@ -107,7 +108,7 @@ def test_a_page_says_what_its_command_takes(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    app = tree()
+    app = command_tree()
     for word in words:
         app = app[word]
     assert run([*words, "--help"]) == 0
@@ -202,7 +203,7 @@ def test_options_have_no_negative_form(words: list[str], capsys: pytest.CaptureF
 
 def options_of(words: list[str]) -> set[str]:
     """The options of a command, with their other names."""
-    app = tree()
+    app = command_tree()
     for word in words:
         app = app[word]
     return {name for argument in app.assemble_argument_collection() for name in argument.names}
@@ -224,3 +225,14 @@ def test_commands_that_ask_a_cluster_take_the_options_that_the_readme_names(word
     assert options >= asking
     if words != ["exporter"]:
         assert options >= {"--json", "--timeout"}
+
+
+@pytest.mark.parametrize("words", [["broker"], ["demo"], ["doctor"], ["zookeeper"]], ids=" ".join)
+def test_option_that_takes_a_folder_does_not_ask_for_a_file(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run([*words, "--help"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r" {2}(?:the|A) folder ", line)]
+    assert lines
+    assert [line for line in lines if not re.match(r"  --[a-z]+ FOLDER ", line)] == []

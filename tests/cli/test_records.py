@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.processes import KOHORT
+from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.cli.app import run
@@ -107,6 +110,35 @@ def test_group_continues_where_it_stopped(kohort: Kohort, topic: str) -> None:
     group = ("--group", f"{topic}-group", "--from-beginning")
     assert kohort("consume", topic, *group, "--max-messages", "2")[1] == b"1\n2\n"
     assert kohort("consume", topic, *group, "--until-end")[1] == b"3\n4\n5\n"
+
+
+def test_member_without_partitions_ends_when_its_group_has_read_all(servers: str, topic: str, tmp_path: Path) -> None:
+    """With `--until-end` it waited for ever."""
+    with Admin(servers) as admin, Producer(servers) as producer:
+        admin.create_topics([NewTopic(f"{topic}-one", 1)]).all()
+        producer.send(f"{topic}-one", b"1")
+    config = tmp_path / "client.properties"
+    config.write_text("group.protocol=consumer\n")
+    command = (*KOHORT, "consume", f"{topic}-one", "--bootstrap-server", servers, "--group", topic)
+    stop = ("--from-beginning", "--until-end", "--command-config", str(config))
+    with Consumer(
+        servers, group_id=topic, group_protocol="consumer", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as owner:
+        owner.subscribe([f"{topic}-one"])
+        assert len(owner.poll(30_000)) == 1
+        with subprocess.Popen([*command, *stop], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+            with Admin(servers) as admin:
+                until(
+                    lambda: len(admin.describe_consumer_groups([topic]).all()[topic].members) == 2,
+                    "both are members",
+                    60,
+                )
+            owner.poll(2_500)
+            assert waiting.poll() is None
+            owner.commit()
+            out, reported = waiting.communicate(timeout=60)
+    assert (waiting.returncode, out) == (0, b"")
+    assert b"0 records" in reported
 
 
 def test_unknown_topic_is_reported(kohort: Kohort) -> None:

@@ -107,11 +107,13 @@ def test_a_region_is_deleted_when_nobody_serves_it(kohort: Kohort, servers: str,
 
 
 def test_a_region_that_nobody_serves_says_what_to_start_and_where_its_records_are_shown(
-    kohort: Kohort, servers: str, name: str
+    kohort: Kohort, servers: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_topic(servers, name)
     with Region(name, servers, checkpoint_every="200ms") as region:
         Worker(region, "m1", Collected(), name).close()
+    whole, asks_s = Region._ask, 3.0  # twice the time after which a control plane counts as gone
+    monkeypatch.setattr(Region, "_ask", lambda region, *said, timeout_s=None: whole(region, *said, timeout_s=asks_s))
     for command in (("describe", name), ("reset", name, "--execute")):
         refused = kohort("region", *command)
         assert (refused.code, refused.out) == (1, "")

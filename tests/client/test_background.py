@@ -260,3 +260,23 @@ def test_calls_under_way_fail_when_the_client_is_closed() -> None:
     consumer.close()
     waiting.join(20)
     assert len(failures) == 1 and isinstance(failures[0], KafkaError)
+
+
+def test_client_outlives_a_moment_without_a_thread_for_its_connection(
+    kohort_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine has no thread left for a moment, or Python 3.12 shuts down: the client ended with a traceback."""
+    start, refused = threading.Thread.start, [2]
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == "kohort-connect" and refused[0]:
+            refused[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with Producer(kohort_broker.bootstrap_servers) as producer:
+        assert producer.send(topic, "one more").result().offset == 100
+    assert refused == [0]
+    assert "can't start new thread; retrying" in caplog.text
+    assert "unexpected" not in caplog.text

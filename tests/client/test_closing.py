@@ -161,7 +161,7 @@ def test_commit_that_waits_is_not_sent_after_the_partitions_were_lost() -> None:
     assert membership is not None
     lost_at = membership.rebalances
     membership._fence(ErrorCode.UNKNOWN_MEMBER_ID)
-    while membership.rebalances == lost_at or not membership.holding:
+    while membership.rebalances == lost_at or not membership.holds_assignment:
         carry_out(member.world, member.core.poll(None, member.world.runtime.now_ms + 500))
     member.world.handlers["OffsetCommit"] = lambda *_: PARK
     member.world.run(member.world.runtime.now_ms + 60_000)

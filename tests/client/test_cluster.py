@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kohort.client.admin.routing import at_leaders
 from kohort.client.admin.transactions import list_transactions
 from kohort.client.net.bootstrap_check import SILENT_MS
 from kohort.client.net.cluster import (
@@ -481,3 +482,31 @@ def test_client_asks_again_while_the_cluster_has_no_controller() -> None:
     world.handlers["Metadata"] = elect
     ask = world.cluster.retrying(lambda: world.cluster.send(DescribeClusterRequest(), CONTROLLER), "ask")
     assert world.call(ask).cluster_id == "c"
+
+
+def test_partitions_without_a_leader_keep_no_others_waiting_and_are_asked_again() -> None:
+    world = three()
+    answer, leaders, asked = world.handlers["Metadata"], {"c": 3, "d": 3}, list[tuple[int, list[str]]]()
+    topic_type = MetadataResponse.MetadataResponseTopic
+
+    def name_leaders(message: Any, version: int) -> MetadataResponse:
+        response, topics = answer(message, version), []
+        for name in [topic.name for topic in message.topics or ()]:
+            part = topic_type.MetadataResponsePartition(leader_id=leaders.get(name, -1), replica_nodes=[1])
+            code = ErrorCode.LEADER_NOT_AVAILABLE if name == "a" and name not in leaders else 0
+            topics.append(topic_type(name=name, error_code=code, partitions=[] if code else [part]))
+        response.topics = topics
+        return response
+
+    async def ask(node: int, wanted: list[TopicPartition]) -> dict[TopicPartition, int | KafkaError]:
+        asked.append((node, [partition.topic for partition in wanted]))
+        leaders.update(a=1, b=2)
+        return {partition: node for partition in wanted if partition.topic != "d"}
+
+    world.handlers["Metadata"] = name_leaders
+    partitions = [TopicPartition(topic, 0) for topic in "abcd"]
+    found = world.call(at_leaders(world.cluster, partitions, ask, "ask", 10_000))
+    assert asked == [(3, ["c", "d"]), (1, ["a"]), (2, ["b"])]
+    silent = found.pop(partitions[3])
+    assert isinstance(silent, KafkaError) and "says nothing of d-0" in str(silent)
+    assert found == {partitions[0]: 1, partitions[1]: 2, partitions[2]: 3}

@@ -67,15 +67,15 @@ class Block:
 def fill(buffer: FetchBuffer, partitions: Partitions, *runs: tuple[TopicPartition, int, int], **facts: object) -> Block:
     block = Block(list(runs), **facts)  # type: ignore[arg-type]
     for index, (partition, _, _) in enumerate(runs):
-        buffer.add(partition, block, index, partitions.of(partition).position_version)
+        buffer.add(partition, block, index, partitions.state_of(partition).position_version)
     return block
 
 
 def start(count: int = 4) -> tuple[Partitions, FetchBuffer]:
     partitions = Partitions()
-    partitions.set(PARTITIONS[:count])
+    partitions.set_assigned(PARTITIONS[:count])
     for partition in PARTITIONS[:count]:
-        partitions.place(partition, FetchPosition(0))
+        partitions.set_position(partition, FetchPosition(0))
     return partitions, FetchBuffer(partitions)
 
 
@@ -123,16 +123,16 @@ def test_offsets_without_records_are_passed_over() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 0), gap=8)
     assert buffer.take_records(100) == []
-    assert partitions.of(PARTITIONS[0]).position == FetchPosition(8, 7)
+    assert partitions.state_of(PARTITIONS[0]).position == FetchPosition(8, 7)
 
 
 def test_a_position_where_the_leader_epoch_changes_on_the_way_claims_none() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 10), mixed=True)
     buffer.take_records(4)
-    assert partitions.of(PARTITIONS[0]).position == FetchPosition(4, -1)
+    assert partitions.state_of(PARTITIONS[0]).position == FetchPosition(4, -1)
     buffer.take_records(6)
-    assert partitions.of(PARTITIONS[0]).position == FetchPosition(10, 7)
+    assert partitions.state_of(PARTITIONS[0]).position == FetchPosition(10, 7)
 
 
 def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() -> None:
@@ -140,7 +140,7 @@ def test_damage_is_reported_after_the_rows_before_it_and_keeps_the_position() ->
     fill(buffer, partitions, (PARTITIONS[0], 0, 5), damaged=True)
     fill(buffer, partitions, (PARTITIONS[0], 5, 9))
     assert sizes(buffer.take_records(100)) == [(0, 5)]
-    state = partitions.of(PARTITIONS[0])
+    state = partitions.state_of(PARTITIONS[0])
     assert isinstance(state.broken, CorruptDataError)
     assert state.position == FetchPosition(5, 7) == state.fetch_position
     assert buffer.take_records(100) == [] and buffer.records == 0
@@ -197,7 +197,7 @@ class Polling(RuleBasedStateMachine):
         taken = self.buffer.take_records(limit, proportional=self.proportional)
         assert limit is None or sum(map(len, taken)) <= limit
         for part in taken:
-            state = self.partitions.of(part.partition)
+            state = self.partitions.state_of(part.partition)
             assert not state.paused
             for record in part.block.records(part.start, part.stop):
                 assert record.offset == self.expected[part.partition]
@@ -207,23 +207,23 @@ class Polling(RuleBasedStateMachine):
     @rule(data=st.data(), offset=st.integers(0, 100))
     def seek(self, data: st.DataObject, offset: int) -> None:
         partition = data.draw(st.sampled_from(sorted(self.assigned)))
-        self.partitions.place(partition, FetchPosition(offset))
+        self.partitions.set_position(partition, FetchPosition(offset))
         self.expected[partition] = offset
 
     @precondition(lambda self: self.assigned)
     @rule(data=st.data())
     def pause_or_resume(self, data: st.DataObject) -> None:
         partition = data.draw(st.sampled_from(sorted(self.assigned)))
-        if self.partitions.of(partition).paused:
+        if self.partitions.state_of(partition).paused:
             self.partitions.resume(partition)
         else:
             self.partitions.pause(partition)
 
     @rule(kept=st.sets(st.sampled_from(PARTITIONS)))
     def rebalance(self, kept: set[TopicPartition]) -> None:
-        added, _ = self.partitions.set(kept)
+        added, _ = self.partitions.set_assigned(kept)
         for partition in added:
-            self.partitions.place(partition, FetchPosition(1000))
+            self.partitions.set_position(partition, FetchPosition(1000))
             self.expected[partition] = 1000
         self.assigned = kept
 
@@ -253,9 +253,9 @@ TestPolling.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> None:
     partitions, buffer = start(1)
     fill(buffer, partitions, (PARTITIONS[0], 0, 5))
-    partitions.set([])
-    partitions.set([PARTITIONS[0]])
-    partitions.place(PARTITIONS[0], FetchPosition(100))
+    partitions.set_assigned([])
+    partitions.set_assigned([PARTITIONS[0]])
+    partitions.set_position(PARTITIONS[0], FetchPosition(100))
     assert buffer.take_records(10) == []
     assert buffer.count(PARTITIONS[0]) == buffer.records == 0
 
@@ -263,4 +263,4 @@ def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> Non
 def test_a_partition_that_is_not_assigned_is_refused() -> None:
     partitions, _ = start(1)
     with pytest.raises(Exception, match="t-3 is not assigned"):
-        partitions.of(PARTITIONS[3])
+        partitions.state_of(PARTITIONS[3])

@@ -145,6 +145,51 @@ def test_a_leader_that_moved_is_looked_up_and_the_fetch_repeated(code: ErrorCode
     assert asked >= 2
 
 
+def test_partition_without_a_leader_is_asked_for_at_the_longest_backoff_and_read_when_it_has_one() -> None:
+    """A cluster may lack it for hours, and each of its thousands of clients asked ten times a second."""
+    log = Log({A0: 20})
+    metadata, leaders = log.world.handlers["Metadata"], [-1]
+
+    def name_leader(message: Any, version: int) -> MetadataResponse:
+        response: MetadataResponse = metadata(message, version)
+        for part in [part for topic in response.topics for part in topic.partitions]:
+            part.leader_id = leaders[0]
+        return response
+
+    log.world.handlers["Metadata"] = name_leader
+    log.world.call(log.world.cluster.refresh_metadata())
+    log.core.seek(A0, FetchPosition(0))
+    log.world.run(log.world.runtime.now_ms + 20_000)
+    before = len(log.world.sent("Metadata"))
+    log.world.run(log.world.runtime.now_ms + 60_000)
+    assert len(log.world.sent("Metadata")) - before <= 61
+    leaders[0] = 1
+    assert len(log.poll(timeout_ms=1_500)) == 20
+
+
+def test_partition_that_fails_for_long_is_asked_at_the_longest_backoff_and_at_once_from_another_leader() -> None:
+    log = Log({A0: 20})
+    metadata, epochs = log.world.handlers["Metadata"], [0]
+
+    def name_epoch(message: Any, version: int) -> MetadataResponse:
+        response: MetadataResponse = metadata(message, version)
+        for part in [part for topic in response.topics for part in topic.partitions]:
+            part.leader_epoch = epochs[0]
+        return response
+
+    log.world.handlers["Metadata"] = name_epoch
+    log.errors[A0] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    log.world.run(20_000)
+    before, metadata_before = len(log.fetches()), len(log.world.sent("Metadata"))
+    log.world.run(80_000)
+    assert len(log.fetches()) - before <= 61
+    assert len(log.world.sent("Metadata")) - metadata_before <= 61
+    del log.errors[A0]
+    epochs[0] = 1
+    log.world.call(log.world.cluster.refresh_metadata())
+    assert len(log.poll(timeout_ms=10)) == 20
+
+
 def test_a_connection_that_breaks_costs_nothing_but_time() -> None:
     log = Log({A0: 60})
     seen = log.poll()
@@ -302,7 +347,7 @@ def test_a_poisoned_record_is_named_keeps_the_position_and_can_be_stepped_over()
     assert offsets(seen, A0) == list(range(30))
     with pytest.raises(CorruptDataError, match="seek to 40 to step over it"):
         log.poll()
-    state = log.core.partitions.of(A0)
+    state = log.core.partitions.state_of(A0)
     assert state.position is not None and state.position.offset == 30
     log.core.seek(A0, FetchPosition(40))
     assert offsets(log.poll(), A0)[0] == 40
@@ -313,7 +358,35 @@ def test_a_nearer_replica_is_read_from_when_the_leader_names_one() -> None:
     log.facts["preferred_read_replica"] = 1
     log.poll()
     assert log.world.sent("Fetch")[0].message.rack_id == "north"
-    assert log.core.partitions.of(A0).replica == 1
+    assert log.core.partitions.state_of(A0).replica == 1
+
+
+def test_replica_that_lacks_the_offset_is_asked_at_the_pace_of_retries_while_the_leader_names_it() -> None:
+    """Leader and replica answer at once, and the consumer went from one to the other and back without a pause."""
+    log = Log({A0: 20}, client_rack="r")
+    metadata = log.world.handlers["Metadata"]
+
+    def name_replica(message: Any, version: int) -> MetadataResponse:
+        response: MetadataResponse = metadata(message, version)
+        replica = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=9093)
+        response.brokers = [*response.brokers, replica]
+        return response
+
+    asked = 0
+
+    def fetch(message: Any, version: int) -> FetchResponse:
+        nonlocal asked
+        asked += 1
+        assert asked < 1_000, "no time passes"
+        topic_type = FetchResponse.FetchableTopicResponse
+        part = topic_type.PartitionData(partition_index=0, preferred_read_replica=2)
+        if log.world.port_of(log.world.requests[-1].link) == 9093:
+            part = topic_type.PartitionData(partition_index=0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        return FetchResponse(responses=[topic_type(topic="a", partitions=[part])])
+
+    log.world.handlers |= {"Metadata": name_replica, "Fetch": fetch}
+    log.world.run(60_000)
+    assert 50 < asked < 200
 
 
 def test_what_was_fetched_for_a_partition_that_went_and_came_back_is_not_used() -> None:
@@ -470,5 +543,5 @@ def test_latest_means_the_end_of_partitions_from_before_a_later_subscription() -
 
 
 def position(log: Log, partition: TopicPartition) -> int | None:
-    found = log.core.partitions.of(partition).position
+    found = log.core.partitions.state_of(partition).position
     return None if found is None else found.offset

@@ -23,7 +23,7 @@ def member_of(protocol: str, lease_ms: int = LEASE_MS) -> Trial:
     trial: Trial = ClassicCoordinator(heartbeat_interval_ms=3_000) if protocol == "classic" else ConsumerCoordinator()
     trial.world.lease_ms = lease_ms
     trial.subscribe("a")
-    assert trial.member.holding and len(trial.member.assignment.partitions) == 4
+    assert trial.member.holds_assignment and len(trial.member.assignment.partitions) == 4
     return trial
 
 
@@ -42,7 +42,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
 
 def test_without_a_lease_nothing_ends() -> None:
     lease = Lease()
-    assert lease.holds(1e12)
+    assert lease.is_valid(1e12)
     assert (lease.beat_ms(3_000), lease.answer_ms(30_000)) == (3_000, 30_000)
 
 
@@ -50,8 +50,8 @@ def test_it_runs_from_when_the_newest_answered_request_was_sent() -> None:
     lease = Lease(LEASE_MS)
     lease.renew(1_000)
     lease.renew(400)
-    assert lease.holds(1_000 + END_MS - 1)
-    assert not lease.holds(1_000 + END_MS)
+    assert lease.is_valid(1_000 + END_MS - 1)
+    assert not lease.is_valid(1_000 + END_MS)
     assert (lease.beat_ms(3_000), lease.answer_ms(30_000)) == (2_000, 2_500)
 
 
@@ -59,9 +59,9 @@ def test_the_shorter_of_two_leases_counts() -> None:
     lease = Lease(LEASE_MS)
     lease.renew(0)
     lease.record_answer(8_000)
-    assert not lease.holds(END_MS)
+    assert not lease.is_valid(END_MS)
     lease.record_answer(2_000)
-    assert not lease.holds(2_000)
+    assert not lease.is_valid(2_000)
 
 
 def test_heartbeats_keep_it(trial: Trial) -> None:
@@ -167,7 +167,7 @@ def test_an_assignment_that_was_long_on_its_way_is_owned_from_when_it_was_asked_
     (waiting,) = trial.world.parked_named("SyncGroup")
     pass_ms(trial, 4_000)
     trial.world.answer(waiting, sync(waiting.message, waiting.version))
-    assert member.holding and member.owns
+    assert member.holds_assignment and member.owns
     trial.world.run(waiting.at_ms + END_MS - 1)
     assert member.owns
     trial.world.run(waiting.at_ms + END_MS + 1)
@@ -193,7 +193,7 @@ def test_a_cooperative_join_that_waits_does_not_end_the_lease() -> None:
     (waiting,) = trial.world.parked_named("JoinGroup")
     trial.world.answer(waiting, join(waiting.message, waiting.version))
     pass_ms(trial, 1_000)
-    assert member.holding and member.owns and member.rebalances == 2
+    assert member.holds_assignment and member.owns and member.rebalances == 2
 
 
 def test_a_sync_that_waits_for_the_leader_does_not_end_the_lease() -> None:
@@ -205,7 +205,7 @@ def test_a_sync_that_waits_for_the_leader_does_not_end_the_lease() -> None:
     assert member.state is MemberState.SYNCING
     (waiting,) = trial.world.parked_named("SyncGroup")
     trial.world.answer(waiting, sync(waiting.message, waiting.version))
-    assert member.holding and member.owns
+    assert member.holds_assignment and member.owns
 
 
 @pytest.mark.parametrize(("lease_ms", "after_ms"), [(0, 3_000), (LEASE_MS, 0)])

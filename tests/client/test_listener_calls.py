@@ -69,6 +69,28 @@ def test_listener_asks_for_positions(servers: str, topic: str) -> None:
     assert positions == [0, RECORDS]
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_listener_hears_of_no_loss_of_partitions_that_it_never_had(servers: str, topic: str, protocol: str) -> None:
+    """The member joins and is put out again between two polls: a listener that commits would end the second."""
+    lost: list[list[TopicPartition]] = []
+
+    class Committing(RebalanceListener):
+        def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            lost.append(partitions)
+
+    more: Any = {"group_protocol": protocol, "max_poll_interval_ms": 1_500}
+    with Consumer(servers, group_id=topic, **SETTINGS | more) as consumer:
+        consumer.subscribe([topic], listener=Committing())
+        consumer.poll(0)
+        member = consumer._core.membership
+        assert member is not None
+        until(lambda: member.revocation is not None and member.revocation.lost, "it is put out", 30)
+        while not consumer.poll(1_000):
+            pass
+        assert lost == []
+    assert lost == [[TopicPartition(topic, 0)]]
+
+
 def test_asyncio_listener_asks_for_positions(servers: str, topic: str) -> None:
     positions: list[int] = []
 

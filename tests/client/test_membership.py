@@ -195,7 +195,7 @@ def test_a_coordinator_that_moves_is_found_without_a_rebalance() -> None:
     trial.heartbeat = ErrorCode.NONE
     trial.world.run(5000)
     assert len(trial.world.sent("FindCoordinator")) >= 2
-    assert member.holding and member.assignment.generation == 1
+    assert member.holds_assignment and member.assignment.generation == 1
 
 
 def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> None:
@@ -206,7 +206,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_join_is_made_again() -> Non
     trial.world.handlers["JoinGroup"] = answer
     trial.world.cut()
     trial.world.run(2000)
-    assert trial.member.holding
+    assert trial.member.holds_assignment
 
 
 def said_by(request: Any) -> consumer_protocol.ConsumerProtocolSubscription:
@@ -239,7 +239,7 @@ def test_scenario_4_a_sync_that_meets_a_new_rebalance_keeps_what_is_held_and_say
     member.release()
     trial.world.run(trial.world.runtime.now_ms + 5_000)
     assert claimed(trial, joins)[4:] == [parts(0, 1, 2)]
-    assert member.holding and member.assignment.partitions == parts(0, 1, 2)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1, 2)
     assert member.assignment.generation == trial.generation
 
 
@@ -258,7 +258,7 @@ def test_scenario_4_a_sync_of_a_member_that_was_evicted_claims_nothing_afterward
     member.release()
     trial.world.run(trial.world.runtime.now_ms + 5_000)
     assert set(claimed(trial, joins)[2:]) == {()}
-    assert member.holding and member.assignment.partitions == parts(0, 1)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1)
 
 
 def test_a_sync_whose_answer_is_lost_is_asked_again() -> None:
@@ -269,7 +269,7 @@ def test_a_sync_whose_answer_is_lost_is_asked_again() -> None:
     trial.world.handlers["SyncGroup"] = answer
     trial.world.cut()
     trial.world.run(2000)
-    assert trial.member.holding and trial.generation == 1
+    assert trial.member.holds_assignment and trial.generation == 1
     assert len(trial.world.sent("SyncGroup")) == 2
 
 
@@ -337,7 +337,7 @@ def test_a_member_that_lost_what_its_join_claims_joins_again() -> None:
     trial.world.run(trial.world.runtime.now_ms + 1_000)
     claims = [said_by(request).owned for request in trial.world.sent("JoinGroup")[-2:]]
     assert claims == [parts(0, 1, 2, 3), parts(0, 1)]
-    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1)
+    assert trial.member.holds_assignment and trial.member.assignment.partitions == parts(0, 1)
 
 
 def test_a_new_join_claims_nothing_that_is_being_lost() -> None:
@@ -354,7 +354,7 @@ def test_a_new_join_claims_nothing_that_is_being_lost() -> None:
     trial.member.release()
     trial.world.run(trial.world.runtime.now_ms + 1_000)
     assert said_by(trial.world.sent("JoinGroup")[said]).owned == ()
-    assert trial.member.holding
+    assert trial.member.holds_assignment
 
 
 def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
@@ -373,7 +373,7 @@ def test_an_assignment_that_comes_after_its_session_is_not_taken() -> None:
     trial.world.handlers |= {"SyncGroup": answer, "Heartbeat": beat}
     again = trial.world.parked_named("SyncGroup")[-1]
     trial.world.answer(again, answer(again.message, again.version))
-    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    assert trial.member.holds_assignment and trial.member.assignment.partitions == parts(0, 1, 2, 3)
 
 
 def test_a_group_that_cannot_be_joined_is_an_error_for_the_application_and_then_tried_again() -> None:
@@ -383,7 +383,7 @@ def test_a_group_that_cannot_be_joined_is_an_error_for_the_application_and_then_
     error = member.take_error()
     assert error is not None and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
     trial.world.run(2000)
-    assert member.holding
+    assert member.holds_assignment
 
 
 def unreadable(trial: Coordinator) -> None:
@@ -430,7 +430,7 @@ def test_a_heartbeat_that_fails_for_good_is_an_error_and_nothing_is_held_any_mor
     trial.heartbeat = ErrorCode.NONE
     assert isinstance(member.take_error(), KafkaError)
     trial.world.run(trial.world.runtime.now_ms + 2_000)
-    assert member.holding and member.error is None
+    assert member.holds_assignment and member.error is None
     times = len(trial.world.sent("Heartbeat"))
     trial.world.run(trial.world.runtime.now_ms + 5_000)
     assert len(trial.world.sent("Heartbeat")) >= times + 4
@@ -455,7 +455,7 @@ def test_a_fault_of_an_assignor_in_on_assignment_is_an_error_of_the_member() -> 
     assert isinstance(error.__cause__, ZeroDivisionError)
     assignor.fails = False
     trial.world.run(trial.world.runtime.now_ms + 5_000)
-    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1, 2, 3)
 
 
 def test_log_reports_an_unreachable_group_at_last_and_then_less_often(
@@ -608,7 +608,7 @@ def test_the_leader_rebalances_when_a_topic_is_deleted_that_anyone_reads(subscri
     trial.world.run(4000)
     member.release()
     trial.world.run(20_000)
-    assert member.holding and trial.generation == 2, "once, and not again for a topic that stays away"
+    assert member.holds_assignment and trial.generation == 2, "once, and not again for a topic that stays away"
     given = trial.world.sent("SyncGroup")[-1].message.assignments
     read = {topic for entry in given for topic in topics_of(bytes(entry.assignment))}
     assert read == {"a"}
@@ -632,7 +632,7 @@ def test_a_change_that_another_rebalance_took_up_asks_for_no_second_one() -> Non
     member.release()
     trial.world.run(20_000)
     assert member.assignment.partitions == parts(0, 1, 2, 3, 4)
-    assert member.holding and trial.generation == 2
+    assert member.holds_assignment and trial.generation == 2
 
 
 def test_a_follower_leaves_metadata_changes_to_the_leader() -> None:
@@ -668,9 +668,9 @@ def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> 
     trial = Coordinator(max_poll_interval_ms=5000)
     member = trial.subscribe("a")
     trial.world.run(4000)
-    member.polled()
+    member.record_poll()
     trial.world.run(8000)
-    assert member.holding
+    assert member.holds_assignment
     trial.world.run(9500)
     assert member.revocation is not None and member.revocation.lost
     (leave,) = trial.world.sent("LeaveGroup")
@@ -679,9 +679,9 @@ def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> 
     beats = len(trial.world.sent("Heartbeat"))
     trial.world.run(20_000)
     assert len(trial.world.sent("Heartbeat")) == beats and trial.generation == 1
-    member.polled()
+    member.record_poll()
     trial.world.run(21_000)
-    assert member.holding and trial.generation == 2
+    assert member.holds_assignment and trial.generation == 2
 
 
 def test_leave_is_sent_even_while_a_join_is_waiting() -> None:

@@ -98,7 +98,7 @@ def test_a_member_joins_with_its_own_id_takes_what_it_is_given_and_says_so_at_on
     assert (first.member_id, first.member_epoch, first.subscribed_topic_names) == ("m-1", 0, ["a"])
     assert owned(first) == {}
     assert owned(second) == {IDS["a"]: [0, 1, 2, 3]} and second.subscribed_topic_names is None
-    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1, 2, 3)
 
 
 def test_a_heartbeat_without_news_carries_nothing_and_comes_at_the_coordinators_interval() -> None:
@@ -122,8 +122,52 @@ def test_revocation_is_acknowledged_only_after_the_application_released_the_part
     member.release()
     trial.world.run()
     assert owned(trial.beats()[-1]) == {IDS["a"]: [0, 1]}
-    assert member.holding and member.assignment.partitions == parts(0, 1)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1)
     assert (member.assignment.generation, member.identity().generation) == (2, 2)
+
+
+@pytest.mark.parametrize("owner", ["m-1", "another"])
+def test_static_member_whose_join_had_no_answer_releases_its_instance_id(owner: str) -> None:
+    """Kafka's coordinator refuses also the member that has the id, until its session is over."""
+    trial = Coordinator(group_instance_id="i")
+    answer, holder = trial.heartbeat, [owner]
+
+    def heartbeat(message: Any, version: int) -> Any:
+        if message.member_epoch == -2 and holder == [message.member_id]:
+            holder.clear()
+        if message.member_epoch == 0 and len(trial.beats()) == 1:
+            return DROP
+        if message.member_epoch == 0 and holder:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNRELEASED_INSTANCE_ID)
+        return answer(message, version)
+
+    trial.world.handlers[HEARTBEAT] = heartbeat
+    member = trial.subscribe("a")
+    trial.world.run(20_000)
+    assert [beat.member_epoch for beat in trial.beats()].count(-2) == 1
+    assert member.holds_assignment == (owner == "m-1")
+
+
+def test_static_member_fenced_by_its_epoch_releases_its_instance_id() -> None:
+    trial = Coordinator(group_instance_id="i")
+    answer, holder = trial.heartbeat, ["m-1"]
+
+    def heartbeat(message: Any, version: int) -> Any:
+        if message.member_epoch == -2 and holder == [message.member_id]:
+            holder.clear()
+        if message.member_epoch == 0 and holder and member.rebalances:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNRELEASED_INSTANCE_ID)
+        return answer(message, version)
+
+    trial.world.handlers[HEARTBEAT] = heartbeat
+    member = trial.member
+    trial.subscribe("a")
+    trial.error = ErrorCode.FENCED_MEMBER_EPOCH
+    trial.world.run(1_500)
+    trial.error, trial.news = ErrorCode.NONE, parts(0)
+    member.release()
+    trial.world.run(10_000)
+    assert member.holds_assignment and holder == []
 
 
 @pytest.mark.parametrize(
@@ -134,13 +178,13 @@ def test_a_fenced_member_loses_everything_and_joins_afresh(code: ErrorCode) -> N
     member = trial.subscribe("a")
     trial.error = code
     trial.world.run(1500)
-    assert member.revocation is not None and member.revocation.lost and not member.joined
+    assert member.revocation is not None and member.revocation.lost and not member.is_joined
     trial.error, trial.news = ErrorCode.NONE, parts(1)
     trial.world.run(5000)
-    assert not member.joined
+    assert not member.is_joined
     member.release()
     trial.world.run()
-    assert member.assignment.partitions == parts(1) and member.joined
+    assert member.assignment.partitions == parts(1) and member.is_joined
     again = next(beat for beat in trial.beats()[3:] if beat.member_epoch == 0)
     assert owned(again) == {} and again.subscribed_topic_names == ["a"]
 
@@ -154,7 +198,7 @@ def test_member_reports_everything_again_after_a_failure() -> None:
     trial.world.run(2000)
     beat = trial.beats()[-1]
     assert owned(beat) == {IDS["a"]: [0, 1, 2, 3]} and beat.subscribed_topic_names == ["a"]
-    assert trial.member.holding
+    assert trial.member.holds_assignment
 
 
 def test_what_is_owned_is_said_in_knowledge_of_the_answer_before() -> None:
@@ -243,7 +287,7 @@ def test_full_heartbeat_takes_back_a_pattern_whose_end_may_not_have_arrived() ->
     trial.world.handlers[HEARTBEAT] = answers
     trial.world.run(trial.world.runtime.now_ms + 5_000)
     assert said(trial.beats())[-1] == (["a"], "")
-    assert trial.member.holding
+    assert trial.member.holds_assignment
 
 
 def commit_at(trial: Coordinator, *epochs: int, timeout_ms: int = 5_000) -> tuple[Any, list[int]]:
@@ -303,7 +347,7 @@ def test_commit_is_not_sent_again_after_its_partition_was_lost_and_came_back() -
     trial.error, trial.news = ErrorCode.NONE, parts(0, 1, 2, 3)
     trial.member.release()
     trial.world.run(trial.world.runtime.now_ms + 3_000)
-    assert trial.member.holding and trial.epoch == 2
+    assert trial.member.holds_assignment and trial.epoch == 2
     trial.world.handlers["OffsetCommit"] = take_commit
     trial.world.run(trial.world.runtime.now_ms + 10_000)
     assert task.done and isinstance(task.error, CommitFailedError)
@@ -321,7 +365,7 @@ def test_metadata_after_a_loss_is_that_of_the_lost_assignment_until_the_member_h
     trial.world.handlers[HEARTBEAT], answers = lambda *_: DROP, trial.world.handlers[HEARTBEAT]
     member.release()
     trial.world.run(trial.world.runtime.now_ms + 500)
-    assert not member.joined and member.metadata() == before
+    assert not member.is_joined and member.metadata() == before
     trial.world.handlers[HEARTBEAT], trial.error = answers, ErrorCode.NONE
     trial.world.run(trial.world.runtime.now_ms + 3_000)
     assert member.metadata().generation_id == 2
@@ -351,7 +395,7 @@ def test_a_topic_that_metadata_does_not_name_holds_up_no_heartbeat_and_costs_not
     trial.world.handlers["Metadata"] = unnamed
     trial.epoch, trial.news = 2, parts(0, 1, 2, 3) + parts(0, topic="b")
     trial.world.run(trial.world.runtime.now_ms + 20_000)
-    assert member.holding and member.assignment.partitions == parts(0, 1, 2, 3)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1, 2, 3)
     assert [beat.member_epoch for beat in trial.beats()].count(0) == 1
     times = [request.at_ms for request in trial.world.sent(HEARTBEAT)]
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 2_500
@@ -386,7 +430,7 @@ def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> 
     trial.world.run(20_000)
     assert len(trial.beats()) == said
     trial.news = parts(3)
-    member.polled()
+    member.record_poll()
     trial.world.run(21_000)
     assert member.assignment.partitions == parts(3)
 
@@ -430,13 +474,13 @@ def test_a_member_that_is_still_known_after_a_silent_session_keeps_its_id_and_ep
     """The member held nothing meanwhile, nobody is disturbed, and the coordinator sends its whole assignment."""
     trial = silent_for_a_session()
     said, trial.news = len(trial.beats()), parts(0, 1, 2, 3)
-    assert not trial.member.joined
+    assert not trial.member.is_joined
     trial.member.release()
     trial.world.run()
     back = trial.beats()[said]
     assert (back.member_id, back.member_epoch, owned(back)) == ("m-1", 3, {})
     assert back.subscribed_topic_names == ["a"] and back.rebalance_timeout_ms > 0
-    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    assert trial.member.holds_assignment and trial.member.assignment.partitions == parts(0, 1, 2, 3)
     assert (trial.member.assignment.generation, trial.member.identity().member_id) == (3, "m-1")
 
 
@@ -500,7 +544,7 @@ def test_partitions_of_a_topic_that_was_made_again_are_given_up_until_the_coordi
     monkeypatch.setitem(IDS, "a", new)
     said = len(trial.beats())
     trial.world.call(trial.world.cluster.describe_topics(["a"]))
-    assert member.replaced() == {"a"}
+    assert member.recreated_topics() == {"a"}
     assert member.revocation is not None and member.revocation.partitions == parts(0, 1)
     trial.world.run(trial.world.runtime.now_ms + 3_000)
     assert all(new not in (owned(beat) or {}) for beat in trial.beats()[said:])
@@ -513,5 +557,7 @@ def test_partitions_of_a_topic_that_was_made_again_are_given_up_until_the_coordi
     assert member.revocation is not None and member.revocation.partitions == parts(0, topic="b")
     member.release()
     trial.world.run(trial.world.runtime.now_ms + 1_500)
-    assert member.holding and member.assignment.partitions == parts(1, 2) and member.replaced() == set()
+    assert (
+        member.holds_assignment and member.assignment.partitions == parts(1, 2) and member.recreated_topics() == set()
+    )
     assert owned(trial.beats()[-1]) in (None, {new: [1, 2]})

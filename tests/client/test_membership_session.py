@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.client.group.membership import MemberState
 from kohort.consumer_protocol import NEWEST_VERSION, ConsumerProtocolSubscription, write_subscription
+from kohort.wire.discovery import MetadataResponse
 from kohort.wire.groups import HeartbeatResponse
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts
@@ -100,6 +103,64 @@ def test_its_end_does_not_wait_for_a_connection_that_takes_long(trial: Trial) ->
     ends_at(trial, answered_ms + END_MS)
 
 
+def name_successor(trial: Trial) -> None:
+    """Name another broker as the coordinator from now on."""
+    find, metadata = trial.world.handlers["FindCoordinator"], trial.world.handlers["Metadata"]
+
+    def name_brokers(message: Any, version: int) -> Any:
+        response = metadata(message, version)
+        other = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=9093)
+        response.brokers = [*response.brokers, other]
+        return response
+
+    def find_successor(message: Any, version: int) -> Any:
+        response = find(message, version)
+        response.coordinators[0].node_id, response.coordinators[0].port = 2, 9093
+        return response
+
+    trial.world.handlers |= {"Metadata": name_brokers, "FindCoordinator": find_successor}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_coordinator_whose_machine_died_without_a_word_is_looked_up_again_within_the_session(protocol: str) -> None:
+    """The connection stays open. Its successor knows the member, and nothing has to be given up."""
+    trial: Trial = (
+        ClassicCoordinator(session_timeout_ms=15_000)
+        if protocol == "classic"
+        else ConsumerCoordinator(session_timeout_ms=15_000)
+    )
+    trial.subscribe("a")
+    name_successor(trial)
+    world, beat = trial.world, beat_name(trial)
+    alive = world.handlers[beat]
+
+    def answer(message: Any, version: int) -> Any:
+        return alive(message, version) if world.port_of(world.requests[-1].link) == 9093 else PARK
+
+    world.handlers[beat] = answer
+    world.run(world.runtime.now_ms + 60_000)
+    assert not is_lost(trial)
+    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("waiting", ["JoinGroup", "SyncGroup"])
+def test_join_that_waits_at_a_coordinator_that_died_is_sent_to_its_successor(waiting: str) -> None:
+    """A join may wait for the rebalance timeout. The heartbeats of a member with partitions learn of the successor."""
+    trial = ClassicCoordinator("cooperative-sticky", session_timeout_ms=20_000)
+    trial.subscribe("a")
+    world, successor = trial.world, 9093
+    name_successor(trial)
+    before = {name: world.handlers[name] for name in ("Heartbeat", waiting)}
+    for name, handler in before.items():
+        world.handlers[name] = lambda message, version, answer=handler: (
+            answer(message, version) if world.port_of(world.requests[-1].link) == successor else PARK
+        )
+    trial.member.request_rejoin("a trial")
+    world.run(world.runtime.now_ms + 30_000)
+    assert [world.port_of(request.link) for request in world.sent(waiting)][-1] == successor
+    assert trial.member.holding and not is_lost(trial)
+
+
 def joining() -> ClassicCoordinator:
     """A cooperative member that holds four partitions; its last heartbeat is answered, and its second join waits."""
     trial = ClassicCoordinator("cooperative-sticky", session_timeout_ms=SESSION_MS, heartbeat_interval_ms=1_000)
@@ -155,5 +216,5 @@ def test_the_answer_to_a_sync_counts_from_when_it_was_asked_for() -> None:
     (asked,) = trial.world.parked_named("SyncGroup")
     trial.world.run(asked.at_ms + 3_000)
     trial.world.answer(asked, sync(asked.message, asked.version))
-    assert trial.member.holding
+    assert trial.member.holds_assignment
     ends_at(trial, asked.at_ms + END_MS)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kohort.client.admin import cluster as cluster_calls
-from kohort.client.admin import group_offsets, groups, topics, transactions
+from kohort.client.admin import group_offsets, groups, security, topics, transactions
+from kohort.client.admin.values import Acl, AclPermission, AclResource
 from kohort.client.net.cluster import TRANSACTION, Cluster
 from kohort.client.net.cluster import Coordinator as Place
 from kohort.client.offsets import (
@@ -22,13 +23,14 @@ from kohort.client.offsets import (
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.ids import TopicPartition
+from kohort.ids import AclOperation, AclPattern, TopicPartition
 from kohort.wire.cluster_admin import UpdateFeaturesResponse
 from kohort.wire.data import ListOffsetsResponse
 from kohort.wire.discovery import DeleteTopicsResponse
 from kohort.wire.framing import APIS
 from kohort.wire.groups import ListGroupsResponse
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse
+from kohort.wire.security import DescribeAclsResponse
 from kohort.wire.transactions import AddPartitionsToTxnResponse, InitProducerIdResponse
 from tests.client import test_membership, test_membership_consumer
 from tests.client.virtual import VirtualCluster
@@ -294,3 +296,47 @@ def test_a_transaction_fails_by_the_partition_that_was_refused_and_not_by_those_
         assert own.cause is not None
         assert own.cause.code is code
         assert "b-0" in own.cause.message
+
+
+# -- Newer brokers, whose access rules have numbers that this version does not know
+
+
+def with_rule(**changed: int) -> VirtualCluster:
+    """A cluster with two rules, of which one has such a number."""
+    world = VirtualCluster(topics={"a": 1})
+    make = DescribeAclsResponse.DescribeAclsResource
+    numbers = {"operation": AclOperation.READ, "permission_type": AclPermission.ALLOW}
+    of_rule = numbers | {name: number for name, number in changed.items() if name in numbers}
+    of_resource = {"resource_type": AclResource.TOPIC, "pattern_type": AclPattern.LITERAL}
+    of_resource |= {name: number for name, number in changed.items() if name in of_resource}
+    known = make.AclDescription(principal="User:bob", host="*", **numbers)
+    newer = make.AclDescription(principal="User:eve", host="*", **of_rule)
+    resources = [
+        make(resource_name="a", resource_type=AclResource.TOPIC, pattern_type=AclPattern.LITERAL, acls=[known]),
+        make(resource_name="b", acls=[newer], **of_resource),
+    ]
+    world.handlers["DescribeAcls"] = lambda message, version: DescribeAclsResponse(resources=resources)
+    return world
+
+
+NEWER = [{"operation": 99}, {"resource_type": 99}, {"pattern_type": 99}, {"permission_type": 99}]
+
+
+@pytest.mark.parametrize("changed", NEWER, ids=str)
+def test_list_of_rules_that_can_t_be_whole_is_refused(changed: dict[str, int]) -> None:
+    world = with_rule(**changed)
+    with pytest.raises(KafkaError, match="a rule of User:eve .* a later version") as refused:
+        world.call(security.describe_acls(world.cluster))
+    assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("changed", NEWER, ids=str)
+def test_rules_that_decide_leave_out_what_no_request_asks_for(changed: dict[str, int]) -> None:
+    """A coordinator's authorizer reads them; a rule that may deny something must not be left out."""
+    world = with_rule(**changed)
+    if "operation" in changed or "resource_type" in changed:
+        rules = world.call(security.deciding_acls(world.cluster, timeout_ms=1000))
+        assert rules == [Acl("User:bob", AclOperation.READ, AclResource.TOPIC, "a")]
+    else:
+        with pytest.raises(KafkaError, match="a rule of User:eve"):
+            world.call(security.deciding_acls(world.cluster, timeout_ms=1000))

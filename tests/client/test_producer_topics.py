@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.producer.core import ProducerCore, producer_config
+from kohort.client.producer.core import TOPIC_CREATION_MS, ProducerCore, producer_config
 from kohort.client.producer.sender import METADATA_IDLE_MS
 from kohort.errors import TimedOutError
 from kohort.wire.data import ProduceRequest, ProduceResponse
@@ -118,6 +118,29 @@ def test_metadata_of_a_deleted_topic_is_asked_for_at_the_pace_of_retries() -> No
     assert delivery.result(timeout_ms=0).offset == 0
 
 
+def test_partition_without_a_leader_is_asked_for_at_the_longest_backoff_and_sent_to_when_it_has_one() -> None:
+    world = World("a")
+    world.send("a")
+    leaders = [-1]
+
+    def name_leader(message: Any, version: int) -> Any:
+        response = world.metadata(message, version)
+        for part in [part for topic in response.topics for part in topic.partitions]:
+            part.leader_id = leaders[0]
+        return response
+
+    world.cluster.handlers["Metadata"] = name_leader
+    world.cluster.call(world.cluster.cluster.refresh_metadata())
+    delivery = world.core.send("a", b"x", None, 0, None, (), None)
+    world.pass_ms(20_000)
+    world.asked()
+    world.pass_ms(60_000)
+    assert len(world.asked()) <= 61
+    leaders[0] = 1
+    world.pass_ms(1_500)
+    assert delivery.result(timeout_ms=0).offset == 0
+
+
 def test_record_without_a_key_goes_to_a_partition_that_the_topic_still_has() -> None:
     """The topic was deleted and created again with fewer partitions while a batch was open."""
     world = World("a")
@@ -130,6 +153,25 @@ def test_record_without_a_key_goes_to_a_partition_that_the_topic_still_has() -> 
     delivery = world.core.send("a", b"x", None, None, None, (), None)
     world.pass_ms(1_000)
     assert delivery.result(timeout_ms=0).partition == 0
+
+
+@pytest.mark.parametrize("numbers", [[7], [0, 2], [-1, 0], [1, 2]], ids=str)
+def test_topic_whose_partitions_have_gaps_is_asked_for_again(numbers: list[int]) -> None:
+    """A broker at fault, or one that lies: a producer spreads records over partitions 0 to n - 1."""
+    world = World("a")
+    world.cluster.topics["a"] = len(numbers)
+
+    def number_anew(message: Any, version: int) -> Any:
+        answer = world.metadata(message, version)
+        for part, number in zip(answer.topics[0].partitions, numbers, strict=True):
+            part.partition_index = number
+        return answer
+
+    world.cluster.handlers["Metadata"] = number_anew
+    with pytest.raises(TimedOutError, match="topic a"):
+        world.cluster.call(world.core.partitions_for("a"))
+    world.cluster.handlers["Metadata"] = world.metadata
+    assert world.send("a").result(timeout_ms=0).offset == 0
 
 
 def test_consumer_with_a_pattern_brings_no_deleted_topic_back() -> None:
@@ -164,3 +206,28 @@ def test_record_whose_request_is_not_answered_fails_when_its_time_is_over() -> N
     world.cluster.handlers["Produce"] = world.produce
     assert world.send("a").result(timeout_ms=0).offset == 0
     assert delivery.exception(timeout_ms=0) is not None
+
+
+def test_producer_that_waits_for_a_topic_warns_that_it_does_not_exist(caplog: pytest.LogCaptureFixture) -> None:
+    """The program said nothing for a minute, until `max.block.ms` was over."""
+    world = World()
+    world.cluster.handlers["Metadata"] = world.metadata  # the broker creates no topics by itself
+    with pytest.raises(TimedOutError):
+        world.cluster.call(world.core.partitions_for("ordres"))
+    warned = [record.getMessage() for record in caplog.records if "does not exist" in record.getMessage()]
+    assert 1 <= len(warned) <= 10
+    assert set(warned) == {"topic 'ordres' does not exist: records for it wait for it to be created; retrying"}
+
+
+def test_producer_does_not_warn_of_a_topic_that_the_cluster_is_creating(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+
+    def create_late(message: Any, version: int) -> Any:
+        if world.cluster.runtime.now_ms > began_ms + TOPIC_CREATION_MS - 100:
+            world.cluster.topics["orders"] = 1
+        return world.metadata(message, version)
+
+    began_ms = world.cluster.runtime.now_ms
+    world.cluster.handlers["Metadata"] = create_late
+    assert world.cluster.call(world.core.partitions_for("orders"))
+    assert "orders" not in caplog.text

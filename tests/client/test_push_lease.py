@@ -82,7 +82,7 @@ class Held:
         given = {"group_id": "g", "session_timeout_ms": SESSION_MS, "auto_offset_reset": "earliest"} | settings
         self.cluster = cluster = PushCluster(given, {"t": 2})
         self.member = kind(cluster.cluster, cluster.config, new_member_id=lambda: "m")
-        self.member.polled()
+        self.member.record_poll()
         self.member.subscribe(Subscription(("t",)))
         cluster.run()
         assert cluster.ask(start(T0)) == ErrorResponse(0).encode_frame()
@@ -267,7 +267,7 @@ def test_refusals_are_the_application_s() -> None:
     cluster = PushCluster(given, {"t": 2})
     cluster.refuses = ErrorCode.GROUP_AUTHORIZATION_FAILED
     member = PushMembership(cluster.cluster, cluster.config, new_member_id=lambda: "m")
-    member.polled()
+    member.record_poll()
     member.subscribe(Subscription(("t",)))
     cluster.run(100)
     error = member.take_error()
@@ -290,7 +290,7 @@ def test_a_consumer_that_does_not_poll_leaves_and_rejoins_with_the_next_poll() -
     member.release()
     cluster.run(6_000)
     assert len(cluster.registered) == 1, "not before it polls"
-    member.polled()
+    member.record_poll()
     cluster.run(7_000)
     assert [said.consumer_id for said in cluster.registered] == ["m", "m"]
     assert cluster.ask(start(T1)) == ErrorResponse(0).encode_frame()

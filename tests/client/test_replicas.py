@@ -43,7 +43,7 @@ def test_the_replica_in_the_consumers_rack_is_read_from(racks: str) -> None:
         with Consumer(racks, auto_offset_reset="earliest", client_rack=f"rack-{rack}") as consumer:
             consumer.assign([PART])
             assert _read(consumer, 100) == list(range(100))
-            state, metadata = consumer._core.partitions.of(PART), consumer._core.cluster.metadata
+            state, metadata = consumer._core.partitions.state_of(PART), consumer._core.cluster.metadata
             read_from = metadata.leader(PART) if state.replica is None else state.replica
             assert metadata.brokers[read_from].rack == f"rack-{rack}"
 
@@ -147,6 +147,6 @@ def _range(reader: RangeReader, start: int, end: int, place: TopicPartition) -> 
 
 
 def _epoch(consumer: Consumer) -> int:
-    position = consumer._core.partitions.of(PART).position
+    position = consumer._core.partitions.state_of(PART).position
     assert position is not None
     return position.leader_epoch

@@ -91,6 +91,29 @@ def test_first_gives_none_when_time_is_over_first() -> None:
     assert task.result() is None
 
 
+def test_timers_of_answered_requests_do_not_pile_up() -> None:
+    """One that is due earlier hides them until their own time."""
+    runtime = Runtime()
+    soon, late = runtime.at(1_000), runtime.at(700_000)
+
+    async def request_often() -> None:
+        for _ in range(20_000):
+            answer: Promise[None] = Promise()
+            waiting = runtime.spawn(runtime.first(answer, timeout_ms=600_000))
+            await runtime.sleep(0)
+            answer.resolve(None)
+            await waiting
+
+    task = runtime.spawn(request_often())
+    runtime.advance(0)
+    assert task.done
+    assert len(runtime._timers) < 2_000
+    runtime.advance(1_000)
+    assert (soon.done, late.done) == (True, False)
+    runtime.advance(700_000)
+    assert late.done
+
+
 def test_a_timer_that_fires_late_tells_that_nothing_ran() -> None:
     runtime = Runtime()
     for when in (100, 200, 5_000):

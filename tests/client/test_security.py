@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 import threading
 import time
 import uuid
@@ -208,6 +209,21 @@ def test_plain_client_at_a_tls_listener_of_kohorts_broker_fails_at_once(
     """Before, the broker sent no alert, and the call took all of its time."""
     with pytest.raises(TlsError, match="answers in TLS: set security.protocol"):
         ask(own.address("TLS"), {})
+
+
+@pytest.mark.parametrize("ask", [ask_admin, ask_asyncio])
+def test_final_dot_of_a_name_is_no_part_of_the_certificates(
+    own: SecuredBroker, ask: Callable[[str, dict[str, Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers on Kubernetes name themselves so, to spare the search of other domains."""
+    resolve = socket.getaddrinfo
+
+    def resolve_complete_name(host: Any, *args: Any, **named: Any) -> Any:
+        return resolve("localhost" if host == "localhost." else host, *args, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_complete_name)
+    port = own.address("TLS").rpartition(":")[2]
+    ask(f"localhost.:{port}", {"security_protocol": "SSL", "ssl_ca_location": str(own.folder / "ca.pem")})
 
 
 @pytest.mark.parametrize("listener", ["SASL", "BOTH"])

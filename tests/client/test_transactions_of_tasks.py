@@ -10,6 +10,7 @@ import pytest
 
 from kohort import Admin, AsyncProducer, Broker, Consumer, Fault, InvalidInputError, KafkaError, TopicPartition
 from kohort.client.producer import transactions
+from kohort.errors import TimedOutError
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,37 @@ def test_transaction_whose_offsets_were_cancelled_can_not_be_committed(broker: B
 
     asyncio.run(write())
     assert committed_values(broker.bootstrap_servers, topic, 1) == [b"2"]
+
+
+def test_abort_waits_for_offsets_whose_call_was_cancelled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In version 1 the group's coordinator could take them after the end, and none would ever commit or abort them."""
+    monkeypatch.setattr(transactions, "FEATURE", "a cluster without the feature")
+    topic = f"t-{uuid.uuid4().hex[:10]}"
+
+    async def write() -> None:
+        held = broker.faults.add(Fault("TxnOffsetCommit", "hold", times=1))
+        async with AsyncProducer(broker.bootstrap_servers, transactional_id=topic, max_block_ms=5_000) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send(topic, b"1", partition=0)
+            adding = asyncio.create_task(producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, topic))
+            await asyncio.to_thread(held.wait)
+            adding.cancel()
+            await asyncio.wait([adding])
+            with pytest.raises(TimedOutError, match="end it again"):
+                await producer.abort_transaction()
+            ending = asyncio.create_task(producer.abort_transaction())
+            done, _ = await asyncio.wait([ending], timeout=0.3)
+            assert not done
+            held.release()
+            await ending
+            await producer.begin_transaction()
+            await producer.send(topic, b"2", partition=0)
+            await producer.commit_transaction()
+
+    asyncio.run(write())
+    with Admin(broker.bootstrap_servers) as admin:
+        assert admin.list_consumer_group_offsets(topic).all() == {}
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "abort"])

@@ -50,7 +50,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
     peers = Peers(service, me)
 
     def report() -> None:
-        peers.follow()
+        peers.watch_placed()
         placement = service.placement
         if placement is not None:
             owners, incarnations = placement.owners, [candidate.incarnation for candidate in placement.candidates]
@@ -58,7 +58,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
 
     async def turn() -> None:
         while True:
-            service.alive()
+            service.report_loop_alive()
             await asyncio.sleep(ALIVE_S)
 
     service.on_changes(report)

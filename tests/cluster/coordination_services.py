@@ -91,7 +91,7 @@ class CoordinationServices(ABC, Generic[D]):
     async def turn(self) -> None:
         while True:
             for service in list(self.open.values()):
-                service.alive()
+                service.report_loop_alive()
             await asyncio.sleep(0.05)
 
     async def begin(self) -> None:

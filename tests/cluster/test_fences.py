@@ -22,7 +22,7 @@ def _saw(authors: Authors, producer_id: int, epoch: int, offset: int) -> None:
 
 
 def test_a_fence_is_read_as_it_was_written() -> None:
-    key, value = FENCE.pair()
+    key, value = FENCE.encoded()
     assert is_fence(key)
     assert read_fence(key, value) == FENCE
     assert group_of(key) is None
@@ -34,10 +34,10 @@ def test_other_records_are_no_fences(key: bytes) -> None:
     assert not is_fence(key)
 
 
-@pytest.mark.parametrize("value", [None, b"", b"\0\1", FENCE.pair()[1][:-1] if FENCE.pair()[1] else b""])
+@pytest.mark.parametrize("value", [None, b"", b"\0\1", FENCE.encoded()[1][:-1] if FENCE.encoded()[1] else b""])
 def test_a_fence_that_cannot_be_read_is_an_error(value: bytes | None) -> None:
     with pytest.raises(CorruptDataError):
-        read_fence(FENCE.pair()[0], value)
+        read_fence(FENCE.encoded()[0], value)
 
 
 def test_a_fence_covers_its_epoch_and_those_before_it() -> None:
@@ -61,4 +61,4 @@ def test_who_might_write_on_is_everybody_but_the_own_id_and_those_that_were_fenc
     authors = Authors()
     for producer_id, epoch in ((FIRST, 0), (5, 9), (6, EPOCH_LAST), (7, 3), (8, 0)):
         authors.record_fence(replace(FENCE, producer_id=producer_id, epoch=epoch))
-    assert [fence.producer_id for fence in authors.unfinished(7)] == [5, 8]
+    assert [fence.producer_id for fence in authors.fences_that_may_write(7)] == [5, 8]

@@ -31,7 +31,7 @@ def test_request_gets_no_map_from_before(our_broker: Broker) -> None:
         assert before is not None
         first.suspect(two)
         await until(lambda: first.placement != before, "a map after the suspicion")
-        await asyncio.wait_for(second.ask(), 60)
+        await asyncio.wait_for(second.refresh_placement(), 60)
         assert second.placement is not None
         assert second.placement.version > before.version
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
+from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, MirrorPlan
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS, OFFSETS, OWNERS
-from kohort.cluster.zookeeper.service import Guard, ZooKeeperCoordination
+from kohort.cluster.zookeeper.service import WriteGuard, ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
 from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
@@ -112,7 +112,7 @@ class Mirrors:
     async def turn(self) -> None:
         while True:
             for service in self.services:
-                service.alive()
+                service.report_loop_alive()
             await asyncio.sleep(0.05)
 
 
@@ -143,7 +143,7 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
         service, earlier, old = await mirrors.enter(1)
         old.show(5)
         for _ in range(3):  # at the first look there are no owners, which is told
-            await earlier.settle()
+            await earlier.update_zookeeper()
         assert (mirrors.data(OFFSET), mirrors.data(OWNER)) == ("5", "a-0")
         keeper = service._keeper
         assert keeper is not None
@@ -153,10 +153,10 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
             mirrors.look.delete(mirrors.root + path)
         _, later, new = await mirrors.enter(2)
         new.show(9, "b-0")
-        await later.settle()
+        await later.update_zookeeper()
         old.show(6)
         with pytest.raises(KafkaError, match="refused"):
-            await earlier.settle()
+            await earlier.update_zookeeper()
         assert mirrors.data(OFFSET) == "9", "a deposed writer has taken an offset back"
         assert earlier.meter.refused == 1
 
@@ -172,9 +172,9 @@ def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch
     """The check detects a writer without epoch checks."""
     guard = ZooKeeperCoordination.guard
 
-    def unchecked(self: ZooKeeperCoordination) -> Guard | None:
+    def unchecked(self: ZooKeeperCoordination) -> WriteGuard | None:
         found = guard(self)
-        return None if found is None else Guard((), found.shards)
+        return None if found is None else WriteGuard((), found.shards)
 
     monkeypatch.setattr(ZooKeeperCoordination, "guard", unchecked)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -187,7 +187,7 @@ def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)
         shards.show(5)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         seen: list[int] = []
         mirrors.look.DataWatch(mirrors.root + OFFSET, lambda data, _: seen.append(int(data)))
         change = ZooKeeperSession.change
@@ -198,12 +198,12 @@ def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         shards.show(6)
         with pytest.raises(ZooKeeperAway):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         monkeypatch.setattr(ZooKeeperSession, "change", change)
         shards.show(7)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         shards.show(8)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         await until(lambda: seen[-1] == 8 or int(mirrors.data(OFFSET)) != 8, "the last one is seen")
         assert seen == sorted(seen), "an offset went backwards"
         assert mirrors.data(OFFSET) == "8", "an offset went backwards"
@@ -218,9 +218,9 @@ def test_what_was_missed_is_made_up_for(zookeeper: ZooKeeper, monkeypatch: pytes
 
 def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check detects a mirror that writes an old failed value over a newer one."""
-    write, kept = GroupMirror._write_plan, list[Plan]()
+    write, kept = GroupMirror._write_plan, list[MirrorPlan]()
 
-    async def again(self: GroupMirror, guard: tuple[Change, ...], plan: Plan) -> None:
+    async def again(self: GroupMirror, guard: tuple[Change, ...], plan: MirrorPlan) -> None:
         try:
             await write(self, guard, plan)
         except KafkaError:
@@ -241,32 +241,32 @@ def test_deleted_owners_are_logged_once_and_written_after_the_rebalance(zookeepe
         service, mirror, shards = await mirrors.enter(1)
         shards.show(1, group="new")
         shards.show(1)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert [event.group_id for event in shards.reported] == ["new", "g"], "of a first look, none is registered"
         for settled in (False, True, True):
             shards.show(1, settled=settled)
             shards.show(1, settled=settled, group="new")
-            await mirror.settle()
+            await mirror.update_zookeeper()
         assert mirrors.data(OWNER) == "a-0"
         shards.reported.clear()
         shards.show(1, group="late")
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert not shards.reported, "a group that came later had nothing that could be deleted"
         mirrors.look.delete(mirrors.root + OWNER)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert not shards.reported, "a group that does not change is looked at once a minute"
         await service.close()
         _, after, shards = await mirrors.enter(1)
         for group in ("g", "new", "late"):
             shards.show(1, group=group)
-        await after.settle()
+        await after.update_zookeeper()
         assert shards.reported == [OwnersMissing("g", (PART,))]
         shards.show(1, settled=False)
-        await after.settle()
+        await after.update_zookeeper()
         assert mirrors.look.exists(mirrors.root + OWNER) is None, "it is written when the rebalance is done"
         shards.show(1, "b-0")
-        await after.settle()
-        await after.settle()
+        await after.update_zookeeper()
+        await after.update_zookeeper()
         assert mirrors.data(OWNER) == "b-0"
         assert len(shards.reported) == 1
 
@@ -281,7 +281,7 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
         _, mirror, shards = await mirrors.enter(1, lambda: clock[0])
         for settled in (True, False, True, True):
             shards.show(1, settled=settled)
-            await mirror.settle()
+            await mirror.update_zookeeper()
         assert mirrors.data(OWNER) == "a-0"
         spoil = (
             lambda: mirrors.look.delete(mirrors.root + OWNER),
@@ -291,21 +291,21 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
             shards.reported.clear()
             spoiled()
             clock[0] += OWNERS_LOOK_S
-            await mirror.settle()
+            await mirror.update_zookeeper()
             assert not shards.reported, "the minute is not over"
             clock[0] += 1
-            await mirror.settle()
+            await mirror.update_zookeeper()
             assert shards.reported == [OwnersMissing("g", (PART,))]
             clock[0] += 2 * OWNERS_LOOK_S
             shards.show(1, settled=False)
-            await mirror.settle()
+            await mirror.update_zookeeper()
             assert len(shards.reported) == 1, "it was told, and rebalances"
             for _ in range(2):
                 shards.show(1)
-                await mirror.settle()
+                await mirror.update_zookeeper()
             assert mirrors.data(OWNER) == "a-0", "it is written again after the rebalance"
         clock[0] += 2 * OWNERS_LOOK_S
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert len(shards.reported) == 1, "what is there causes nothing"
 
     play(zookeeper, story)
@@ -324,20 +324,20 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
             raise ZooKeeperAway("no connection")
 
         shards.show(1)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert shards.reported == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
-        await mirror.settle()  # the rebalance is done
+        await mirror.update_zookeeper()  # the rebalance is done
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         for _ in range(3):
             with pytest.raises(ZooKeeperAway):
-                await mirror.settle()
+                await mirror.update_zookeeper()
         monkeypatch.setattr(ZooKeeperSession, "change", change)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert len(shards.reported) == 1
         assert mirrors.data(OWNER) == "a-0"
         mirror._owners_look_s = 0
         mirrors.look.delete(mirrors.root + OWNER)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert len(shards.reported) == 2, "this one was deleted"
 
     play(zookeeper, story)
@@ -350,14 +350,14 @@ def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monk
         _, mirror, shards = await mirrors.enter(1)
         shards.show(5)
         for _ in range(3):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         with monkeypatch.context() as patched:
             patched.setattr(ZooKeeperCoordination, "guard", lambda _: None)
-            await mirror.settle()
+            await mirror.update_zookeeper()
         mirrors.look.set(mirrors.root + OFFSET, b"999")
         mirrors.look.create(f"{mirrors.root}{OFFSETS}/theirs/t/1-0", b"1", makepath=True)
         for _ in range(2):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         assert mirrors.data(OFFSET) == "5"
         assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/theirs") is None
 
@@ -374,14 +374,14 @@ def test_only_groups_that_changed_are_looked_at(zookeeper: ZooKeeper, monkeypatc
         for settled in (True, False, True, True):
             for name in names:
                 shards.show(1, group=name, settled=settled)
-            await mirror.settle()
-        await mirror.settle()
+            await mirror.update_zookeeper()
+        await mirror.update_zookeeper()
         assert mirrors.data(f"{OWNERS}/g19/t/1-0") == "a-0"
         shards.asked.clear()
 
         async def looked_at() -> int:
             before = mirror.meter.looked
-            await mirror.settle()
+            await mirror.update_zookeeper()
             return mirror.meter.looked - before
 
         assert (await looked_at(), shards.asked) == (0, []), "the shard has no news, and is not asked"
@@ -412,7 +412,7 @@ def test_only_groups_that_changed_are_looked_at(zookeeper: ZooKeeper, monkeypatc
         clock[0] += OWNERS_LOOK_S / 2
         assert await looked_at() == len(tops) == 8, "each has its moment within the minute"
         clock[0] += OWNERS_LOOK_S / 2 + 1
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert len(set(tops)) == len(tops) == 18
         mirrors.lead(2)
         assert await looked_at() == 18
@@ -429,15 +429,15 @@ def test_an_answer_that_is_lost_is_made_up_for(zookeeper: ZooKeeper) -> None:
         _, mirror, shards = await mirrors.enter(1)
         shards.show(5)
         for _ in range(3):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         shards.show(6)
         shards.silent = True
-        looking = asyncio.create_task(mirror.settle())
+        looking = asyncio.create_task(mirror.update_zookeeper())
         await until(lambda: len(shards.asked) == 2, "it is asked")
         looking.cancel()
         await asyncio.wait([looking])
         shards.silent = False
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert mirrors.data(OFFSET) == "6"
 
     play(zookeeper, story)
@@ -452,7 +452,7 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
         _, mirror, shards = await mirrors.enter(1)
         shards.show(5)
         for _ in range(3):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         read = GroupMirror._read_tree
 
         async def away(self: GroupMirror, top: str) -> dict[str, bytes]:
@@ -464,9 +464,9 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
         shards.show(6)
         shards.show(1, group="late")
         with pytest.raises(ZooKeeperAway):
-            await mirror.settle()
+            await mirror.update_zookeeper()
         monkeypatch.setattr(GroupMirror, "_read_tree", read)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert mirrors.data(OFFSET) == "6"
         assert not shards.reported[1:], "it came later, and had nothing that could be deleted"
 
@@ -478,11 +478,11 @@ def test_nothing_is_logged_of_a_new_group_that_rebalances(zookeeper: ZooKeeper) 
 
     async def story(mirrors: Mirrors) -> None:
         _, mirror, shards = await mirrors.enter(1)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         shards.show(1, settled=False)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         shards.show(1)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert not shards.reported
         assert mirrors.data(OWNER) == "a-0"
 
@@ -496,7 +496,7 @@ def test_nothing_is_logged_of_a_group_that_came_between_the_load_and_the_first_l
         _, mirror, shards = await mirrors.enter(1)
         shards.show(1, loaded=False)
         shards.show(1, group="loaded")
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert [event.group_id for event in shards.reported] == ["loaded"]
         assert mirrors.data(OWNER) == "a-0"
 
@@ -511,12 +511,12 @@ def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
         names = [f"{number:0240}" for number in range(3_000)]
         records = {(name, 0): OffsetCommitted("g", name, 0, 4, -1, "", 0) for name in names}
         shards.shown["g"] = ShownPushGroup("g", True, {}, records, loaded=True)
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert set(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}/g")) == set(names)
         assert mirror.meter.multis > 3
         assert mirror.meter.lag_s() < 60
         shards.shown.clear()
-        await mirror.settle()
+        await mirror.update_zookeeper()
         assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/g") is None
         assert mirrors.look.exists(f"{mirrors.root}{OWNERS}/g") is None
 
@@ -531,7 +531,7 @@ def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
         mirror = GroupMirror(service, SimpleNamespace())  # type: ignore[arg-type]
         watching = asyncio.create_task(mirror.watch())
         await asyncio.sleep(0.01)
-        mirror.soon()
+        mirror.run_soon()
         watching.cancel()
         await asyncio.wait([watching], timeout=5)
         assert watching.cancelled()

@@ -452,8 +452,8 @@ async def _hasty(self: JournalTerm) -> None:
     identity = await new_epoch(self._place)
     reading = journal_term.JournalReading(self._place)
     while (view := await reading.fetch()) is not None:
-        await self._handover.put(view)
-    await self._handover.drained()
+        await self._handover.queue_response(view)
+    await self._handover.wait_decoded()
     writer = JournalWriter(self._place, identity)
     writer.expected = 1 + await self._write_fence(writer, identity.producer_id)
     self.loaded = True
@@ -490,7 +490,7 @@ def test_it_holds(partition: FakePartition, holds: Callable[[FakePartition], Non
 
 async def _without_fence(self: JournalTerm, renewed: Any, writer: JournalWriter) -> None:
     self._renewed = None
-    writer.become(renewed)
+    writer.adopt_identity(renewed)
     self._metrics.epoch = renewed.epoch
 
 
@@ -530,7 +530,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     ),
     "fences the newest producer id only": (
         Authors,
-        "unfinished",
+        "fences_that_may_write",
         lambda self, own: [entry for entry in [self.newest] if entry is not None and entry.producer_id != own],
         a_fence_that_was_left_out_is_made_up_for,
     ),

@@ -22,6 +22,7 @@ from kohort.cluster.kafka_authorizer import MAX_AGE_S, KafkaAuthorizer
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError
 from tests.cluster.running import CoordinatorProcess
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
@@ -202,9 +203,7 @@ def test_status_shows_shards_only_with_the_right_to_describe_the_cluster(
             f"ssl.ca.location={secured_place.secured.certificates / 'ca.pem'}\n"
         )
         command = ["coordinator", "status", "--bootstrap-server", secured_place.process.address, "--json"]
-        return subprocess.run(
-            [*KOHORT, *command, "--command-config", str(file)], capture_output=True, text=True, check=False
-        )
+        return run_command([*KOHORT, *command, "--command-config", str(file)])
 
     done = status("alice")
     assert done.returncode == 0, done.stderr
@@ -247,11 +246,11 @@ def test_nothing_is_allowed_before_the_first_answer_and_after_the_last_is_old(ap
         before = authorizer.version
         await authorizer.refresh()
         assert authorizer.allows(BOB, *GROUP), "this Kafka has no authorizer"
-        assert authorizer.allows_some(BOB, AclOperation.READ, Resource.TOPIC)
+        assert authorizer.allows_on_any(BOB, AclOperation.READ, Resource.TOPIC)
         assert authorizer.version > before
         now[0] += MAX_AGE_S + 1
         assert authorizer.is_stale and not authorizer.allows(BOB, *GROUP)
-        assert not authorizer.allows_some(BOB, AclOperation.READ, Resource.TOPIC)
+        assert not authorizer.allows_on_any(BOB, AclOperation.READ, Resource.TOPIC)
         await authorizer.refresh()
         assert authorizer.allows(BOB, *GROUP)
 

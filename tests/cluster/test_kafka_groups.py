@@ -31,7 +31,7 @@ class Known(GroupShards):
         super().__init__(lambda: 0, lambda index, term: pytest.fail("no shard begins here"))
         self.names = set(names)
 
-    def knows(self, group: str) -> bool:
+    def has_group(self, group: str) -> bool:
         return group in self.names
 
 
@@ -50,7 +50,7 @@ async def groups_at(servers: str) -> AsyncIterator[KafkaGroups]:
 async def asked(groups: KafkaGroups, group: str) -> GroupImported:
     """Return the state of a group."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    groups.ask(ImportGroupOffsets(group, TICKET), found.set_result)
+    groups.import_offsets(ImportGroupOffsets(group, TICKET), found.set_result)
     async with asyncio.timeout(WAIT_S):
         answer = await found
     assert isinstance(answer, GroupImported)

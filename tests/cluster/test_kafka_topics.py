@@ -133,7 +133,7 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
 
             async def found(names: list[str], ids: list[uuid.UUID]) -> None:
                 then = asyncio.Event()
-                topics.find(names, ids, then.set)
+                topics.request_topics(names, ids, then.set)
                 await then.wait()
 
             (await admin.create_topics([NewTopic(name, 2)])).all()
@@ -144,7 +144,7 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
             assert isinstance(groups.heard[-1], TopicsChanged)
             assert name in groups.heard[-1].image.topics
             asked = []
-            topics.find([nobody], [], lambda: asked.append(nobody))
+            topics.request_topics([nobody], [], lambda: asked.append(nobody))
             assert asked == [nobody]  # at once: it was missing a moment ago
             other = f"told-{uuid.uuid4().hex[:8]}"
             made = (await admin.create_topics([NewTopic(other, 1)])).result(other)
@@ -160,7 +160,7 @@ def test_request_that_names_a_topic_is_served_when_kafka_is_silent() -> None:
     async def run() -> None:
         async with topics_of(f"127.0.0.1:{free_ports(1)[0]}") as (topics, _), asyncio.timeout(WAIT_S):
             then = asyncio.Event()
-            topics.find(["t"], [], then.set)
+            topics.request_topics(["t"], [], then.set)
             await then.wait()
             await topics.close()
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from kohort import Admin, TopicPartition
-from kohort.broker.authorization import Right
+from kohort.broker.authorization import PushAuthorization
 from kohort.broker.framing import BadFrame
 from kohort.broker.security.principals import Principal
 from kohort.cluster.host import CoordinatorHost
@@ -248,7 +248,7 @@ def test_right_of_a_push_consumer_ends_when_nobody_says_what_it_may_do() -> None
         kind=PushType.CLUSTER_METADATA,
         message=SimpleNamespace(group_id="g"),
     )
-    right = Right(authorizer, cast("Any", request))
+    right = PushAuthorization(authorizer, cast("Any", request))
     assert right.refusal() is ErrorCode.NONE
     now[0] += MAX_AGE_S + 1
     assert right.refusal() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "the consumer comes back"

@@ -34,8 +34,8 @@ class Listed:
     def on_changes(self, on_change: Callable[[], None]) -> None: ...
     async def open(self, me: Candidate, shards: int) -> None: ...
     async def retire(self) -> None: ...
-    async def ask(self) -> None: ...
-    def alive(self) -> None: ...
+    async def refresh_placement(self) -> None: ...
+    def report_loop_alive(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -87,13 +87,29 @@ def run(story: Callable[[Listed, Peers, Other], Awaitable[None]], renew_s: float
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 300, "a\0b", "\ud800", ""], ids=ascii)
+def test_host_that_is_no_name_ends_no_watch(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another coordinator advertises it, or whoever may write into the coordinators' group or path."""
+    monkeypatch.setattr(peers, "SILENT_AGAIN_S", 0.0)
+
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        two, three = Candidate(2, "two", host, 1), Candidate(3, "three", "127.0.0.1", other.port)
+        service.name(two, three)
+        watching.watch_placed()
+        await until(lambda: other.frames, "a first question")
+        assert not watching._watched[two].done()
+        assert not service.suspected
+
+    run(story)
+
+
 def test_end_and_refusal_is_suspicion() -> None:
     """A connection that only ends is made again; one that is then refused is the end of the process."""
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         two = Candidate(2, "two", "127.0.0.1", other.port)
         service.name(two)
-        watching.follow()
+        watching.watch_placed()
         assert watching.watched == {2}
         await until(lambda: other.frames, "a first question")
         header, _ = decode_request_header(other.frames[0])
@@ -113,7 +129,7 @@ def test_where_clients_log_in_a_connection_is_renewed_before_the_peer_closes_it(
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.follow()
+        watching.watch_placed()
         await until(lambda: len(other.open) >= 3, "a third connection")
         await until(lambda: other.open[0].is_closing() and other.open[1].is_closing(), "the end of the first two")
         assert not other.frames
@@ -132,14 +148,14 @@ def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch)
         took: list[float] = []
         for turn in range(4):
             service.name(two)
-            watching.follow()
+            watching.watch_placed()
             await until(lambda: other.open, "a connection")
             other.end()
             ended = loop.time()
             await until(lambda turn=turn: len(service.suspected) > turn, "a suspicion")
             took.append(loop.time() - ended)
             service.name()
-            watching.follow()
+            watching.watch_placed()
             assert not watching.watched
             await other.begin()
         for least, after in zip((0.2, 0.4, 0.8), took[1:], strict=True):
@@ -158,7 +174,7 @@ def test_refused_from_the_start() -> None:
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         other.end()
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.follow()
+        watching.watch_placed()
         await until(lambda: service.suspected, "a suspicion")
 
     run(story)
@@ -177,7 +193,7 @@ def test_a_short_pause_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.follow()
+        watching.watch_placed()
         await until(lambda: len(tries) > 20, "many tries")
         assert not service.suspected
 
@@ -199,7 +215,7 @@ def test_closed_in_the_turn_in_which_a_connection_is_made(monkeypatch: pytest.Mo
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.follow()
+        watching.watch_placed()
         await until(lambda: made, "a connection")
         answers.set()
         async with asyncio.timeout(5):

@@ -34,11 +34,11 @@ class Asked:
         self, node: int, *topics: TopicAnswer, by_name: Iterable[TopicAnswer] | None = None, alone: bool = False
     ) -> tuple[str, ...]:
         """A list of one node; what it leaves out is unknown to it by name too, unless `by_name` says otherwise."""
-        self.answers.listed(node, topics, alone=alone)
-        names = self.answers.to_ask()
+        self.answers.merge_list(node, topics, alone=alone)
+        names = self.answers.topics_to_request()
         if by_name is None:
             by_name = [TopicAnswer(name, error=UNKNOWN) for name in names]
-        self.answers.answered(node, [answers for answers in by_name if answers.name in names], alone=alone)
+        self.answers.merge_answers(node, [answers for answers in by_name if answers.name in names], alone=alone)
         deleted = self.answers.take_deleted()
         self.deleted += deleted
         return deleted
@@ -184,14 +184,14 @@ def test_old_answers_take_no_partitions_and_no_leaders_back() -> None:
 
 def test_racks_of_brokers_that_are_down_stay() -> None:
     asked = Asked()
-    asked.answers.racks({A: "a", B: "b"})
+    asked.answers.record_racks({A: "a", B: "b"})
     asked.poll(A, topic())
     image = asked.answers.image()
     assert image.topics["t"].racks == (("a", "b"), ("a", "b"))
-    asked.answers.racks({A: "a"})
+    asked.answers.record_racks({A: "a"})
     asked.poll(A, topic())
     assert asked.answers.image() is image
-    asked.answers.racks({B: "c"})
+    asked.answers.record_racks({B: "c"})
     asked.poll(A, topic())
     assert asked.answers.image().topics["t"].racks == (("a", "c"), ("a", "c"))
 
@@ -204,7 +204,7 @@ def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recor
     assert asked.poll(A) == ()
     assert asked.poll(B) == ("t",)
     assert asked.poll(A) == ()
-    assert asked.answers.to_ask() == []
+    assert asked.answers.topics_to_request() == []
 
 
 def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
@@ -214,7 +214,7 @@ def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
     asked.poll(B, topic())
     asked.poll(A, topic())
     assert asked.deleted == []
-    assert asked.answers.to_ask() == []
+    assert asked.answers.topics_to_request() == []
 
 
 def test_positions_of_an_earlier_topic_go_when_two_brokers_name_the_later_one() -> None:
@@ -249,10 +249,10 @@ def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
     names = [f"t{number:05}" for number in range(2 * ASKED_MAX + 1)]
     asked.answers.find_deleted({name: [OLD] for name in names})
     for turn in range(8):
-        asked.answers.listed(turn % 2, [], alone=False)
-        wanted = asked.answers.to_ask()
+        asked.answers.merge_list(turn % 2, [], alone=False)
+        wanted = asked.answers.topics_to_request()
         assert len(wanted) <= ASKED_MAX
-        asked.answers.answered(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
+        asked.answers.merge_answers(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
         asked.deleted += asked.answers.take_deleted()
     assert sorted(asked.deleted) == names
 
@@ -260,21 +260,21 @@ def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
 class ListsAreWhole(TopicView):
     """A planted fault: what a list leaves out is deleted."""
 
-    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         answers = list(topics)
         left_out = self.by_name.keys() - {entry.name for entry in answers}
-        super().listed(node, answers, alone=alone)
-        self.answered(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
-        self.answered(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
+        super().merge_list(node, answers, alone=alone)
+        self.merge_answers(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
+        self.merge_answers(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
 
 
 class OneIsEnough(TopicView):
     """A planted fault: what one broker says counts, as if another had said it before."""
 
-    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         answers = list(topics)
-        super().listed(-node, answers, alone=alone)
-        super().listed(node, answers, alone=alone)
+        super().merge_list(-node, answers, alone=alone)
+        super().merge_list(node, answers, alone=alone)
 
 
 def left_out_once(asked: Asked) -> None:

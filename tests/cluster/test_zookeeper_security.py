@@ -118,7 +118,7 @@ async def agreed(services: list[ZooKeeperCoordination], me: list[Candidate]) -> 
     async def turn() -> None:
         while True:
             for service in services:
-                service.alive()
+                service.report_loop_alive()
             await asyncio.sleep(0.05)
 
     turning = asyncio.create_task(turn())
@@ -262,7 +262,7 @@ def test_a_login_that_is_refused_later_is_tried_again(
             await until(lambda: session._login_refused, "the login is refused")
 
             def is_back() -> bool:
-                session.alive()
+                session.report_loop_alive()
                 return session.state is SessionState.CONNECTED and session.connections > connections
 
             await until(is_back, "it logs in again")

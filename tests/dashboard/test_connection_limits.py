@@ -124,6 +124,37 @@ def test_bodies_that_never_end_keep_nobody_out(
     assert is_closed(unended[0])
 
 
+@pytest.mark.parametrize("path", ["/", "/api/preview", "/api/nothing"])
+def test_body_in_chunks_is_refused_before_it_is_read(
+    serve: Serve, sockets: Connect, our_broker: Broker, path: str
+) -> None:
+    """A chunk of one byte takes 6 on the wire, and the server as long as a request line."""
+    dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
+    head = UNENDED.partition(b"Content-Length")[0].replace(b"/api/preview", path.encode())
+    sock = sockets(dashboard, head + b"Transfer-Encoding: chunked\r\n\r\n")
+    assert sock.recv(100).startswith(b"HTTP/1.1 400")
+    assert is_closed(sock)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 5_000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+    ],
+    ids=["no request", "long head", "upgrade"],
+)
+def test_requests_that_can_t_be_served_write_no_lines(
+    serve: Serve, sockets: Connect, our_broker: Broker, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    """A client sends them without end, and so would the log grow."""
+    dashboard = serve(our_broker.bootstrap_servers)
+    assert is_closed(sockets(dashboard, data))
+    dashboard.server.close()
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
 def test_bodies_that_never_end_hold_up_no_change(serve: Serve, sockets: Connect, our_broker: Broker, name: str) -> None:
     dashboard = serve(our_broker.bootstrap_servers, access=DashboardAccess(allows_changes=True))
     for _ in range(server.CHANGES_MAX):

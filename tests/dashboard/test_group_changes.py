@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT, Start
 from tests.support.waiting import until
 
@@ -55,7 +55,7 @@ def previewed(board: Dashboard, change: str, group: str, **more: object) -> Any:
 
 def by_command(broker: Broker, *words: str) -> Any:
     command = [*KOHORT, "groups", *words, "--json", "--bootstrap-server", broker.bootstrap_servers]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    shown = run_command(command, 120)
     assert "this was a preview" in shown.stderr, shown.stderr
     return json.loads(shown.stdout)
 

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 from tests.dashboard.conftest import Dashboard, behind
 from tests.lag.test_history_file import report
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT, Start, ready
 from tests.support.waiting import until
 
@@ -174,7 +175,7 @@ def kept_reads(path: Path) -> list[int]:
 
 
 def asked(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*KOHORT, *words], capture_output=True, text=True, timeout=60, check=False)
+    return run_command([*KOHORT, *words], 60)
 
 
 def test_killed_dashboard_leaves_its_history_to_the_next_one_and_to_the_command(

@@ -258,6 +258,19 @@ def test_tries_at_a_user_are_limited_from_all_addresses(users: Path, clock: Cloc
         tries.check("2001:db8::ffff", "bob")
 
 
+def test_addresses_of_loopback_are_counted_as_one(users: Path, clock: Clock) -> None:
+    """Each user of the machine has 16 million of them: `curl --interface 127.0.0.2`."""
+    logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
+    for number in range(logins.ADDRESS_TRIES):
+        with pytest.raises(NotAuthorizedError):
+            logged_in.begin(f"127.0.{number}.2", "alice", f"guess-{number}")
+    for address in ("127.1.2.3", "127.0.0.1", "::1", "::ffff:127.0.0.9"):
+        with pytest.raises(logins.BusyError):
+            logged_in.begin(address, "alice", "one more guess")
+    clock.now_s += logins.TRY_INTERVAL_S
+    logged_in.begin("127.0.0.1", "alice", "secret-1")
+
+
 def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock) -> None:
     tries = logins.FailedTries(clock)
     for number in range(logins.ADDRESS_TRIES):

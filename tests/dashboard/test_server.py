@@ -19,7 +19,7 @@ from kohort import Admin, Broker, Consumer
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import ScramCredential
 from kohort.dashboard import cluster_lookups
-from kohort.dashboard.cluster_lookups import BusyError, KeptAnswers
+from kohort.dashboard.cluster_lookups import AnswerCache, BusyError
 from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
@@ -406,7 +406,7 @@ def test_session_that_expires_without_another_login_is_said_and_ends_by_itself(s
 
 def test_answer_is_kept_for_a_while_also_a_failure() -> None:
     now, calls = [0.0], []
-    kept = KeptAnswers(lambda: now[0])
+    kept = AnswerCache(lambda: now[0])
 
     def make() -> dict[str, object]:
         calls.append(now[0])
@@ -414,41 +414,41 @@ def test_answer_is_kept_for_a_while_also_a_failure() -> None:
             raise RetriableError("away")
         return {"number": len(calls)}
 
-    assert [kept.answer("a", make) for _ in range(3)] == [{"number": 1}] * 3
+    assert [kept.cached_or_made("a", make) for _ in range(3)] == [{"number": 1}] * 3
     now[0] += cluster_lookups.ANSWER_KEPT_S
     for _ in range(2):
         with pytest.raises(KafkaError, match="away"):
-            kept.answer("a", make)
+            kept.cached_or_made("a", make)
     now[0] += cluster_lookups.ANSWER_KEPT_S
-    assert kept.answer("a", make) == {"number": 3}
+    assert kept.cached_or_made("a", make) == {"number": 3}
     assert len(calls) == 3
 
 
 def test_look_ups_are_bounded_by_number_and_allowed_again_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_lookups, "LOOKUPS_AT_ONCE", 2)
     now = [0.0]
-    kept = KeptAnswers(lambda: now[0])
+    kept = AnswerCache(lambda: now[0])
     for name in ("a", "b", "a", "b"):
-        assert kept.answer(name, dict) == {}
+        assert kept.cached_or_made(name, dict) == {}
     with pytest.raises(BusyError, match="try again"):
-        kept.answer("c", dict)
+        kept.cached_or_made("c", dict)
     now[0] += 1 / cluster_lookups.LOOKUPS_PER_S
-    assert kept.answer("c", dict) == {}
+    assert kept.cached_or_made("c", dict) == {}
     with pytest.raises(BusyError):
-        kept.answer("d", dict)
+        kept.cached_or_made("d", dict)
 
 
 def test_name_whose_answer_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> dict[str, object]:
         raise ValueError("unforeseen")
 
-    kept = KeptAnswers(lambda: 0.0)
+    kept = AnswerCache(lambda: 0.0)
     for number in range(10):
         with pytest.raises(ValueError, match="unforeseen"):
-            kept.answer(f"failing {number}", fail)
+            kept.cached_or_made(f"failing {number}", fail)
     monkeypatch.setattr(cluster_lookups.LookupBudget, "spend", fail)
     with pytest.raises(ValueError, match="unforeseen"):
-        kept.answer("refused", dict)
+        kept.cached_or_made("refused", dict)
     assert kept.kept_names() == set()
 
 
@@ -460,8 +460,8 @@ def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append("")
         return {}
 
-    kept = KeptAnswers(lambda: 0.0)
+    kept = AnswerCache(lambda: 0.0)
     for number in (0, 1, 2, 3, 1, 0):
-        kept.answer(str(number), make)
+        kept.cached_or_made(str(number), make)
     assert len(calls) == 5, "only the oldest was made again"
     assert kept.kept_names() == {"2", "3", "0"}

@@ -5,7 +5,9 @@ Blocks that are run or say why not, links that lead somewhere, versions that are
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,45 @@ def test_a_block_can_not_be_left_out_without_a_reason(
 def test_the_versions_that_the_readme_names_are_those_of_the_pins() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.partition("<!-- versions: tests/documentation/versions.py -->\n")[2].partition("\n\n")[0] == table()
+
+
+MESSAGES_OF_OTHERS = (
+    "AdminClient",
+    "Failed to find the data source: kohort",
+    "JAVA_GATEWAY_EXITED",
+    "No module named 'crc32c'",
+    "No module named 'kohort'",
+    "No space left on device",
+    "Python worker failed to connect back",
+    "The cluster does not support the STREAMS group protocol",
+    'cannot be written in the "ErrorIfExists" mode',
+    "certificate verify failed",
+    "fixture 'kohort_broker' not found",
+    "list_consumer_group_offsets",
+    "max.poll.interval.ms",
+    "metadata.brokers[0]",
+    "poll",
+    "send_offsets_to_transaction",
+)
+"""What the page of troubles quotes of Spark, Java, pip, pytest and other clients, and names of calls and settings."""
+
+
+def texts_in_source() -> Iterator[str]:
+    """The texts in kohort's source; an ellipsis stands for each value in them."""
+    for file in (ROOT / "src" / "kohort").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield re.sub(r"%[srd]", "…", node.value)
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+def test_page_of_troubles_quotes_messages_that_kohort_has() -> None:
+    """A reader searches the page for what is on the screen."""
+    lines = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    seen = [line.split("|")[1] for line in lines if line.startswith("| ") and not line.startswith("| seen ")]
+    quoted = {text for cell in seen for text in re.findall(r"`([^`]+)`", cell)} - {*MESSAGES_OF_OTHERS}
+    known = "\n".join({*texts_in_source()})
+    needles = {text: max(re.split("…|: ", text), key=len).strip(" ()[]") for text in quoted}
+    assert [text for text, needle in needles.items() if needle not in known] == []
+    assert len(quoted) > 15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -25,6 +26,15 @@ EXAMPLES = ROOT / "examples"
 LINES_MIN, LINES_MAX = 20, 60
 PARTITIONS = 3
 SENT = 90
+READ = {
+    "asyncio_service.py": "requests",
+    "dead_letters.py": "orders",
+    "foreach_batch_upsert.py": "prices",
+    "push_consumer.py": "jobs",
+    "region_to_iceberg.py": "payments",
+    "spark_shared_topic.py": "events",
+}
+"""The programs that read records of others, with their topics."""
 START_S = 900
 """How long a Spark application may take to start on a busy machine, without a sign of it."""
 
@@ -137,6 +147,20 @@ def test_programs_are_short_listed_and_tested() -> None:
     assert {name: length for name, length in lengths.items() if not LINES_MIN <= length <= LINES_MAX} == {}
 
 
+def test_records_that_a_program_reads_are_written_by_the_commands_in_its_first_lines(tmp_path: Path) -> None:
+    """A reader would else wait before a program that prints nothing."""
+    kohort = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    for name, topic in READ.items():
+        docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text())) or ""
+        commands = [command for command in re.findall(r"`([^`]+)`", docstring) if "kohort" in command]
+        with Broker() as broker, Consumer(broker.bootstrap_servers) as consumer:
+            environment = {**os.environ, **kohort, "KOHORT_BOOTSTRAP_SERVER": broker.bootstrap_servers}
+            for command in commands[: 1 + next(i for i, text in enumerate(commands) if "produce" in text)]:
+                subprocess.run(command, shell=True, env=environment, check=True, cwd=tmp_path, capture_output=True)
+            partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+            assert sum(consumer.end_offsets(partitions).values()) >= 2, name
+
+
 @LAST_RESORT
 def test_asyncio_service_answers_and_ends_cleanly(program: Run, servers: str) -> None:
     fill(servers, "requests", [f"request {number}" for number in range(SENT)])
@@ -209,7 +233,8 @@ def test_billing_tests_pass_and_notice_a_fault_in_the_code(tmp_path: Path) -> No
     text = (EXAMPLES / name).read_text()
     assert text.count("        consumer.commit()\n") == 1
     (tmp_path / name).write_text(text)
-    (tmp_path / "test_forgets.py").write_text(text.replace("        consumer.commit()\n", ""))
+    forgets = text.replace("        consumer.commit()\n", "").replace("lost.wait()", "lost.wait(timeout_ms=2_000)")
+    (tmp_path / "test_forgets.py").write_text(forgets)
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--tb=line"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, name, "test_forgets.py::test_commit_whose_answer_is_lost_counts"],
@@ -227,6 +252,7 @@ def test_coordinator_over_kafka_keeps_the_group(program: Run, apache_kafka: Apac
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("forked_spark")
 @LAST_RESORT
 def test_upsert_keeps_the_latest_price(program: Run, servers: str, tmp_path: Path) -> None:
     table = tmp_path / "prices.db"
@@ -260,6 +286,7 @@ def members(admin: Admin) -> int:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("forked_spark")
 @LAST_RESORT
 @pytest.mark.parametrize("applications", [1, 3])
 def test_applications_share_the_topic(program: Run, own_servers: str, applications: int) -> None:

@@ -33,7 +33,7 @@ from kohort.broker.security.tokens import TokenVerifier
 from kohort.columns import COMPILED, Decoded, DecodeOptions, RecordSet, reference
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.ids import AclOperation, AclPattern, AclPermission
-from kohort.io.channel import LinkFrames, ListenerHandshake, proof
+from kohort.io.channel import LinkFrames, ListenerHandshake, token_proof
 from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
 from kohort.log.validator import BatchValidator, place
@@ -164,7 +164,7 @@ def _users() -> Users:
         users = Users(Path(folder))
         for number, name in ((1, "sha256"), (2, "sha512")):
             users.change((), [("alice", number, _ROUNDS, _SALT, _salted(name))])
-        users.made_up("nobody", "SCRAM-SHA-256")  # reads the secret of made-up salts
+        users.made_up_credential("nobody", "SCRAM-SHA-256")  # reads the secret of made-up salts
         return users
 
 
@@ -335,12 +335,12 @@ def check_region_frames(data: bytes) -> str:
     try:
         _, frames = handshake.answer(said)
     except PermissionError:
-        if said == REGION_NONCES[32:] + proof(REGION_TOKEN, "caller", REGION_NONCES):
+        if said == REGION_NONCES[32:] + token_proof(REGION_TOKEN, "caller", REGION_NONCES):
             raise Finding("an honest member is refused") from None
         frames = LinkFrames(REGION_TOKEN, REGION_NONCES, is_caller=False)
         outcome = "stranger"
     else:
-        if said[32:] != proof(REGION_TOKEN, "caller", REGION_NONCES[:32] + said[:32]):
+        if said[32:] != token_proof(REGION_TOKEN, "caller", REGION_NONCES[:32] + said[:32]):
             raise Finding("a stranger is let in")
         outcome = "member"
     rest, size = data[ListenerHandshake.SAID_BYTES :], 1 + sum(data[-2:])

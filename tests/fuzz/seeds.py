@@ -20,7 +20,7 @@ from uuid import UUID
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
-from kohort.io.channel import proof
+from kohort.io.channel import token_proof
 from kohort.region.message_codec import encode
 from kohort.region.messages import Answer, Ask, Cut, Identity, Order, Report
 from kohort.region.record_codec import key_of, value_of
@@ -97,7 +97,11 @@ def _records() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _regions() -> Iterator[tuple[str, str, bytes]]:
-    yield "region-frames", "valid", REGION_NONCES[32:] + proof(REGION_TOKEN, "caller", REGION_NONCES) + region_stream()
+    yield (
+        "region-frames",
+        "valid",
+        REGION_NONCES[32:] + token_proof(REGION_TOKEN, "caller", REGION_NONCES) + region_stream(),
+    )
     yield "region-frames", "stranger", bytes(64) + region_stream()
     for name, kinds in (("region-said", (Report, Ask)), ("region-heard", (Order, Answer))):
         for kind in (found for union in kinds for found in get_args(union)):

@@ -120,13 +120,13 @@ class Trial:
 
     def classic_group(self, group_id: str = "g") -> ClassicGroup:
         """The members of a group that speaks the classic protocol."""
-        classic = self.machine.context.ledger.groups[group_id].under(ClassicGroup)
+        classic = self.machine.context.ledger.groups[group_id].membership_as(ClassicGroup)
         assert classic is not None, f"{group_id} is no classic group"
         return classic
 
     def consumer_group(self, group_id: str = "g") -> ConsumerGroup:
         """The members of a group under KIP-848."""
-        consumer = self.machine.context.ledger.groups[group_id].under(ConsumerGroup)
+        consumer = self.machine.context.ledger.groups[group_id].membership_as(ConsumerGroup)
         assert consumer is not None, f"{group_id} is no consumer group"
         return consumer
 
@@ -295,7 +295,7 @@ class Trial:
             elif not isinstance(work, Computation):
                 self.questions.append(work)
             elif isinstance(work, ResolveRegexes):
-                self.feed(assignment.resolve(work, match))
+                self.feed(assignment.resolve_regexes(work, match))
             elif isinstance(work, DividePartitions):
                 self.feed(rebalance.divide_partitions(work, match))
             else:

@@ -122,7 +122,7 @@ class PushTrial(Trial):
     @property
     def push(self) -> PushGroup:
         """The group."""
-        push = self.machine.context.ledger.groups["g"].under(PushGroup)
+        push = self.machine.context.ledger.groups["g"].membership_as(PushGroup)
         assert push is not None
         return push
 

@@ -113,7 +113,7 @@ def test_no_member_joins_a_group_without_a_place(
     join = way(trial)
     groups = trial.machine.context.ledger.groups
     before = members_of(groups.get("g"))
-    monkeypatch.setattr(admission, "check_place", no_place)
+    monkeypatch.setattr(admission, "member_place_error", no_place)
     join()
     assert members_of(groups.get("g")) <= before
 
@@ -122,7 +122,7 @@ def test_no_push_consumer_registers_without_a_place(monkeypatch: pytest.MonkeyPa
     trial = PushTrial()
     trial.set_topics(t=2)
     trial.consumer("a")
-    monkeypatch.setattr(admission, "check_place", no_place)
+    monkeypatch.setattr(admission, "member_place_error", no_place)
     assert trial.consumer("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert trial.consumer("c", group_id="other").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     groups = trial.machine.context.ledger.groups
@@ -136,10 +136,10 @@ class WatchedContext(Context):
     passed_by: list[str]
     places: list[ErrorCode]
 
-    def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
+    def handle_event(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
         """Let a group handle an event, and count its members."""
         before, asked = len(members_of(group)), len(self.places)
-        super().react(group, trigger, *arguments)
+        super().handle_event(group, trigger, *arguments)
         came = len(members_of(group)) - before
         if came > self.places[asked:].count(ErrorCode.NONE):
             self.passed_by.append(f"{group.group_id}: {came} by {trigger}")
@@ -147,16 +147,16 @@ class WatchedContext(Context):
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[ErrorCode]:
-    """The verdicts of `check_place`, as they are given."""
+    """The verdicts of `member_place_error`, as they are given."""
     given: list[ErrorCode] = []
-    real = admission.check_place
+    real = admission.member_place_error
 
     def noted(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
         error = real(limit, taken, has_place=has_place)
         given.append(error)
         return error
 
-    monkeypatch.setattr(admission, "check_place", noted)
+    monkeypatch.setattr(admission, "member_place_error", noted)
     return given
 
 

@@ -195,7 +195,7 @@ def test_a_group_that_is_gone_does_not_return_with_old_offsets(
     trial.fetch()
     trial.answer(*OFFSETS)
     end(trial)
-    assert not trial.machine.knows("g")
+    assert not trial.machine.has_group("g")
     if restarted:
         trial.restart()
     assert trial.fetch() == []

@@ -272,7 +272,7 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
     trial.works_at_once = False
     assert trial.beat("", connection=3) is None
     trial.feed(lost(3))
-    assert trial.machine.context.ledger.groups["g"].under(ConsumerGroup) is None
+    assert trial.machine.context.ledger.groups["g"].membership_as(ConsumerGroup) is None
     assert trial.heartbeat(member, generation + 1, connection=1) is ErrorCode.REBALANCE_IN_PROGRESS
 
 

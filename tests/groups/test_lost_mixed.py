@@ -181,7 +181,7 @@ def test_a_group_that_becomes_a_consumer_group_knows_where_its_classic_members_a
 def test_a_group_that_becomes_classic_knows_where_its_members_are(process: str) -> None:
     trial, member, _ = mixed(process=process)
     trial.beat("new", -1, connection=1)
-    assert trial.machine.context.ledger.groups["g"].under(ConsumerGroup) is None
+    assert trial.machine.context.ledger.groups["g"].membership_as(ConsumerGroup) is None
     trial.feed(lost(2, process))
     trial.pass_time(0 if process else LEASE_MS)
     assert not is_member(trial, member)

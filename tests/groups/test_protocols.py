@@ -168,7 +168,7 @@ class ToyGroup(GroupMembership):
 
     def expect(self, step: Step, member_id: str) -> ToyMember:
         member = self.heard.setdefault(member_id, ToyMember(self.group_id, member_id))
-        member.alive(step, SESSION_MS)
+        member.end_grace(step, SESSION_MS)
         return member
 
     def build_soft_state(self, step: Step) -> None:
@@ -195,10 +195,10 @@ class ToyGroup(GroupMembership):
     def changed(self, step: Step, change: ImageChange) -> None:
         self.looked += any(self.is_subscribed(topic) for topic in change.topics)
 
-    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+    def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+    def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
@@ -239,7 +239,7 @@ class ToyMachine(GroupMachine):
         if context.find(event.group_id) is None:
             context.emit(ToyRecord(event.group_id))  # type: ignore[arg-type]
         context.ledger.membership(event.group_id, ToyGroup)
-        context.react(context.ledger.groups[event.group_id], SignIn, event)
+        context.handle_event(context.ledger.groups[event.group_id], SignIn, event)
 
 
 class ToyTrial(Trial):
@@ -255,7 +255,7 @@ class ToyTrial(Trial):
         return None if reply is None else reply.error
 
     def toy(self) -> ToyGroup:
-        toy = self.machine.context.ledger.groups["g"].under(ToyGroup)
+        toy = self.machine.context.ledger.groups["g"].membership_as(ToyGroup)
         assert toy is not None
         return toy
 

@@ -40,20 +40,20 @@ def test_authenticated_connection_keeps_its_place() -> None:
     gate = ConnectionGate(1, strangers_max=1)
     connections = Connections(gate)
     member = gate.enter("a", lambda: connections.closed.append("member"))
-    assert member.prove()
+    assert member.mark_authenticated()
     for name in ("first", "second"):
         connections.enter(name)
     late = gate.enter("a", lambda: None)
-    assert connections.closed == ["first", "second"] and not late.prove(), "as many as there may be"
+    assert connections.closed == ["first", "second"] and not late.mark_authenticated(), "as many as there may be"
     member.give_back()
     member.give_back()
-    assert late.prove(), "its place is free, once"
-    assert not gate.enter("a", lambda: None).prove()
+    assert late.mark_authenticated(), "its place is free, once"
+    assert not gate.enter("a", lambda: None).mark_authenticated()
 
 
 def test_stranger_that_was_closed_has_no_place_to_prove() -> None:
     gate = ConnectionGate(9, strangers_max=1)
     evicted = gate.enter("a", lambda: None)
     gate.enter("a", lambda: None)
-    assert not evicted.prove()
+    assert not evicted.mark_authenticated()
     evicted.give_back()

@@ -27,7 +27,7 @@ def test_lasting_failure_is_due_ever_more_rarely() -> None:
     due = []
     for second in range(4 * 3600):
         clock.now_ms = second * 1000.0
-        if failures.due("a"):
+        if failures.should_log("a"):
             due.append(second)
     pauses = [later - earlier for earlier, later in pairwise(due)]
     assert due[0] == 0
@@ -38,23 +38,23 @@ def test_lasting_failure_is_due_ever_more_rarely() -> None:
 
 def test_kinds_do_not_share_their_pauses() -> None:
     failures, _ = throttle()
-    assert [failures.due(kind) for kind in ("a", "b", "a", "b")] == [True, True, False, False]
+    assert [failures.should_log(kind) for kind in ("a", "b", "a", "b")] == [True, True, False, False]
 
 
 def test_failure_that_ended_is_due_at_once_when_it_returns() -> None:
     failures, _ = throttle()
-    assert not failures.over("a")
-    failures.due("a")
-    assert failures.over("a")
-    assert failures.due("a")
+    assert not failures.end_failure("a")
+    failures.should_log("a")
+    assert failures.end_failure("a")
+    assert failures.should_log("a")
 
 
 def test_throttle_forgets_the_oldest_kinds() -> None:
     failures, _ = throttle()
     for number in range(FAILURE_KINDS_MAX + 1):
-        failures.due(number)
-    assert failures.due(0)
-    assert not failures.due(FAILURE_KINDS_MAX)
+        failures.should_log(number)
+    assert failures.should_log(0)
+    assert not failures.should_log(FAILURE_KINDS_MAX)
 
 
 def test_interval_throttle_says_how_many_events_there_were_since_the_last_line() -> None:

@@ -14,6 +14,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as some
+from tests.support.nursery import run_command
 from tests.support.processes import KOHORT, Start
 from tests.support.secured_broker import more_certificates
 from tests.support.secured_kafka import make_certificates
@@ -474,7 +475,7 @@ def test_command_serves_clients_with_certificates(our_broker: Broker, certificat
     ],
 )
 def test_command_refuses_options_that_would_let_everyone_in_or_can_not_work(options: list[str], error: str) -> None:
-    asked = subprocess.run([*KOHORT, "scaler", *options], capture_output=True, text=True, timeout=60, check=False)
+    asked = run_command([*KOHORT, "scaler", *options], 60)
     assert asked.returncode == 2
     assert error in asked.stderr
 

@@ -6,6 +6,7 @@ What a caller is told, what is served and what the next start finds agree.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
 from kohort.log.catalog import TopicPlan, read_catalog
+from kohort.log.check import FolderCheck, locked_folder
 from kohort.log.cooperative import run_steps
 from tests.log.making import NOW, batch, values
 
@@ -109,6 +112,25 @@ def test_what_could_not_be_put_back_is_written_again(
     assert read_catalog(tmp_path / "d") == before
 
 
+@pytest.mark.parametrize("name", ["../t", "a/../../t", "/t", "..", "", "t\0"], ids=ascii)
+def test_catalog_with_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    """A folder may come from somewhere else: its partitions' folders must lie in it."""
+    filled(tmp_path / "d").close()
+    catalog = tmp_path / "d" / "topics.json"
+    found = json.loads(catalog.read_text())
+    found["topics"][0]["name"] = name
+    del found["checksum"]
+    catalog.write_text(json.dumps(found))
+    (tmp_path / "d" / "t-0").rename(tmp_path / "t-0")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()}
+    with pytest.raises(CorruptDataError, match="topic name .* is not allowed"):
+        LogStore(tmp_path / "d")
+    with locked_folder(tmp_path / "d"):
+        defects = FolderCheck(tmp_path / "d").run().found
+    assert [defect.damage.path for defect in defects] == [catalog]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()} == before
+
+
 def test_a_log_start_that_could_not_be_kept_has_not_moved(
     tmp_path: Path, unsynced: Callable[[], AbstractContextManager[None]]
 ) -> None:
@@ -151,12 +173,12 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
         asked.append("now")
         return 3, 5
 
-    making = store.creating([TopicPlan("new", 2)], unseen)
+    making = store.create_in_steps([TopicPlan("new", 2)], unseen)
     next(making)
     assert not asked, "it is asked when the topic is made, and not before"
     run_steps(making)
     assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
-    growing = store.growing({"new": 3})
+    growing = store.grow_in_steps({"new": 3})
     next(growing)
     store.record_topics_cleaned(3)
     run_steps(growing)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kohort.log import OpenOptions, PartitionLog
-from kohort.log.retention import enforce
+from kohort.log.retention import delete_old_segments
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, batch, small
@@ -104,7 +104,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(age=st.integers(0, 20_000))
     def expire(self, age: int) -> None:
         self.log.reconfigure(small(retention_ms=age))
-        enforce(self.log, self.clock)
+        delete_old_segments(self.log, self.clock)
         gone = self.records[self.start : self.log.log_start_offset]
         assert all(self.clock - timestamp > age for _, timestamp, _ in gone)
         self.start = self.log.log_start_offset

@@ -25,7 +25,7 @@ from kohort.log import (
     PartitionLog,
 )
 from kohort.log.files import FileCache
-from kohort.log.retention import enforce
+from kohort.log.retention import delete_old_segments
 from kohort.log.validator import BATCHES_MAX
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
 from tests.log.making import CRASHED, NOW, batch, keyed, small, values
@@ -303,7 +303,7 @@ def test_retention_by_bytes_keeps_at_least_the_limit(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", small(retention_bytes=5000))
     for number in range(200):
         log.append(batch(b"%d" % number * 20), NOW)
-    enforce(log, NOW)
+    delete_old_segments(log, NOW)
     assert 5000 <= log.size_bytes() < 5000 + 2000 + 200
     assert log.log_start_offset == log.segments[0].base_offset > 0
     assert values(log)[-1][0] == 199
@@ -312,10 +312,10 @@ def test_retention_by_bytes_keeps_at_least_the_limit(tmp_path: Path) -> None:
 def test_retention_by_age_closes_a_quiet_segment(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", LogConfig(retention_ms=1000))
     log.append(GOOD, NOW)
-    assert enforce(log, NOW + 500) == 0
-    assert enforce(log, NOW + 5000) == 1
+    assert delete_old_segments(log, NOW + 500) == 0
+    assert delete_old_segments(log, NOW + 5000) == 1
     assert (log.log_start_offset, log.end_offset, log.size_bytes()) == (2, 2, 0)
-    assert enforce(log, NOW + 9000) == 0
+    assert delete_old_segments(log, NOW + 9000) == 0
     assert log.append(batch(b"n", at=NOW + 9000), NOW + 9000).base_offset == 2
     again = PartitionLog.open(tmp_path / "t-0", LogConfig(), CRASHED)
     assert (again.log_start_offset, again.end_offset) == (2, 3)
@@ -326,7 +326,7 @@ def test_retention_spares_open_transactions(tmp_path: Path) -> None:
     log.append(batch(b"t", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True), NOW)
     for number in range(100):
         log.append(batch(b"%d" % number * 20), NOW)
-    assert enforce(log, NOW + 100_000) == 0
+    assert delete_old_segments(log, NOW + 100_000) == 0
     assert log.log_start_offset == 0
 
 

@@ -19,7 +19,7 @@ from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
 from kohort.log.compaction import compact_now
 from kohort.log.cooperative import run_steps
-from kohort.log.retention import enforce
+from kohort.log.retention import delete_old_segments
 from tests.log.making import NOW, batch, keyed, values
 
 
@@ -236,7 +236,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
             store.partition(TopicPartition(name, 0)).append(batch(b"old"), NOW)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", never_aside)
-            run_steps(store.deleting(["again", "gone"]))
+            run_steps(store.delete_in_steps(["again", "gone"]))
         store.create_topic("again", 1)
         store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
         store.maintain(NOW)
@@ -333,9 +333,9 @@ def test_record_from_the_future_is_reported_when_it_keeps_the_log(
         store.create_topic("ahead", 1, {"retention.ms": "1000", "message.timestamp.after.max.ms": str(1 << 62)})
         ahead = store.partition(TopicPartition("ahead", 0))
         ahead.append(batch(b"x"), NOW)
-        enforce(ahead, NOW - 1_000)
+        delete_old_segments(ahead, NOW - 1_000)
         assert not caplog.text
-        enforce(ahead, NOW - 7_200_000)
+        delete_old_segments(ahead, NOW - 7_200_000)
         assert "ahead-0" in caplog.text
         assert "a record is stamped 2.0 h ahead of the clock" in caplog.text
 
@@ -348,9 +348,9 @@ def test_retention_of_no_bytes_empties_the_log(tmp_path: Path, policy: str) -> N
         log = store.partition(TopicPartition("t", 0))
         for number in range(30):
             log.append(batch(b"%d" % number * 20), NOW)
-        enforce(log, NOW)
+        delete_old_segments(log, NOW)
         assert (values(log), log.log_start_offset, log.end_offset) == ([], 30, 30)
-        assert enforce(log, NOW) == 0
+        assert delete_old_segments(log, NOW) == 0
         log.append(batch(b"more"), NOW)
         assert values(log) == [(30, b"more")]
 
@@ -369,7 +369,7 @@ def test_segment_that_compaction_emptied_does_not_keep_old_records(tmp_path: Pat
         log.append(keyed((b"new", b"young"), at=NOW + 100_000), NOW + 100_000)
         compact_now(log, NOW)
         assert [segment.size > 0 for segment in log.segments] == [False, True, True]
-        enforce(log, NOW + 100_000)
+        delete_old_segments(log, NOW + 100_000)
         assert values(log)[-1] == (log.end_offset - 1, b"young")
         assert log.log_start_offset == log.active.base_offset
 

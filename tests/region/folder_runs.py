@@ -375,7 +375,7 @@ def sweeps_at_each_moment() -> None:
             publish(sink)
             assert seen(trial) == {1: FIRST}
             sink.sweep(Keep(EPOCH, NEXT))
-            assert not any(name.startswith(ZOMBIE.text()) for name in staged_names(trial))
+            assert not any(name.startswith(ZOMBIE.file_stem()) for name in staged_names(trial))
             publish_again_and_more(trial)
 
 
@@ -384,7 +384,7 @@ def swept_keys_of_older_epochs() -> None:
     volume = begun()
     sink, _ = process(volume)
     sink.sweep(Keep(EPOCH + 1, KEYS))
-    assert not any(name.startswith(key.text()) for key in (*NEXT, ZOMBIE) for name in staged_names(volume))
+    assert not any(name.startswith(key.file_stem()) for key in (*NEXT, ZOMBIE) for name in staged_names(volume))
     sink.publish(1, KEYS)
     assert seen(volume) == {1: FIRST}
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
 from kohort.region import region_log, region_topic
-from kohort.region.agreement import Disagreement, LastSequence, SequenceBounds, adopt, compare
+from kohort.region.agreement import Disagreement, LastSequence, SequenceBounds, disagreement_with, facts_after_adoption
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
@@ -43,7 +43,7 @@ from kohort.region.region_key import Author, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
 from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
-from kohort.region.sinks.dead_letters import divide
+from kohort.region.sinks.dead_letters import split_refused
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
@@ -172,7 +172,9 @@ _PAID = Plane.record_published
 def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
     plane = machine.plane
     plane.record_published(place)
-    for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
+    for value in [
+        member for member in plane.members.values() if member.left and not plane.needs_publication(member.sink)
+    ]:
         plane.complete_leave(value)
     machine.commit_if_whole()
 
@@ -233,7 +235,7 @@ _PUT_BACK = RecordQueue.put_back
 
 def _compares_one_way(*, ahead: bool) -> Callable[..., Disagreement | None]:
     def compared(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
-        return None if (shows > bounds.most) is ahead else compare(region, place, shows, bounds)
+        return None if (shows > bounds.most) is ahead else disagreement_with(region, place, shows, bounds)
 
     return compared
 
@@ -278,7 +280,7 @@ _DATA_LOST = EventThread._data_lost
 
 
 def _forgets_bad_rows(sink: Sink, table: Any) -> tuple[Any, dict[int, str]]:
-    return divide(sink, table)[0], {}
+    return split_refused(sink, table)[0], {}
 
 
 def _begins_with_old_letters(stager: Stager, epoch: int) -> None:
@@ -392,7 +394,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         Plane, "record_published", _one_is_enough
     ),
     "who leaves is not needed before the topic has a reset": _instead(
-        Plane, "needs", lambda plane, place: place in plane.unpublished
+        Plane, "needs_publication", lambda plane, place: place in plane.unpublished
     ),
     "a reset waits for who has published and gone": _instead(
         Checkpoints, "_after_publication", _waits_for_who_has_gone
@@ -400,7 +402,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
     "who died is not missed": _instead(
-        RegionMembers, "gone", lambda machine, one, cause: machine.plane.unregister(one)
+        RegionMembers, "remove_dead", lambda machine, one, cause: machine.plane.unregister(one)
     ),
     "who is late is waited for": _instead(Checkpoints, "fail_if_overdue", lambda machine: None),
     "who does not come back is waited for": _instead(RegionMembers, "remove_disconnected", lambda machine: None),
@@ -448,7 +450,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a sink that is ahead of the topic is taken": _instead(membership, "compare", _compares_one_way(ahead=True)),
     "a sink that lacks what it has shown is taken": _instead(membership, "compare", _compares_one_way(ahead=False)),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
-        region_log, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
+        region_log,
+        "adopt",
+        lambda history, place, was, shows, now_ms: facts_after_adoption(history, place, was, 0, now_ms),
     ),
     "what another place is to show is numbered anew with the sequence": _instead(
         LastSequence, "number_in", lambda last, known: last.sequence

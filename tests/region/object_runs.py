@@ -164,7 +164,7 @@ def staging_killed_and_swept(place: Place, root: Path) -> None:
     """A member dies while it stages, and its rows are nobody's."""
     for died in begun(place, root).deaths(lambda sink: sink.stage(AGAIN, table(STAGED[AGAIN]))):
         died.sink().sweep(Keep(EPOCH + 2, (*KEYS, *NEXT, *QUIET)))
-        assert not any(AGAIN.text() in name for name in died.staged()), "rows that nobody removes"
+        assert not any(AGAIN.file_stem() in name for name in died.staged()), "rows that nobody removes"
         all_is_well(died)
 
 

@@ -41,11 +41,11 @@ FIRST = [row for key in KEYS for row in STAGED.get(key, [])]
 SECOND = STAGED[NEXT[1]] + STAGED[NEXT[0]]
 """In the order of the units: b's second, then a's third."""
 Act = Callable[[Sink], None]
-SHORT_EVERY = {"delta": 4, "delta-parted": 4, "delta-objects": 4, "iceberg": 6, "ducklake": 10}
+SHORT_EVERY = {"delta": 6, "delta-parted": 6, "delta-objects": 6, "iceberg": 9, "ducklake": 15}
 """Processes with places of these kinds die, or are held, at every so-manyth call in `make test`, and at each commit."""
 DECISIVE = ("commit", "merge", "add columns")
 """Calls that show a sequence, in small letters: every run tries them."""
-SIGKILLS = 12 if IS_LONG else 6
+SIGKILLS = 12 if IS_LONG else 4
 """Calls all over a publication at which a process of its own is killed."""
 
 
@@ -257,7 +257,7 @@ def sweeps_at_each_moment(place: Place, root: Path) -> None:
     for trial in begun(place, root).holds(publish, sweep):
         assert same(trial.rows(), merged(trial, FIRST))
         trial.sink().sweep(Keep(EPOCH, NEXT))
-        assert not any(ZOMBIE.text() in name for name in trial.staged())
+        assert not any(ZOMBIE.file_stem() in name for name in trial.staged())
         all_is_well(trial)
 
 

@@ -75,7 +75,7 @@ class LossyProxy:
     `before` is called with each request before the server hears of it. If it returns True, the answer is 503.
     `refuses` may return an answer in place of the server, which hears nothing, or None for none. `instead` may return
     an answer in place of the server's. `rewrites` returns what the server hears of a request's first line and headers.
-    If `cuts` returns True, the connection ends after two thirds of the answer.
+    If `cuts` returns True, the connection ends after two thirds of the answer. `sees` gets each whole request.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class LossyProxy:
         instead: Callable[[str, str], bytes] = lambda method, path: b"",
         rewrites: Callable[[bytes], bytes] = lambda head: head,
         cuts: Callable[[str, str], bool] = lambda method, path: False,
+        sees: Callable[[bytes], object] = lambda request: None,
     ) -> None:
         port = int(upstream.rpartition(":")[2])
         self.lost: list[str] = []
@@ -100,6 +101,7 @@ class LossyProxy:
                             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                             head = head.replace(asked[0], b"")
                         body = _body(self.rfile, head)
+                        sees(head + body)
                         method, path, *_ = head.decode("latin-1").split(" ")
                         if before(method, path):
                             self.wfile.write(_SLOW_DOWN)
@@ -131,6 +133,14 @@ class LossyProxy:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(30)
+
+
+def send_again(upstream: str, request: bytes) -> bytes:
+    """Send a server a request once more; return the first line of its answer."""
+    with socket.create_connection(("127.0.0.1", int(upstream.rpartition(":")[2]))) as server:
+        server.sendall(request)
+        with server.makefile("rb") as answers:
+            return answers.readline()
 
 
 def _head(stream: BinaryIO | BufferedIOBase) -> bytes:

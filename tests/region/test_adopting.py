@@ -13,7 +13,7 @@ from uuid import UUID
 import deltalake
 import pytest
 
-from kohort.region.agreement import History, adopt
+from kohort.region.agreement import History, facts_after_adoption
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.records import Birth, Contribution, Fact, Manifest, Shown
 from kohort.region.region import Region
@@ -51,8 +51,8 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     members = tuple(contribution.member for contribution in contributions)
     manifest = Manifest("r", ID, 7, 1, 1, 0, members, members, (), empties, tuple(sorted((place, OTHER))))
     shown = [Shown("r", place, 7 if is_known else 6, 0)]
-    first = adopt(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
-    again = adopt(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
+    first = facts_after_adoption(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
+    again = facts_after_adoption(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
     before, after = (history([*contributions, manifest, *shown, *facts]) for facts in (first, [*first, *again]))
     assert after == before
 
@@ -64,7 +64,7 @@ EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> RegionFacts:
     every: list[Fact] = [Birth("r", ID, 0), *facts]
     for place, shows in calls:
-        every += adopt(saved_of("r", every).history("r"), place, "", shows, 5)
+        every += facts_after_adoption(saved_of("r", every).history("r"), place, "", shows, 5)
     return saved_of("r", every).known("r", 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -22,6 +21,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.consumer import RegionConsumer
 from kohort.region.region import Region
 from tests.region.conftest import Collected, fill, make_topic
+from tests.region.member_forks import MEMBER, start_module
 from tests.region.member_process import in_pieces
 from tests.region.test_region import all_once, committed
 from tests.support.waiting import until
@@ -274,10 +274,9 @@ def test_process_that_closes_in_its_signal_handler_loses_nothing(
     """The handler is the one of the documentation; SIGTERM comes at that moment of a table."""
     make_topic(own_servers, name, 1)
     fill(own_servers, name, range(RECORDS), 1)
-    command = [sys.executable, "-m", "tests.region.member_process", own_servers, name, "m1", name, str(tmp_path)]
-    command += ["classic", "reset", "--submits", "4", "--most", "10"]
+    words = [own_servers, name, "m1", name, str(tmp_path), "classic", "reset", "--submits", "4", "--most", "10"]
     waits = moment == "while it waits"
-    with subprocess.Popen([*command, "--ends-at", moment]) as first:
+    with start_module(MEMBER, [*words, "--ends-at", moment]) as first:
         if waits:
             until(lambda: set(ids(tmp_path)) == set(range(RECORDS)), "it has read all, and waits")
             first.terminate()
@@ -285,7 +284,7 @@ def test_process_that_closes_in_its_signal_handler_loses_nothing(
     (offset,) = committed(own_servers, name).values()
     assert offset > 0 and ids(tmp_path) == Counter(range(offset)), "what is committed is in the folder, all of it"
     fill(own_servers, name, range(RECORDS, RECORDS + 10), 1)
-    with subprocess.Popen(command) as second:
+    with start_module(MEMBER, words) as second:
         until(lambda: set(ids(tmp_path)) == set(range(RECORDS + 10)), "all records are in the folder")
         second.terminate()
         assert second.wait(60) == 0

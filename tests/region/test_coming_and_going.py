@@ -17,11 +17,11 @@ from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 
 
-def begun_by(order: messages.Order) -> does.Begin:
+def begun_by(order: messages.Order) -> does.BeginEpoch:
     """How a member that has just started begins with an order."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.Connected())
-    [begin] = [effect for effect in machine.step(does.Ordered(order)) if isinstance(effect, does.Begin)]
+    [begin] = [effect for effect in machine.step(does.OrderReceived(order)) if isinstance(effect, does.BeginEpoch)]
     return begin
 
 
@@ -33,7 +33,7 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
     driven.join(1, "q")
     driven.do(plane_events.Disconnected(1))
     if not saved:
-        driven.do(plane_events.Saved(driven.machine.plane._tokens))
+        driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     driven.join(2, "q", incarnation=UUID(int=1))
     [order] = driven.orders(2, messages.Welcome)
     assert begun_by(order).state == b"what it has summed up"
@@ -54,12 +54,12 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
         driven.say(3, report)
     driven.say(1, messages.AssignmentChanged(Identity("m1", 2), (P0,)))
     [welcome] = driven.orders(3, messages.Welcome)
-    for report in says(machine, does.Ordered(welcome), does.Assigned(Identity("m3", 2), (P0,))):
+    for report in says(machine, does.OrderReceived(welcome), does.PartitionsAssigned(Identity("m3", 2), (P0,))):
         driven.say(3, report)
     assert driven.orders(3, messages.Starts)[-1].found == (at(P0, 70),), "on their way"
-    for report in says(machine, does.Closing()):
+    for report in says(machine, does.CloseRequested()):
         driven.say(3, report)
-    assert "m3" not in driven.machine.plane.members and driven.machine.plane.holder_of(P0) is None
+    assert "m3" not in driven.machine.plane.members and driven.machine.plane.owner_of(P0) is None
     driven.do(plane_events.Disconnected(3))
     driven.tick(10_000)
     assert driven.stands(RegionState.RUNNING), "nobody goes back"
@@ -70,13 +70,13 @@ def contributed(cut: CheckpointAttempt, *positions: Position) -> MemberMachine:
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     orders: list[messages.Order] = [messages.Welcome(3, 5, 7, ("q",))]
     machine.step(does.Connected())
-    machine.step(does.Ordered(orders[0]))
-    machine.step(does.Assigned(Identity("q", 1), (P0,)))
-    machine.step(does.Ordered(messages.Starts(3, 1, (at(P0, 70),))))
+    machine.step(does.OrderReceived(orders[0]))
+    machine.step(does.PartitionsAssigned(Identity("q", 1), (P0,)))
+    machine.step(does.OrderReceived(messages.Starts(3, 1, (at(P0, 70),))))
     machine.step(does.RecordsFetched())
-    machine.step(does.Ordered(messages.Drain(3, cut)))
+    machine.step(does.OrderReceived(messages.Drain(3, cut)))
     machine.step(does.DrainCompleted(cut))
-    machine.step(does.Ordered(messages.Checkpoint(3, cut, ("q",))))
+    machine.step(does.OrderReceived(messages.Checkpoint(3, cut, ("q",))))
     [given] = [
         report
         for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
@@ -102,7 +102,9 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     for report in says(machine, does.Connected()):
         driven.say(1, report)
     [welcome] = driven.orders(1, messages.Welcome)
-    retired = [effect for effect in machine.step(does.Ordered(welcome)) if isinstance(effect, does.Retire)]
+    retired = [
+        effect for effect in machine.step(does.OrderReceived(welcome)) if isinstance(effect, does.RetireSequences)
+    ]
     assert [order.counts for order in retired] == [counts]
     assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
 
@@ -110,8 +112,8 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
 def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
-    effects = machine.step(does.Ordered(messages.Completed(4, 8, 6, counts=False)))
-    assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
+    effects = machine.step(does.OrderReceived(messages.Completed(4, 8, 6, counts=False)))
+    assert [effect.counts for effect in effects if isinstance(effect, does.RetireSequences)] == [False]
 
 
 def test_a_member_that_contributed_learns_the_sequence() -> None:
@@ -180,18 +182,18 @@ def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     """With nothing in its hands, too: it may be the only one who can."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.Connected())
-    machine.step(does.Ordered(messages.Welcome(3, 5, 7, ("q",))))
-    machine.step(does.Ordered(messages.Publish(3, 7, ())))
+    machine.step(does.OrderReceived(messages.Welcome(3, 5, 7, ("q",))))
+    machine.step(does.OrderReceived(messages.Publish(3, 7, ())))
     machine.step(does.PublishEnded(7, "the disk is full"))
-    assert not ends(machine, does.Closing())
-    assert not ends(machine, does.Ordered(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
+    assert not ends(machine, does.CloseRequested())
+    assert not ends(machine, does.OrderReceived(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
     machine.step(does.PublishEnded(7, ""))
-    assert ends(machine, does.Ordered(messages.Stop(3, "", "")))
+    assert ends(machine, does.OrderReceived(messages.Stop(3, "", "")))
 
 
 def ends(machine: MemberMachine, *events: does.Event) -> bool:
     """Whether a member ends over events."""
-    return any(isinstance(effect, does.End) for event in events for effect in machine.step(event))
+    return any(isinstance(effect, does.EndMember) for event in events for effect in machine.step(event))
 
 
 def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_published() -> None:
@@ -208,17 +210,17 @@ def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_publishe
     assert driven.orders(2, messages.Publish)[-1].sequence == 8 and not driven.orders(2, messages.Stop)
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
     machine.begins.clear()
-    assert not ends(machine, does.Closing()), "nor does it end by itself"
+    assert not ends(machine, does.CloseRequested()), "nor does it end by itself"
 
 
 def test_what_left_a_members_hands_is_not_among_the_ends_that_it_registers_with() -> None:
     """A control plane that took over believed that it held it, and gave it to nobody."""
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 80))
-    machine.step(does.Assigned(Identity("q", 2), ()))
+    machine.step(does.PartitionsAssigned(Identity("q", 2), ()))
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, 80), at(P1, 71)), contributors={"q": 5})
     driven = Driven(known)
     for report in says(machine, does.Connected()):
         driven.say(1, report)
-    assert driven.machine.plane.holder_of(P0) is None
+    assert driven.machine.plane.owner_of(P0) is None
     driven.join(2, "m2")
     assert driven.ask(2, P0) == (at(P0, 80),)

@@ -8,7 +8,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,14 +24,15 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable, messages
-from kohort.region.agreement import History, adopt
+from kohort.region.agreement import History, facts_after_adoption
 from kohort.region.consuming.staging import Stager
 from kohort.region.control_plane import events
 from kohort.region.records import Contribution, Manifest, keys_by_place
-from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of, letters_of_records
+from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, letters_of, letters_of_records, split_refused
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 from tests.region.conftest import fill, make_topic
+from tests.region.member_forks import MEMBER, start_module
 from tests.region.test_plane import P0, P1, REGION_ID, Driven, span
 from tests.support.waiting import until
 
@@ -75,17 +75,17 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
 def test_all_bad_rows_of_a_table_are_separated_from_the_good_ones(sink: Sink) -> None:
     """Whatever the columns that refuse them, and though a check names those of one column alone."""
     given = rows((1, "mon"), (None, "mon"), (2, None), (None, None), (3, "tue"), (None, "wed"))
-    good, reasons = divide(sink, given)
+    good, reasons = split_refused(sink, given)
     assert good.to_pylist() == [{"id": 1, "day": "mon"}, {"id": 3, "day": "tue"}]
     assert list(reasons) == [1, 2, 3, 5] and all("Null in columns" in why for why in reasons.values())
-    assert divide(sink, good) == (good, {})
-    assert divide(sink, rows((None, "mon")))[0].num_rows == 0
+    assert split_refused(sink, good) == (good, {})
+    assert split_refused(sink, rows((None, "mon")))[0].num_rows == 0
 
 
 def test_an_empty_text_that_parts_a_delta_table_is_a_bad_row(tmp_path: Path) -> None:
     bound = DeltaTable(tmp_path / "out", partition_by=["day"]).bind("r", ID)
     bound.check(ROWS)
-    good, reasons = divide(bound, rows((1, ""), (2, "mon"), (3, "")))
+    good, reasons = split_refused(bound, rows((1, ""), (2, "mon"), (3, "")))
     assert good.column("id").to_pylist() == [2] and list(reasons) == [0, 2]
 
 
@@ -93,7 +93,7 @@ def test_a_thousand_values_that_a_column_can_not_keep_have_a_reason_each(tmp_pat
     bound = DeltaTable(tmp_path / "out").bind("r", ID)
     bound.check(pa.schema([pa.field("at", pa.timestamp("ms"))]))
     moments = [1_000 if number % 2 else 2**60 + number for number in range(2_000)]
-    good, reasons = divide(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
+    good, reasons = split_refused(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
     assert good.num_rows == 1_000 and list(reasons) == list(range(0, 2_000, 2))
 
 
@@ -107,7 +107,7 @@ class Picky:
 
 
 def test_a_sink_of_ones_own_may_name_one_row_at_a_time() -> None:
-    good, reasons = divide(Picky(), pa.table({"id": [1, -2, 3, -4]}))  # type: ignore[arg-type]
+    good, reasons = split_refused(Picky(), pa.table({"id": [1, -2, 3, -4]}))  # type: ignore[arg-type]
     assert good.column("id").to_pylist() == [1, 3]
     assert reasons == {1: "-2 is negative", 3: "-4 is negative"}
 
@@ -327,9 +327,9 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     plane = made.machine.plane
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
     history = History(last, given, plane.unpublished, {})
-    moved = [fact for fact in adopt(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
+    moved = [fact for fact in facts_after_adoption(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
     assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
-    ahead = [fact for fact in adopt(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
+    ahead = [fact for fact in facts_after_adoption(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
     assert [(fact.letter_keys, fact.keys, fact.sequence) for fact in ahead] == [
         ((), before.keys, 40) for before in given
     ]
@@ -436,9 +436,10 @@ MEMBERS, BAD_OF, COUNT, KILLS = ("m1", "m2"), 7, 1_200, 4
 
 
 def start(servers: str, name: str, member: str, folder: Path) -> subprocess.Popen[bytes]:
-    command = ["-m", "tests.region.member_process", servers, name, member, name, str(folder / "out"), "consumer"]
-    command += ["checkpoint", "--most", "20", "--letters", str(folder / "bad"), "--bad-of", str(BAD_OF)]
-    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    words = [servers, name, member, name, str(folder / "out"), "consumer", "checkpoint", "--most", "20"]
+    words += ["--letters", str(folder / "bad"), "--bad-of", str(BAD_OF)]
+    with Path(os.devnull).open("w") as nothing:
+        return start_module(MEMBER, words, stdout=subprocess.PIPE, stderr=nothing)
 
 
 @pytest.mark.timeout(180)

@@ -236,7 +236,7 @@ def test_a_publisher_that_does_not_know_added_columns_refuses_to_replace_rows_wi
         sink.stage(key(1), table(1))
         sink.check(MORE)
         sink.stage(key(2), wide(2))
-        staged = [Path(sink.path, f"_kohort/{REGION.hex}/staged/{key(number).text()}.json") for number in (1, 2)]
+        staged = [Path(sink.path, f"_kohort/{REGION.hex}/staged/{key(number).file_stem()}.json") for number in (1, 2)]
         assert [set(json.loads(piece.read_bytes())) for piece in staged] == [{"files"}, said]
         sink.publish(1, [key(1), key(2)])
         assert rows(sink.path) == [(1, None), (2, 5)]
@@ -490,7 +490,7 @@ def _publishes_by_what_it_knew(patch: Patch) -> None:
         DeltaTable,
         "_merge",
         lambda self, table, sequence, staged, claim: whole(
-            self, table, sequence, staged, owner_marker.read_claim(self._files, self._own)
+            self, table, sequence, staged, owner_marker.read_owner_marker(self._files, self._own)
         ),
     )
 

@@ -334,7 +334,7 @@ def test_sequence_without_rows_that_another_publishes_meanwhile_is_not_lost(
     calls = Calls()
 
     def meanwhile(number: int, call: str) -> None:
-        if KEYS[0].text() in call:
+        if KEYS[0].file_stem() in call:
             calls.at = lambda number, call: None
             made_place.sink().publish(1, [KEYS[0]])
 
@@ -406,7 +406,7 @@ def _removes_files_of_a_failed_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def _does_not_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeltaLog, "has", lambda self, at, sequence: False)
+    patch.setattr(DeltaLog, "has_sequence", lambda self, at, sequence: False)
     patch.setattr("kohort.region.sinks.delta_table.COMMITS_MAX", 2)
 
 

@@ -327,7 +327,7 @@ def publishers() -> Iterator[Callable[[str, str], tuple[int, Callable[[], int]]]
 
 
 @pytest.mark.parametrize(
-    ("happened", "every"), [(False, 1), (True, 1), (True, 5)], ids=["before", "after", "after some"]
+    ("happened", "every"), [(False, 1), (True, 1), (True, 8)], ids=["before", "after", "after some"]
 )
 def test_publisher_that_is_killed_at_each_request(store: str, happened: bool, every: int) -> None:
     """By SIGKILL, before or after the server has done what was asked; then another publishes."""

@@ -31,7 +31,7 @@ def save_all(driven: Driven) -> None:
     """The topic has all that was on its way there, and what comes of it."""
     driven.saves = True
     for token in sorted(driven.machine.plane._saving):
-        driven.do(events.Saved(token))
+        driven.do(events.FactsSaved(token))
 
 
 def has_gone(driven: Driven, connection: int, name: str) -> bool:
@@ -176,14 +176,14 @@ def test_a_member_that_closes_with_nothing_to_submit_waits_for_stop_if_it_writes
     """The member does not know of a reset whose manifest is on its way to the topic, and may be needed."""
     machine = MemberMachine("r", "m2", UUID(int=2), "etl", sink)
     machine.step(does.Connected())
-    machine.step(does.Ordered(messages.Welcome(3, 5, 7, ("m2",))))
-    machine.step(does.Assigned(Identity("m2", 1), (P1,)))
+    machine.step(does.OrderReceived(messages.Welcome(3, 5, 7, ("m2",))))
+    machine.step(does.PartitionsAssigned(Identity("m2", 1), (P1,)))
     if goes_back:
-        machine.step(does.Ordered(messages.Starts(3, 1, (at(P1, 71),))))
-        assert not ends(machine, does.Closing())
-        ended = ends(machine, does.Ordered(messages.Reset(3, 6, 8, None)), does.ApplicationReset(6))
+        machine.step(does.OrderReceived(messages.Starts(3, 1, (at(P1, 71),))))
+        assert not ends(machine, does.CloseRequested())
+        ended = ends(machine, does.OrderReceived(messages.Reset(3, 6, 8, None)), does.ApplicationReset(6))
     else:
-        ended = ends(machine, does.Closing())
+        ended = ends(machine, does.CloseRequested())
     assert ended is not bool(sink)
     if sink:
-        assert ends(machine, does.Ordered(messages.Stop(3, "", "")))
+        assert ends(machine, does.OrderReceived(messages.Stop(3, "", "")))

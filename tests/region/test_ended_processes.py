@@ -43,7 +43,7 @@ def of_one_process() -> Driven:
 def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     driven = of_one_process()
     effects = driven.machine.step(events.Disconnected(1), 0)
-    assert events.LookAtProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
+    assert events.CheckProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
     driven.do(events.ProcessEnded("p"))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {ResetCause.DEAD: 1}
     assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
@@ -55,7 +55,7 @@ def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
 def test_a_process_without_a_name_is_not_looked_at() -> None:
     driven = two()
     effects = driven.machine.step(events.Disconnected(1), 0)
-    assert not [effect for effect in effects if isinstance(effect, events.LookAtProcess)]
+    assert not [effect for effect in effects if isinstance(effect, events.CheckProcess)]
 
 
 @pytest.mark.parametrize("how", ["of another", "came back", "came back in another"])

@@ -32,7 +32,7 @@ from tests.support.long_runs import IS_LONG
 
 FIRST = [(1, "x"), (2, "x"), (3, "x")]
 SECOND = [(2, "new"), (4, "new"), (5, "new")]
-EVERY = 1 if IS_LONG else 11
+EVERY = 1 if IS_LONG else 19
 """Of how many requests one is the last: the commits and what is around them are tried always."""
 Catalogs = Callable[[], dict[str, str]]
 MODES = pytest.mark.parametrize("mode", ["append", "update"])
@@ -215,7 +215,7 @@ def test_a_process_that_is_killed_at_its_commit(fresh: Catalogs, mode: str, what
 @MODES
 def test_each_answer_is_lost_once(fresh: Catalogs, mode: str) -> None:
     """Of the store or of the catalog; the server has done what was asked."""
-    for number in itertools.count(1, 1 if IS_LONG else 9):
+    for number in itertools.count(1, 1 if IS_LONG else 15):
         catalog = fresh()
         begun(catalog, mode)
         count, lost = itertools.count(1), list[str]()
@@ -278,7 +278,7 @@ def test_whoever_is_killed_the_table_is_the_input(fresh: Catalogs, own_servers: 
     (tmp_path / "out").mkdir()
     catalog = fresh()
     processes, reader = Processes(own_servers, name, tmp_path / "out", "classic", "checkpoint"), TableReader(catalog)
-    processes.more = ["--iceberg", json.dumps(catalog)]
+    processes.more, processes.forks = ["--iceberg", json.dumps(catalog)], False
     try:
         sent = kill_in_turn(processes, reader, own_servers, name)
     finally:

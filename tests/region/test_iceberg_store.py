@@ -15,7 +15,7 @@ from kohort.errors import CorruptDataError
 from kohort.region import IcebergTable, Keep, Region
 from kohort.region.staged import StagedKey
 from tests.region.conftest import Worker, fill, make_topic
-from tests.region.s3_server import ACCESS, files_of
+from tests.region.s3_server import ACCESS, LossyProxy, files_of, send_again
 from tests.support.waiting import until
 
 REGION = UUID(int=1)
@@ -74,6 +74,31 @@ def test_a_table_in_a_store_is_written_once_and_nothing_is_left(catalog: dict[st
     )
     again.empty(5, 2)
     assert ids(catalog) == [] and again.published() == 5
+
+
+def test_a_unit_takes_few_requests_and_no_late_copy_of_one_takes_it_back(catalog: dict[str, str], store: str) -> None:
+    """A client repeats a request whose answer does not come. The first copy may still arrive, after all others."""
+    seen: list[bytes] = []
+    proxy = LossyProxy(store, lambda method, path: False, sees=seen.append)
+    try:
+        asked = {**catalog, "s3.endpoint": proxy.address}
+        sink = IcebergTable("air.flights", catalog=asked).bind("flights", REGION)
+        sink.check(SCHEMA)
+        seen.clear()
+        sink.stage(KEYS[0], rows(1, 2))
+        requests = list(seen)
+    finally:
+        proxy.close()
+    lines = [request.split(b"\r\n", 1)[0].decode().split()[:2] for request in requests]
+    assert len(lines) <= 8
+    data = [(method, "?" in path) for method, path in lines if ".parquet" in path]
+    assert data == [("PUT", False)]
+    named = [at for at, (method, path) in enumerate(lines) if "/staged/" in path and method in ("POST", "PUT")]
+    for at in named[:-1]:
+        send_again(store, requests[at])
+    other = IcebergTable("air.flights", catalog=catalog).bind("flights", REGION)
+    other.publish(1, KEYS[:1])
+    assert ids(catalog) == [1, 2]
 
 
 def test_members_of_a_region_write_into_a_store(catalog: dict[str, str], own_servers: str, name: str) -> None:

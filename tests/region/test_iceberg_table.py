@@ -509,9 +509,10 @@ def test_a_catalog_by_its_properties_keeps_its_credentials_to_itself(tmp_path: P
         IcebergTable("air.flights", catalog=away).bind("flights", REGION).check(SCHEMA)
     with pytest.raises(InvalidInputError, match="can't open the catalog"):
         IcebergTable("air.flights", catalog={"type": "nothing"}).bind("flights", REGION).check(SCHEMA)
-    with pytest.raises(InvalidInputError, match="holds credentials: give them as") as refused:
-        IcebergTable("air.flights", catalog={**catalog, "uri": "https://user:hidden@lake.example/api"})
-    assert "hidden" not in str(refused.value)
+    for uri in ("https://user:hidden@lake.example/api", "https://lake.example/api?token=hidden"):
+        with pytest.raises(InvalidInputError, match="holds credentials or a query: give them as") as refused:
+            IcebergTable("air.flights", catalog={**catalog, "uri": uri})
+        assert "hidden" not in str(refused.value)
     odd = {"uri": "oracle://user:hidden@lake.example/", "token": "my-token"}
     with pytest.raises(InvalidInputError, match="can't open the catalog") as refused:
         IcebergTable("air.flights", catalog=odd).bind("flights", REGION).check(SCHEMA)

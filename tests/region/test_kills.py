@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.demo.flights import ALL, recorded_flights
 from kohort.region.region import Region
 from tests.region.conftest import make_topic
+from tests.region.member_forks import COMMAND, MEMBER, start_module
 from tests.region.member_process import key_of
 from tests.region.s3_server import LossyProxy
 from tests.region.test_parquet_s3 import options
@@ -46,6 +46,7 @@ class Processes:
 
     def __init__(self, servers: str, name: str, folder: Path, protocol: str, rebalance: str) -> None:
         self.more: list[str] = []
+        self.forks = True
         self.arguments = (servers, name, name, str(folder), protocol, rebalance)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.log = (folder.parent / "log").open("w")
@@ -54,13 +55,12 @@ class Processes:
     def start(self, process: str) -> None:
         servers, region, topic, folder, protocol, rebalance = self.arguments
         if process == PLANE:
-            command = ["-m", "kohort", "region", "serve", region, "--checkpoint-every", "500ms"]
-            command += ["--bootstrap-server", servers]
+            module, words = COMMAND, ["region", "serve", region, "--checkpoint-every", "500ms"]
+            words += ["--bootstrap-server", servers]
         else:
-            command = ["-m", "tests.region.member_process", servers, region, process, topic, folder]
-            command += [protocol, rebalance, *self.more]
+            module, words = MEMBER, [servers, region, process, topic, folder, protocol, rebalance, *self.more]
         with (self.said if process == PLANE else Path(os.devnull)).open("w") as output:
-            self.running[process] = subprocess.Popen([sys.executable, *command], stdout=output, stderr=self.log)
+            self.running[process] = start_module(module, words, stdout=output, stderr=self.log, forks=self.forks)
 
     def kill(self, process: str) -> None:
         killed = self.running.pop(process)

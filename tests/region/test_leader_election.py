@@ -9,7 +9,7 @@ import pytest
 from kohort.region import leader_election
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NobodyServesError
-from kohort.region.server import OverError, RegionLog
+from kohort.region.server import RegionLog, TermOverError
 from tests.support.waiting import replace_time
 
 
@@ -28,7 +28,7 @@ class Contested:
 
     def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
         self.tried.append(self.now[0])
-        raise OverError("another control plane has taken over")
+        raise TermOverError("another control plane has taken over")
 
 
 def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_an_elected_leader_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     replace_time(monkeypatch, leader_election, sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)
-    with pytest.raises(OverError):
+    with pytest.raises(TermOverError):
         LeaderElection(place, RegionConfig()).serve()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
     assert all(other - earlier >= leader_election.ELECTION_DELAY_S[0] for earlier, other in pairwise(place.tried))

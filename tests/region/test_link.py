@@ -11,6 +11,7 @@ import pytest
 
 from kohort import Producer
 from kohort.errors import TimedOutError
+from kohort.region import leader_election
 from kohort.region.consuming import member_thread, publishing
 from kohort.region.region import Region
 from kohort.region.region_topic import transactional_id_of
@@ -82,6 +83,28 @@ def test_term_that_no_other_application_ended_is_followed_by_another(
     until(lambda: all_once(sink, range(40)), "the next term publishes")
     assert lost.over.is_set() and not serving.wait_until_replaced(0)
     assert serving.describe().term > lost.term
+
+
+def test_control_plane_that_runs_here_is_not_replaced_by_its_own_application(
+    own_servers: str, name: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of the machine may open connections faster than handshakes end: each takes the place of the oldest.
+
+    A new term would take the whole region back.
+    """
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    regions.append(region)
+    plane = region.serve()
+    until(lambda: region.describe().term == plane.term, "the term has begun")
+    monkeypatch.setattr(leader_election, "ELECTION_DELAY_S", (0.0, 0.0))
+    token, plane._token = plane._token, bytes(32)  # no handshake succeeds
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            region._election.connect_to_control_plane()
+    plane._token = token
+    assert region.describe().term == plane.term and not plane.over.is_set()
+    plane.close()
+    assert region.describe().term > plane.term
 
 
 def test_thread_of_a_lost_term_holds_up_no_election(own_servers: str, name: str, regions: list[Region]) -> None:

@@ -37,7 +37,9 @@ class Driven:
     def do(self, *events: member_events.Event | messages.Order) -> list[member_events.Effect]:
         self.did = []
         for event in events:
-            self.did += self.machine.step(member_events.Ordered(event) if isinstance(event, messages.Order) else event)
+            self.did += self.machine.step(
+                member_events.OrderReceived(event) if isinstance(event, messages.Order) else event
+            )
         return self.did
 
     def effects(self, kind: type[Kind]) -> list[Kind]:
@@ -58,7 +60,7 @@ def reading(**how: bool) -> Driven:
     """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
     driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
-    driven.do(member_events.Assigned(Identity("id", 1), (P0, P1)))
+    driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
     driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))), member_events.RecordsFetched())
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     return driven
@@ -87,7 +89,7 @@ def test_each_event_has_an_entry_in_each_state_with_its_reason() -> None:
 def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() -> None:
     driven = Driven()
     assert driven.stands(RegionMemberState.SUBSCRIBED)
-    driven.do(member_events.Assigned(Identity("id", 1), (P0,)))
+    driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
     assert driven.said(messages.AskStarts) == [] and driven.effects(member_events.Seek) == []
     driven.do(member_events.Connected())
     assert [(report.epoch, report.sink, report.shares) for report in driven.said(messages.Register)] == [
@@ -97,7 +99,7 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     alone.do(member_events.Connected())
     assert [report.shares for report in alone.said(messages.Register)] == [False]
     driven.do(messages.Welcome(3, 5, 7, ("m1",), b"saved"))
-    assert driven.effects(member_events.Begin) == [member_events.Begin(5, 7, b"saved")]
+    assert driven.effects(member_events.BeginEpoch) == [member_events.BeginEpoch(5, 7, b"saved")]
     assert driven.said(messages.AskStarts) == [messages.AskStarts(1, (P0,))]
     driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))))
     assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),))], "not what it has not"
@@ -106,15 +108,17 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
 def test_partitions_revoked_before_anything_was_fetched_are_released() -> None:
     driven = Driven()
     driven.do(
-        member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)), member_events.Assigned(Identity("id", 1), (P0,))
+        member_events.Connected(),
+        messages.Welcome(3, 5, 7, ("m1",)),
+        member_events.PartitionsAssigned(Identity("id", 1), (P0,)),
     )
-    driven.do(messages.Starts(3, 1, (at(P0, 70),)), member_events.Revoked((P0,)))
+    driven.do(messages.Starts(3, 1, (at(P0, 70),)), member_events.PartitionsRevoked((P0,)))
     assert driven.effects(member_events.ReleasePartitions) == [
         member_events.ReleasePartitions((P0,))
     ] and not driven.said(messages.AskReset)
 
 
-@pytest.mark.parametrize("event", [member_events.Revoked((P0,)), member_events.Lost((P0,))])
+@pytest.mark.parametrize("event", [member_events.PartitionsRevoked((P0,)), member_events.PartitionsLost((P0,))])
 @pytest.mark.parametrize("before", [reading, drained, contributed])
 def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type, event: member_events.Event) -> None:
     driven = before()
@@ -122,7 +126,7 @@ def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type
     assert driven.stands(RegionMemberState.CR_RESET_PENDING)
     assert member_events.StopPolling(clear=True) in driven.did
     assert [report.forced for report in driven.said(messages.AskReset)] == [True]
-    driven.do(member_events.Assigned(Identity("id", 2), (P1,)), messages.Starts(3, 1, (at(P1, 71),)))
+    driven.do(member_events.PartitionsAssigned(Identity("id", 2), (P1,)), messages.Starts(3, 1, (at(P1, 71),)))
     assert driven.effects(member_events.Seek) == [] and driven.said(messages.AskStarts) == [], (
         "nothing is sought while it waits"
     )
@@ -145,7 +149,7 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),), commit=True)], (
         "the group's offsets go back too"
     )
-    driven.do(member_events.Revoked((P1,)))
+    driven.do(member_events.PartitionsRevoked((P1,)))
     assert driven.stands(RegionMemberState.RESET_COMPLETE) and driven.effects(member_events.ReleasePartitions), (
         "it has fetched nothing"
     )
@@ -197,7 +201,7 @@ def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end(
 def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> None:
     driven = contributed()
     driven.do(messages.Completed(3, 8, 6))
-    assert driven.effects(member_events.Retire) == [member_events.Retire(8, 6, counts=True)]
+    assert driven.effects(member_events.RetireSequences) == [member_events.RetireSequences(8, 6, counts=True)]
     assert driven.effects(member_events.ResumeSubmitting) and driven.stands(RegionMemberState.RECORDS_FETCHED)
     assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
 
@@ -219,10 +223,10 @@ def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
 def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says: messages.Order) -> None:
     """The control plane has completed the sequence without it: with another's of its name, say."""
     driven = contributed(holds_back=True)
-    driven.do(member_events.Revoked((P1,)))
+    driven.do(member_events.PartitionsRevoked((P1,)))
     driven.do(says)
-    assert driven.effects(member_events.Retire) == [
-        member_events.Retire(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
+    assert driven.effects(member_events.RetireSequences) == [
+        member_events.RetireSequences(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
     ]
     assert {position.partition: position.offset for position in driven.machine.holds()} == {0: 70, 1: 71}
     assert not driven.effects(member_events.ReleasePartitions)
@@ -231,7 +235,7 @@ def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says
 
 def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven = reading(holds_back=True)
-    driven.do(member_events.Revoked((P1,)))
+    driven.do(member_events.PartitionsRevoked((P1,)))
     assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     driven.do(messages.Drain(3, CUT), member_events.DrainCompleted(CUT), messages.Checkpoint(3, CUT, ("m1",)))
@@ -245,7 +249,7 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
     """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
-    driven.do(member_events.Revoked((P1,)), messages.Completed(3, 8, 6))
+    driven.do(member_events.PartitionsRevoked((P1,)), messages.Completed(3, 8, 6))
     assert not driven.effects(member_events.ReleasePartitions), (
         "what it has read since it contributed is in no sequence"
     )
@@ -254,14 +258,14 @@ def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> Non
     driven.do(member_events.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 9, 7))
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
     stops = contributed(holds_back=True)
-    stops.do(member_events.Revoked((P1,)), messages.Completed(3, 8, 6))
+    stops.do(member_events.PartitionsRevoked((P1,)), messages.Completed(3, 8, 6))
     assert stops.effects(member_events.ReleasePartitions), "who stops for the cut has read nothing since"
 
 
 def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that_counts() -> None:
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(
-        member_events.Revoked((P1,)),
+        member_events.PartitionsRevoked((P1,)),
         messages.Drain(3, CheckpointAttempt(8, 2)),
         messages.Checkpoint(3, CheckpointAttempt(8, 2), ("m1",)),
     )
@@ -279,7 +283,7 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     driven.do(
         member_events.Connected(),
         messages.Welcome(3, 5, 7, ("m1",)),
-        member_events.Assigned(Identity("id", 1), (P0, P1)),
+        member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)),
     )
     if reset:
         driven.do(messages.Reset(3, 6, 7, None), member_events.ApplicationReset(6))
@@ -294,13 +298,13 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(member_events.Poll) == [
         member_events.Poll(slowly=False)
     ]
-    driven.do(member_events.Revoked((P1,)))
+    driven.do(member_events.PartitionsRevoked((P1,)))
     assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
 
 
 def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:
     driven = reading(holds_back=True)
-    driven.do(member_events.Revoked((P1,)), member_events.Lost((P0, P1)))
+    driven.do(member_events.PartitionsRevoked((P1,)), member_events.PartitionsLost((P0, P1)))
     assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(messages.AskReset)
 
 
@@ -325,16 +329,16 @@ def test_a_member_that_closes_waits_for_stop() -> None:
     idle = Driven()
     idle.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
     for driven in (reading(), idle):
-        driven.do(member_events.Closing())
+        driven.do(member_events.CloseRequested())
         assert driven.said(messages.Leave)
-        assert not driven.effects(member_events.End)
+        assert not driven.effects(member_events.EndMember)
         driven.do(messages.Stop(3, "", ""))
-        assert driven.effects(member_events.End) == [member_events.End("", "")]
+        assert driven.effects(member_events.EndMember) == [member_events.EndMember("", "")]
 
 
 def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
     driven = reading()
-    driven.do(member_events.Failed("records are lost", "reset it"))
+    driven.do(member_events.MemberFailed("records are lost", "reset it"))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
     driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
@@ -343,7 +347,7 @@ def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
 def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut() -> None:
     """An application has failed while no control plane was reached: what it had fetched must not count as read."""
     driven = reading()
-    driven.do(member_events.Closing(), member_events.ResetWanted("the application has failed"))
+    driven.do(member_events.CloseRequested(), member_events.ResetWanted("the application has failed"))
     assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")]
     driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")], (
@@ -363,7 +367,7 @@ def test_state_goes_with_the_offset_into_the_contribution() -> None:
     driven = Driven(keyed=True)
     driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
     assert driven.said(messages.AssignmentChanged)
-    driven.do(member_events.Assigned(Identity("id", 1), (P0,)))
+    driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
     start = replace(at(P0, 70), state=STATE)
     driven.do(messages.Starts(3, 1, (start,)))
     assert driven.effects(member_events.Seek) == [member_events.Seek((start,))]
@@ -379,7 +383,7 @@ def test_state_goes_with_the_offset_into_the_contribution() -> None:
 def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one() -> None:
     driven = Driven()
     driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
-    driven.do(member_events.Assigned(Identity("id", 1), (P0, P1)))
+    driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
     driven.do(messages.Starts(3, 1, (at(P1, 71), replace(at(P0, 70), state=STATE))))
     assert not driven.effects(member_events.Seek) and not driven.machine.begins
     [failed] = driven.said(messages.UnrecoverableFailure)
@@ -390,5 +394,5 @@ def test_control_plane_of_an_earlier_release_gets_no_member_with_states() -> Non
     """Such a control plane would take the contribution, and write a manifest without the state."""
     driven = Driven(keyed=True)
     driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
-    [end] = driven.effects(member_events.End)
-    assert "earlier release" in end.cause and not driven.effects(member_events.Begin)
+    [end] = driven.effects(member_events.EndMember)
+    assert "earlier release" in end.cause and not driven.effects(member_events.BeginEpoch)

@@ -87,13 +87,13 @@ def stopped() -> tuple[Driven, CheckpointAttempt]:
 def test_a_resumed_region_begins_at_the_sequence_whose_commit_was_out_when_it_stopped(first: str) -> None:
     driven, cut = stopped()
     if first == "the person":
-        driven.do(plane_events.Resumed())
+        driven.do(plane_events.ResumeRequested())
         assert driven.stands(RegionState.STOPPED), "it is not known yet from where it goes on"
         driven.do(plane_events.CommitEnded(cut))
     else:
         driven.do(plane_events.CommitEnded(cut))
         assert driven.stands(RegionState.STOPPED)
-        driven.do(plane_events.Resumed())
+        driven.do(plane_events.ResumeRequested())
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
     driven.join(3, "m1")
     assert driven.ask(3, P0) == (at(P0, 80),)
@@ -104,7 +104,11 @@ def test_a_resumed_region_begins_at_the_sequence_whose_commit_was_out_when_it_st
 def test_of_a_commit_that_was_refused_when_it_had_stopped_nothing_is_there(first: str) -> None:
     driven, cut = stopped()
     refused = plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset())
-    events = [refused, plane_events.Resumed()] if first == "the outcome" else [plane_events.Resumed(), refused]
+    events = (
+        [refused, plane_events.ResumeRequested()]
+        if first == "the outcome"
+        else [plane_events.ResumeRequested(), refused]
+    )
     for event in events:
         driven.do(event)
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 7
@@ -116,7 +120,7 @@ def test_a_region_that_stops_while_a_generation_is_asked_for_waits_for_no_outcom
     driven, cut = committing()
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
     driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
-    driven.do(plane_events.Resumed())
+    driven.do(plane_events.ResumeRequested())
     assert driven.stands(RegionState.FORMING)
 
 
@@ -125,11 +129,11 @@ def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() ->
     driven = two()
     driven.saves = False
     driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
-    driven.do(plane_events.Resumed())
+    driven.do(plane_events.ResumeRequested())
     driven.join(3, "m3")
     assert driven.stands(RegionState.STOPPED) and driven.orders(3, messages.Stop) and 3 in driven.closed
     driven.saves = True
-    driven.do(plane_events.Saved(driven.machine.plane._tokens))
+    driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     assert driven.orders(1, messages.Stop) and driven.orders(2, messages.Stop)
     assert driven.stands(RegionState.FORMING)
     assert [fact.cause for fact in driven.facts if isinstance(fact, Stopped)] == ["m2: what no reset mends", ""]

@@ -107,7 +107,7 @@ def _sweeps_by_an_older_listing(patch: Patch) -> None:
         names = self._store.list_names("_staged")
         last = self._log.read_entry(self._log.last_number())
         shown = set() if last is None else last.key_texts()
-        kept = {key.text() for key in keep.keys} | shown
+        kept = {key.file_stem() for key in keep.keys} | shown
         void = _void_names(names, self._id, keep.floor)
         self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in kept)
 
@@ -284,7 +284,7 @@ def test_files_of_a_store_and_of_a_folder_are_listed_alike(place: ObjectsPlace, 
         assert [file.sequence for file in sink.published_files()] == [1, 1, 3]
         assert [file.sequence for file in sink.published_files(after=1)] == [3]
         assert [Path(file.path).name for file in sink.published_files()] == [
-            f"{key(number).text()}.parquet" for number in range(3)
+            f"{key(number).file_stem()}.parquet" for number in range(3)
         ]
         sink.empty(4, 2)
         assert sink.published_files() == []

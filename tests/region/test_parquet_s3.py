@@ -104,7 +104,7 @@ def test_sequences_are_written_once_and_nothing_is_left(store: str, url: str) ->
     with pytest.raises(CorruptDataError, match="1 are gone"):
         again.publish(4, [KEYS[4]])
     again.sweep(Keep(2))
-    data = [f"_data/{KEYS[number].text()}.parquet" for number in range(3)]
+    data = [f"_data/{KEYS[number].file_stem()}.parquet" for number in range(3)]
     numbers = [f"_sequences/{number:020}.json" for number in (1, 2, 3)]
     assert objects(store, url) == [*data, "_region/conditional-put", "_region/region.json", *numbers]
     again.empty(5, 2)
@@ -132,7 +132,7 @@ def test_answer_of_a_publication_is_lost_and_the_sequence_is_there_once(store: s
         sink.stage(KEYS[0], rows(1, 2))
         sink.publish(1, KEYS[:1])
         assert [path.rpartition("/")[2].partition("?")[0] for path in proxy.lost] == [
-            "region.json", f"{KEYS[0].text()}.rows", f"{KEYS[0].text()}.parquet", f"{1:020}.json",
+            "region.json", f"{KEYS[0].file_stem()}.rows", f"{KEYS[0].file_stem()}.parquet", f"{1:020}.json",
         ]  # fmt: skip
         assert sink.published() == 1
     finally:

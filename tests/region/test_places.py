@@ -328,7 +328,7 @@ Patch = pytest.MonkeyPatch
 
 
 def _does_not_look_into_the_log(patch: Patch) -> None:
-    patch.setattr(DeltaLog, "has", lambda self, table, sequence: False)
+    patch.setattr(DeltaLog, "has_sequence", lambda self, table, sequence: False)
 
 
 def _refused_by_the_log_is_done(patch: Patch) -> None:
@@ -446,7 +446,7 @@ def _a_later_number_is_not_seen(patch: Patch) -> None:
 
 
 def _iceberg_does_not_look(patch: Patch) -> None:
-    patch.setattr(IcebergLog, "has", lambda self, table, sequence: False)
+    patch.setattr(IcebergLog, "has_sequence", lambda self, table, sequence: False)
 
 
 def _the_library_tries_again(patch: Patch) -> None:

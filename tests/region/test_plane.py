@@ -65,7 +65,7 @@ class Driven:
         self.closed: set[int] = set()
         self.facts: list[Fact] = []
         self.commits: list[plane_events.Commit] = []
-        self.looks: list[plane_events.LookAt] = []
+        self.looks: list[plane_events.DescribeGroup] = []
         self.lines: list[plane_events.RegionLogLine] = []
         self.now_ms = 0
         self.saves = True
@@ -77,15 +77,15 @@ class Driven:
                 match effect:
                     case plane_events.SendMessage(connection, order):
                         self.heard.setdefault(connection, []).append(order)
-                    case plane_events.Close(connection):
+                    case plane_events.EndConnection(connection):
                         self.closed.add(connection)
-                    case plane_events.Save(token, facts):
+                    case plane_events.SaveFacts(token, facts):
                         self.facts += facts
                         if self.saves:
-                            events.append(plane_events.Saved(token))
+                            events.append(plane_events.FactsSaved(token))
                     case plane_events.Commit():
                         self.commits.append(effect)
-                    case plane_events.LookAt():
+                    case plane_events.DescribeGroup():
                         self.looks.append(effect)
                     case plane_events.RegionLogLine():
                         self.lines.append(effect)
@@ -360,7 +360,7 @@ def test_that_it_has_stopped_is_in_the_topic_before_anyone_hears_of_it() -> None
     driven.say(1, messages.UnrecoverableFailure("records are lost", "reset it"))
     assert driven.stands(RegionState.STOPPED) and not driven.orders(1, messages.Stop) and not driven.closed
     token = driven.machine.plane._tokens
-    driven.do(plane_events.Saved(token))
+    driven.do(plane_events.FactsSaved(token))
     assert (
         driven.orders(1, messages.Stop)
         == driven.orders(2, messages.Stop)
@@ -377,7 +377,7 @@ def test_where_a_partition_begins_is_in_the_topic_before_it_is_read() -> None:
     driven.say(1, messages.Looked(1, (at(P0, 40),)))
     assert driven.facts[-1] == begun(P0, 40) and len(driven.orders(1, messages.Starts)) == 1
     assert isinstance(driven.facts[-1], Initial)
-    driven.do(plane_events.Saved(2))
+    driven.do(plane_events.FactsSaved(2))
     assert driven.last(1) == messages.Starts(3, 1, (at(P0, 40),))
 
 
@@ -489,7 +489,7 @@ def test_five_resets_in_a_row_stop_the_region_and_forced_ones_do_not() -> None:
     assert "the disk is full" in driven.orders(2, messages.Stop)[-1].cause
     driven.join(4, "m4")
     assert isinstance(driven.last(4), messages.Stop) and 4 in driven.closed
-    driven.do(plane_events.Resumed())
+    driven.do(plane_events.ResumeRequested())
     driven.join(5, "m5")
     assert driven.stands(RegionState.RUNNING)
 
@@ -557,7 +557,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
         driven.do(plane_events.Disconnected(connection))
     driven.tick(RegionConfig().register_ms)
     assert not driven.machine.plane.members and driven.stands(RegionState.RESETTING)
-    driven.do(plane_events.Saved(driven.machine.plane._tokens))
+    driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     assert driven.stands(RegionState.RUNNING) and driven.machine.plane.sequence == 8
 
 
@@ -569,9 +569,9 @@ def test_a_member_that_comes_during_a_reset_gets_its_epoch_once() -> None:
     driven.join(2, "m2")
     assert driven.stands(RegionState.RESETTING)
     driven.join(3, "m3")
-    driven.do(plane_events.Saved(1))
+    driven.do(plane_events.FactsSaved(1))
     assert driven.stands(RegionState.RUNNING) and [order.epoch for order in driven.orders(3, messages.Welcome)] == [6]
-    driven.do(plane_events.Saved(2))
+    driven.do(plane_events.FactsSaved(2))
     assert not driven.orders(3, messages.Reset)
 
 
@@ -654,7 +654,7 @@ def test_that_a_place_shows_a_sequence_is_in_the_topic_before_another_is_committ
     shown = [fact for fact in driven.facts if isinstance(fact, Shown)]
     assert [(fact.region, fact.place, fact.sequence) for fact in shown] == [("r", "s", 8), ("r", "t", 8)]
     assert driven.machine.plane.describe_region().published == 7 and len(driven.commits) == 1
-    driven.do(plane_events.Saved(driven.machine.plane._tokens))
+    driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     assert driven.machine.plane.describe_region().published == 8 and len(driven.commits) == 2
 
 
@@ -677,7 +677,7 @@ def test_what_a_place_showed_of_the_sequence_before_does_not_count_for_this_one(
     driven.say(1, messages.Published(8))
     driven.say(2, to_initial(driven))
     for token in (driven.machine.plane._tokens, driven.machine.plane._tokens - 1):
-        driven.do(plane_events.Saved(token))
+        driven.do(plane_events.FactsSaved(token))
     assert set(driven.machine.plane.unpublished) == {"s", "t"}, "they are to be emptied"
 
 
@@ -869,7 +869,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
     driven.say(1, messages.Published(7))
     assert driven.machine.plane.sequence == 7, "who was overtaken has nothing emptied"
     driven.saves = True
-    driven.do(plane_events.Saved(driven.machine.plane._tokens))
+    driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     epoch = driven.machine.plane.epoch
     assert driven.orders(1, messages.Publish) == [messages.Publish(3, 8, (), epoch, empties=True, place="s")]
     for connection in (1, 2):
@@ -907,7 +907,7 @@ def test_the_last_one_leaves_when_it_has_published() -> None:
     assert isinstance(driven.last(2), messages.Stop), "one is enough"
     assert isinstance(driven.last(1), messages.Publish) and driven.stands(RegionState.RUNNING)
     driven.join(3, "m3")
-    assert driven.machine.plane.holder_of(P0) is None, "it holds nothing any more"
+    assert driven.machine.plane.owner_of(P0) is None, "it holds nothing any more"
     driven.say(1, messages.Published(8))
     assert isinstance(driven.orders(1, messages.Stop)[-1], messages.Stop) and driven.machine.plane.names() == ("m3",)
 

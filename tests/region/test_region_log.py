@@ -18,14 +18,14 @@ from kohort.broker import Fault
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.region import server
-from kohort.region.control_plane.events import Offsets
+from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Epoch, Initial, Manifest, Part, Position, Shown, Span, Stopped
 from kohort.region.region_log import RegionLogView, RegionLogWriter
 from kohort.region.region_topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
-from kohort.region.server import OverError, UnknownOutcomeError
+from kohort.region.server import TermOverError, UnknownOutcomeError
 from tests.region.conftest import make_topic
 from tests.support.waiting import until
 
@@ -84,14 +84,14 @@ class Members:
     def _has_two(member: GroupMember) -> bool:
         return len(member.assignment().partitions) == 2 and member.revocation() is None
 
-    def offsets(self, member: GroupMember, name: str, offset: int, **other: Any) -> Offsets:
+    def offsets(self, member: GroupMember, name: str, offset: int, **other: Any) -> MemberOffsets:
         who = member.group_metadata()
         identity = Identity(who.member_id, other.get("generation", who.generation_id), who.group_instance_id)
         parts = member.assignment().partitions
-        return Offsets(name, self.name, identity, tuple(at(part.topic, part.partition, offset) for part in parts))
+        return MemberOffsets(name, self.name, identity, tuple(at(part.topic, part.partition, offset) for part in parts))
 
 
-def given(name: str, known: RegionFacts, sequence: int, offsets: Offsets, state: bytes = b"") -> Contribution:
+def given(name: str, known: RegionFacts, sequence: int, offsets: MemberOffsets, state: bytes = b"") -> Contribution:
     who = offsets.identity
     spans = tuple(
         Span(position.group, position.topic, TOPIC_ID, position.partition, 0, position.offset, 0)
@@ -114,13 +114,15 @@ def given(name: str, known: RegionFacts, sequence: int, offsets: Offsets, state:
     )
 
 
-def manifest(name: str, known: RegionFacts, sequence: int, *offsets: Offsets) -> Manifest:
+def manifest(name: str, known: RegionFacts, sequence: int, *offsets: MemberOffsets) -> Manifest:
     names = tuple(offset.member for offset in offsets)
     positions = tuple(position for offset in offsets for position in offset.positions)
     return Manifest(name, known.region_id, sequence, known.term, 1, 0, names, names, positions)
 
 
-def commit(pen: RegionLogWriter, name: str, known: RegionFacts, sequence: int, *offsets: Offsets) -> dict[str, Any]:
+def commit(
+    pen: RegionLogWriter, name: str, known: RegionFacts, sequence: int, *offsets: MemberOffsets
+) -> dict[str, Any]:
     contributions = tuple(given(name, known, sequence, offset) for offset in offsets)
     return dict(pen.commit(manifest(name, known, sequence, *offsets), contributions, offsets))
 
@@ -185,11 +187,11 @@ def test_who_was_replaced_can_write_nothing(
     first, known = begin(home, closing)
     ours = members.offsets(members.first, "a", 5)
     begin(home, closing)
-    with pytest.raises(OverError):
+    with pytest.raises(TermOverError):
         first.check_term()
-    with pytest.raises(OverError):
+    with pytest.raises(TermOverError):
         commit(first, name, known, 1, ours)
-    with pytest.raises(OverError):
+    with pytest.raises(TermOverError):
         first.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
     assert home.saved().sequence == 0 and home.saved().epoch is None
     assert committed(servers, name) == {None}
@@ -238,7 +240,7 @@ def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
 
 def test_offsets_without_a_member_are_never_sent(home: RegionLogView, name: str, closing: Closing) -> None:
     pen, known = begin(home, closing)
-    nobody = Offsets("a", name, Identity(), (at(name, 0, 5),))
+    nobody = MemberOffsets("a", name, Identity(), (at(name, 0, 5),))
     with pytest.raises(InvalidInputError, match="no such member"):
         commit(pen, name, known, 1, nobody)
 
@@ -290,9 +292,10 @@ def test_an_end_that_comes_late_changes_nothing(
 
 def test_a_sequence_larger_than_a_record(home: RegionLogView, name: str, closing: Closing) -> None:
     pen, known = begin(home, closing)
-    nobody = Offsets("", name, Identity(), ())
+    nobody = MemberOffsets("", name, Identity(), ())
     contributions = tuple(
-        given(name, known, 1, Offsets(f"m{number}", name, nobody.identity, ()), bytes(900_000)) for number in range(10)
+        given(name, known, 1, MemberOffsets(f"m{number}", name, nobody.identity, ()), bytes(900_000))
+        for number in range(10)
     )
     closed = Manifest(name, known.region_id, 1, 1, 1, 0, tuple(f"m{n}" for n in range(10)), (), ())
     assert pen.commit(closed, contributions, ()) == {}
@@ -305,7 +308,7 @@ def test_two_take_overs_at_once(home: RegionLogView, servers: str, name: str, cl
     began: list[tuple[RegionLogWriter, RegionFacts]] = []
 
     def take(one: RegionLogView) -> None:
-        with contextlib.suppress(OverError):
+        with contextlib.suppress(TermOverError):
             began.append(begin(one, closing))
 
     threads = [threading.Thread(target=take, args=(entry,)) for entry in homes]
@@ -317,7 +320,7 @@ def test_two_take_overs_at_once(home: RegionLogView, servers: str, name: str, cl
     assert len(set(terms)) == len(terms), "no term is begun twice"
     writes = 0
     for pen, known in began:
-        with contextlib.suppress(OverError):
+        with contextlib.suppress(TermOverError):
             pen.save([Epoch(name, known.term, known.term, 0, 0, "", 0)])
             writes += 1
     assert writes <= 1
@@ -384,7 +387,7 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: RegionLogView
     pen, known = begin(home, closing)
 
     def complete(pen: RegionLogWriter, sequence: int, *members: str, **away: int) -> None:
-        offsets = [Offsets(member, name, Identity(), ()) for member in members]
+        offsets = [MemberOffsets(member, name, Identity(), ()) for member in members]
         contributions = tuple(
             replace(
                 given(name, known, sequence, offset, f"{offset.member}{sequence}".encode()), keeps=offset.member == "b"
@@ -449,7 +452,7 @@ def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
 
     with monkeypatch.context() as patched:
         patched.setattr(Producer, "commit_transaction", stands_still)
-        with pytest.raises((UnknownOutcomeError, OverError)):
+        with pytest.raises((UnknownOutcomeError, TermOverError)):
             commit(pen, name, known, 1)
     if pen.settle() == 0:
         assert commit(pen, name, known, 1) == {}

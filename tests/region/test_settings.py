@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region.consuming.settings import split
+from kohort.region.consuming.settings import split_options
 from kohort.region.region import FETCH_MAX_BYTES, Region
 
 
 @pytest.mark.parametrize("name", ["group_protocol", "group.protocol"])
 def test_the_push_protocol_has_no_epoch_to_commit_under(name: str) -> None:
     with pytest.raises(InvalidInputError, match="no place in a region"):
-        split({name: "push"})
-    _, settings = split({name: "consumer"})
+        split_options({name: "push"})
+    _, settings = split_options({name: "consumer"})
     assert settings == {name: "consumer"}
 
 

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, sql_table
+from kohort.region.sinks.by_name import sink_of
+from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.sinks.sql_dialects import Postgres
 from kohort.region.sinks.sql_table import SqlTable
@@ -601,6 +604,49 @@ def test_passwords_are_not_said() -> None:
     sink = SqlTable("postgresql://kohort:secret@db:5433/x?sslmode=require&password=secret", "s.flights")
     assert sink.place == "sql:postgresql://db:5433/x#s.flights"
     assert "secret" not in repr(sink)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:s3cret#x@db:5433/x", "postgresql://me@db:5433/x"),
+        ("postgres://me:s3cret?x@db/x?sslpassword=s3cret&oauth_client_secret=s3cret", "postgresql://me@db/x"),
+        ("postgresql://me:s3cret@[::1]:5433,db2/x?host=/run", "postgresql://me@[::1]:5433,db2/x?host=/run"),
+        ("postgresql:///x?user=me@example&password=s3cret", "postgresql:///x?user=me%40example"),
+        ("postgresql://me:s3 cret@db/x", "postgresql://me@db/x"),
+        ("postgresql://me:s3cret%zz@db/x", "postgresql://me@db/x"),
+        ("postgresql://me:a/s3cret@db/x", ""),
+        ("postgresql://me:a@s3cret@db/x", ""),
+        ("postgresql://me:s3cret", ""),
+        ("postgresql:host=db password=s3cret", ""),
+        ("host=db password=s3cret", ""),
+        ("mysql:password=s3cret", ""),
+    ],
+    ids=[
+        "hash", "question mark", "servers", "user as a parameter", "space", "percent", "slash", "at", "no database",
+        "scheme alone", "parameters", "another scheme",
+    ],
+)  # fmt: skip
+def test_password_of_no_form_is_said(url: str, shown: str, tmp_path: Path) -> None:
+    """Libpq takes more characters in a password than a URL may have, and repeats it in errors."""
+    said = []
+    for make in (lambda: SqlTable(url, "t"), lambda: DuckLakeTable("t", lake=tmp_path, catalog=url)):
+        try:
+            sink = make()
+            said += [repr(sink), sink.bind("r", REGION).place]
+        except InvalidInputError as error:
+            said += [str(error), "".join(traceback.format_exception(error)).replace(url, "")]
+    assert not any("s3" in text for text in said), said
+    assert shown in said[0] and (shown or "no URL" in said[0])
+
+
+@pytest.mark.parametrize(
+    "place", ["sql:host=db password=s3cret", "sql:host=db PASSWORD = s3cret#t", "pgpass=s3cret", "sql:token=s3cret"]
+)
+def test_place_that_is_no_url_is_not_shown_with_its_password(place: str) -> None:
+    with pytest.raises(InvalidInputError, match="names no sink") as refused:
+        sink_of(place)
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("names", [["kohort_key"], ["id", "ID"]])

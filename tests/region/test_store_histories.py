@@ -29,7 +29,7 @@ SEEDS_OF = {"ducklake": 20 if IS_LONG else 2}
 MUTANT_SEEDS = 40
 SEEN_AT = {
     "objects: publish without a condition": 91,
-    "objects: a publisher does not look whether its sequence is done": 9,
+    "objects: a publisher does not look whether its sequence is done": 20,
     "objects: a compactor takes an unknown outcome for a refusal": 8,
     "objects: a compactor removes orphans before its generation": 17,
     "objects: replaced files are removed at once": 1,

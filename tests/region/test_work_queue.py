@@ -8,7 +8,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from kohort.region.consuming.work_queue import SMALL_TABLES, Piece, RecordQueue
+from kohort.region.consuming.work_queue import SMALL_TABLES, FetchedTable, RecordQueue
 from kohort.region.records import Part, Position
 from tests.support.waiting import until
 
@@ -19,7 +19,7 @@ def at(part: Part, offset: int) -> Position:
     return Position(part.group, part.topic, part.topic_id, part.partition, offset)
 
 
-def piece(*rows: tuple[Part, int]) -> Piece:
+def piece(*rows: tuple[Part, int]) -> FetchedTable:
     table = pa.table(
         {
             "topic": ["t"] * len(rows),
@@ -27,13 +27,13 @@ def piece(*rows: tuple[Part, int]) -> Piece:
             "offset": [at for _, at in rows],
         }
     )
-    return Piece(table, {part: at_(part, offset + 1) for part, offset in rows})
+    return FetchedTable(table, {part: at_(part, offset + 1) for part, offset in rows})
 
 
 at_ = at
 
 
-def offsets(found: Piece | None) -> list[tuple[int, int]]:
+def offsets(found: FetchedTable | None) -> list[tuple[int, int]]:
     assert found is not None
     return [(row["partition"], row["offset"]) for row in found.table.to_pylist()]
 
@@ -101,14 +101,14 @@ def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: RecordQu
 
 def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0)))
-    taken: list[Piece | None] = []
+    taken: list[FetchedTable | None] = []
     thread = threading.Thread(target=lambda: taken.append(flow.take()))
     thread.start()
     assert flow.is_idle() and taken == []
     flow.open()
     thread.join(60)
     assert offsets(taken[0]) == [(0, 0)]
-    flow.shut()
+    flow.close_to_application()
     flow.put(piece((P0, 1)))
     flow.finish()
     assert flow.is_idle() and flow.queued(P0), "it is the drain buffer now"

@@ -35,8 +35,12 @@ SEEN_AT = {
     "CountsLeasesFromFrames": 13,
     "ForgetsStopsThatAreOut": 45,
     "RenewsByRetries": 155,
-    "CallsRepeatsFirst": 137,
-    "FreesAtDisconnects": 6,
+    "CallsRepeatsFirst": 101,
+    "FreesAtDisconnects": 19,
+    "AnswersBeforeRelease": 1,
+    "FindsForWhoFinds": 4,
+    "StartsWhoFindsAtTheBegin": 4,
+    "HalvesSessions": 4,
 }
 
 

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 from kohort.io import channel as frames
 from kohort.io import connection_gate
-from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, proof
+from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, token_proof
 from kohort.spark import driver_channel
 from kohort.spark.driver_channel import LOOPBACK, ChannelAddress, ChannelClient, ChannelServer, Message, decode, encode
 
@@ -171,7 +171,7 @@ def test_a_source_with_another_token_gets_no_answer(closing: Callable[[Any], Any
     drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.frame(
         encode({"kind": "drives", "query": "one"})
     )
-    sock.sendall(mine + proof(bytes(32), "caller", nonce + mine) + drives)
+    sock.sendall(mine + token_proof(bytes(32), "caller", nonce + mine) + drives)
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours
         assert sock.recv(1) == b"", "it hangs up, without its own proof"
     assert reported == [] and board.queries() == set()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.lag import LagReader
+from kohort.lag import LagReader, LagReport
 from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.exporter import LagExporter
 from kohort.lag.snapshot import GroupReading
@@ -28,22 +29,24 @@ from kohort.region.sinks.object_store import ObjectStore
 from kohort.spark.checkpoint_lag import SparkCheckpoints, StoreFiles
 
 pytestmark = LAST_RESORT
+KINDS = ("kafka", "kohort")
+"""Formats of queries: Spark's own source, and ours."""
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
 from kohort.spark import register
-servers, folder, jars, kind = sys.argv[1:]
+servers, folder, jars, *kinds = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
     .config("spark.driver.memory", "768m").config("spark.log.level", "ERROR").getOrCreate()
 )
 register(spark)
-for _ in range(2):
+for kind in 2 * kinds:
     stream = spark.readStream.format(kind).option("kafka.bootstrap.servers", servers).option("subscribe", "t")
     stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6")
     for attempt in range(15):
         query = (
-            stream.load().writeStream.format("noop").option("checkpointLocation", folder)
+            stream.load().writeStream.format("noop").option("checkpointLocation", f"{folder}/{kind}")
             .trigger(availableNow=True).start()
         )
         try:
@@ -177,14 +180,20 @@ def test_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert "does not answer" in str(read("s3://bucket/ck")["ck"])
 
 
-@pytest.fixture
-def broker() -> Iterator[Broker]:
+@contextmanager
+def topic_of_twenty() -> Iterator[Broker]:
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         with Admin(broker.bootstrap_servers) as admin, Producer(broker.bootstrap_servers) as producer:
             admin.create_topics([NewTopic("t", 2, 1)]).all()
             for number in range(20):
                 producer.send("t", b"%d" % number, partition=number % 2)
             producer.flush()
+        yield broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with topic_of_twenty() as broker:
         yield broker
 
 
@@ -240,27 +249,33 @@ def test_metrics_have_queries_and_their_batches(tmp_path: Path, broker: Broker) 
     assert ("kohort_consumergroup_members", "pay/1") not in found
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("kind", ["kafka", "kohort"])
-def test_checkpoint_of_a_real_spark_has_the_lag_that_is_left(kind: str, tmp_path: Path, broker: Broker) -> None:
-    """A query reads 20 records in several batches, in two runs; 7 more are written afterwards."""
+@pytest.fixture(scope="module")
+def queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LagReport]:
+    """The lag of two queries of one Spark, which read 20 records in several batches, in two runs; 7 more came since."""
+    folder = tmp_path_factory.mktemp("checkpoints")
     try:
         jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False)
     except maven.MavenUnavailable as error:
         pytest.skip(f"Spark's own Kafka source can't be had: {error}")
     named = ",".join(map(str, sorted(jars.glob("*.jar"))))
-    program = [sys.executable, "-c", PROGRAM, broker.bootstrap_servers, str(tmp_path / "ck"), named, kind]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    with Producer(broker.bootstrap_servers) as producer:
-        for _ in range(7):
-            producer.send("t", b"late", partition=1)
-        producer.flush()
-    with LagReader(broker.bootstrap_servers) as reader:
-        reader.read_others = SparkCheckpoints([str(tmp_path / "ck")])
-        report = reader.read([])
-    assert not report.errors
-    query = report.groups["ck"]
+    with topic_of_twenty() as broker:
+        program = [sys.executable, "-c", PROGRAM, broker.bootstrap_servers, str(folder), named, *KINDS]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        with Producer(broker.bootstrap_servers) as producer:
+            for _ in range(7):
+                producer.send("t", b"late", partition=1)
+            producer.flush()
+        with LagReader(broker.bootstrap_servers) as reader:
+            reader.read_others = SparkCheckpoints([str(folder / kind) for kind in KINDS])
+            yield reader.read([])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoint_of_a_real_spark_has_the_lag_that_is_left(kind: str, queries: LagReport) -> None:
+    assert not queries.errors
+    query = queries.groups[kind]
     assert [(part.committed, part.lag) for part in query.partitions] == [(10, 0), (10, 7)]
     assert [part.time_lag_ms == 0 for part in query.partitions] == [True, False]
     assert query.batch is not None

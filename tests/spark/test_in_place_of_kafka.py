@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from tests.support.waiting import LAST_RESORT
 
-from kohort import Admin, Broker, Producer
+from kohort import Admin, Broker, InvalidInputError, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.spark import register
-from kohort.spark.in_place_of_kafka import CHANGES, without_source_packages
+from kohort.spark.in_place_of_kafka import CHANGES, cover_everything, without_source_packages
+from kohort.spark.registration import require_pyspark
 
 pytestmark = LAST_RESORT
 JOB = Path(__file__).parent / "in_place" / "job.py"
@@ -48,7 +49,7 @@ def test_a_job_for_sparks_kafka_source_runs_unchanged_and_has_an_account_at_its_
 
 def test_a_program_that_is_not_there_is_wrong_use() -> None:
     done = run_module("/nowhere/job.py")
-    assert (done.returncode, done.stderr) == (2, "/nowhere/job.py: there is no such program\n")
+    assert (done.returncode, done.stderr) == (2, "kohort: /nowhere/job.py: there is no such program\n")
     assert run_module().returncode == 2
 
 
@@ -58,7 +59,29 @@ def test_missing_pyspark_is_named_with_how_to_get_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", without, str(tmp_path / "job.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "PySpark is not installed in this Python: pip install 'kohort[spark]'\n"
+    assert done.stderr == "kohort: PySpark is not installed in this Python: pip install 'kohort[spark]'\n"
+    register = "import sys; sys.modules['pyspark'] = None; from kohort.spark import register; register(None)"
+    done = subprocess.run([sys.executable, "-c", register], capture_output=True, text=True, check=False)
+    assert "InvalidInputError: PySpark is not installed in this Python: pip install 'kohort[spark]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "is_enough"),
+    [("3.5.9", False), ("4.1.2", False), ("4.2.0", True), ("5.0.0.dev1", True), ("platform", True)],
+    ids=["3.5", "4.1", "4.2", "5.0", "a-platform-s-own"],
+)
+def test_pyspark_that_is_too_old_is_named_with_the_one_that_is_needed(
+    version: str, is_enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error was "No module named 'pyspark.sql.streaming.datasource'"."""
+    monkeypatch.setattr("pyspark.__version__", version)
+    if is_enough:
+        require_pyspark()
+        return
+    with pytest.raises(InvalidInputError, match=f"needs PySpark 4.2 or newer, and this Python has {version}: pip"):
+        register(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=version):
+        cover_everything()
 
 
 def test_a_job_that_fails_ends_as_it_would_alone(tmp_path: Path) -> None:

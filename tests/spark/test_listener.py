@@ -38,13 +38,13 @@ def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is(
     assert query_of(text("q1", 1)) == "q1"
     for other in ('{"flights":{"0":5}}', '"kohort"', "7", "None", "", None, '{"query":"q1"}', '{"kohort":1,"query":7}'):
         assert query_of(other) is None
-    reported = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
+    reported = CompletedBatches().batch_completed("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
     assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
 def test_source_of_a_query_with_state_is_sent_that() -> None:
     ledger = CompletedBatches()
-    assert ledger.progress("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
+    assert ledger.batch_completed("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
     last = ledger.last_message("q1")
     assert last is not None and last["stateful"] is True
 
@@ -52,21 +52,21 @@ def test_source_of_a_query_with_state_is_sent_that() -> None:
 def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:
     ledger = CompletedBatches()
     assert ledger.last_message("q1") is None
-    ledger.progress("run", [text("q1", 1), text("q2", 1)])
-    ledger.progress("run", [text("q1", 2)])
+    ledger.batch_completed("run", [text("q1", 1), text("q2", 1)])
+    ledger.batch_completed("run", [text("q1", 2)])
     assert ledger.last_message("q1") == {"kind": "done", "end": text("q1", 2)}
     assert ledger.last_message("q2") == {"kind": "done", "end": text("q2", 1)}
-    assert ledger.terminated("run") == {"q1": {"kind": "over"}, "q2": {"kind": "over"}}
+    assert ledger.run_ended("run") == {"q1": {"kind": "over"}, "q2": {"kind": "over"}}
     assert ledger.last_message("q1") is None
-    assert ledger.terminated("run") == {}
-    assert ledger.terminated("never seen") == {}
+    assert ledger.run_ended("run") == {}
+    assert ledger.run_ended("never seen") == {}
 
 
 def test_runs_whose_end_is_never_reported_do_not_pile_up() -> None:
     ledger = CompletedBatches()
     for number in range(RUNS_MAX + 10):
-        ledger.progress("first", [text("first", number)])
-        ledger.progress(f"run{number}", [text(f"q{number}", 1)])
+        ledger.batch_completed("first", [text("first", number)])
+        ledger.batch_completed(f"run{number}", [text(f"q{number}", 1)])
     assert ledger.last_message("q0") is None
     assert ledger.last_message("first") is not None, "one that goes on is no old one"
     assert ledger.last_message(f"q{RUNS_MAX + 9}") is not None

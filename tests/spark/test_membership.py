@@ -14,7 +14,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
-from kohort.spark.source.membership import Limit, SourceMembership, advice
+from kohort.spark.source.membership import BatchTimeLimit, SourceMembership, lost_batch_advice
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.progress import MemberProgress
 
@@ -245,5 +245,5 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
 )
 def test_advice_fits_the_cause(code: ErrorCode, ran_s: float, gap_s: float, words: str) -> None:
     error = CommitFailedError("", code)
-    bound = Limit("kafka.max.poll.interval.ms", 300_000)
-    assert re.search(words, advice(error, ran_s * 1000, gap_s * 1000, session_ms=45_000, bound=bound))
+    bound = BatchTimeLimit("kafka.max.poll.interval.ms", 300_000)
+    assert re.search(words, lost_batch_advice(error, ran_s * 1000, gap_s * 1000, session_ms=45_000, bound=bound))

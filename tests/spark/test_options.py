@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -120,7 +121,7 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
         ({"endingOffsets": "latest"}, "endingOffsets belongs to a batch read"),
         (
             {"region": "flights"},
-            "can't join a region by the option region: queries of a region are started by SparkRegion",
+            "the option region can't be set for a source: queries of a region are started by SparkRegion",
         ),
         ({"regionSeat": "5e"}, "a source in a region is a member of a group: name it by group.id"),
         (
@@ -308,6 +309,32 @@ def test_settings_that_may_not_be_passed_over_are_refused_by_the_name_they_were_
     with pytest.raises(InvalidInputError, match=words) as caught:
         parse_options({**LEAST, f"kafka.{name}": value})
     assert f"the option kafka.{name} " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_a_malformed_start_or_end_is_an_error_of_load(name: str) -> None:
+    """Spark's own source refuses it there too, so that a job sees it before it starts anything."""
+    for more in ({name: "beginning"}, {f"{name}ByTimestamp": "{"}):
+        with pytest.raises(InvalidInputError, match=f"^{name}(ByTimestamp)? must be "):
+            KohortDataSource({**LEAST, **more}).schema()
+
+
+@pytest.mark.parametrize("parse", [parse_options, parse_sink_options], ids=["source", "sink"])
+def test_settings_of_brokers_and_logins_without_a_login_are_passed_over(parse: Any) -> None:
+    """Jobs carry them in templates; Java's clients pass over them too."""
+    more = {
+        "kafka.security.protocol": "PLAINTEXT",
+        "kafka.sasl.mechanism": "GSSAPI",
+        "kafka.ssl.client.auth": "none",
+        "kafka.security.inter.broker.protocol": "SSL",
+        "kafka.sasl.enabled.mechanisms": "PLAIN",
+    }
+    least = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe" if parse is parse_options else "topic": "t"}
+    login, brokers = parse({**least, **more}).ignored
+    assert login.startswith("kafka.sasl.mechanism (there is no login unless kafka.security.protocol is SASL_SSL")
+    assert brokers.count("kafka.") == 3 and brokers.endswith("(it is a setting of brokers)")
+    with pytest.raises(InvalidInputError, match="^kafka.sasl.mechanism must be one of PLAIN"):
+        parse({**least, **more, "kafka.security.protocol": "SASL_SSL"})
 
 
 @pytest.mark.parametrize("shaded", ["", "kafkashaded."])

@@ -20,7 +20,7 @@ from kohort.errors import CommitFailedError
 from kohort.ids import TopicPartition
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.membership import Limit, long_batch_warning
+from kohort.spark.source.membership import BatchTimeLimit, long_batch_warning
 from kohort.spark.source.query import SourceQuery
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -419,7 +419,7 @@ def test_a_long_batch_is_warned_of_once_and_where_nothing_is_heard_the_trigger_i
     stage.produce(10)
     query = closing(stage.query(**{"kafka.max.poll.interval.ms": BOUND_MS}))
     trigger(query, BatchOffset("q1"))
-    bound = Limit("kafka.max.poll.interval.ms", BOUND_MS)
+    bound = BatchTimeLimit("kafka.max.poll.interval.ms", BOUND_MS)
     warning = long_batch_warning(bound, heard=False)
     until(lambda: any(warning in message for message in caplog.messages), "it is said as soon as it is seen")
     assert "trigger" in warning

@@ -59,7 +59,6 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
         ({"kafka.partitioner.ignore.keys": "true"}, "leave the column `key` out"),
         ({"kafka.connections.max.idle.ms": "0"}, "at least 1000 ms, or -1 for never"),
         ({"kafka.interceptor.classes": "x.Y"}, "interceptors are classes of Java's"),
-        ({"kafka.acks": "0"}, "acknowledges nothing"),
         ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "^kafka.enable.idempotence needs kafka.acks=all"),
         ({"kafka.request.timeout.ms": "9", "kafka.delivery.timeout.ms": "8"}, "^kafka.delivery.timeout.ms is at least"),
         ({"kafka.lingerms": "1"}, "linger.ms"),
@@ -68,6 +67,14 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
 def test_what_can_not_be_is_refused_with_what_to_do(more: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         parse_sink_options({**LEAST, **more})
+
+
+def test_acks_of_0_are_those_of_the_leader_because_a_task_has_to_know_that_it_is_done() -> None:
+    found = parse_sink_options({**LEAST, "kafka.acks": " 0"})
+    assert found.producer_settings()["acks"] == "1"
+    assert found.ignored == ["kafka.acks=0 (a task has to know that its records have arrived: it is as kafka.acks=1)"]
+    with pytest.raises(InvalidInputError, match="would have no effect: kafka.acks=0"):
+        parse_sink_options({**LEAST, "kafka.acks": "0", "strictOptions": "true"})
 
 
 @pytest.mark.parametrize(

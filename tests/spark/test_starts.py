@@ -31,14 +31,24 @@ def filled(place: Place) -> Place:
     return place
 
 
-@pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_start_beyond_the_end_is_refused_and_leaves_the_group_as_it_was(filled: Place, strict: str) -> None:
-    beyond = filled.options(startingOffsets=offsets(filled, 3, 500), failOnDataLoss=strict)
-    with Run(beyond) as run, pytest.raises(InvalidInputError, match=rf"offset 500 of {filled.topic()}-1.*0 to 10"):
+def test_a_start_beyond_the_end_is_refused_and_leaves_the_group_as_it_was(filled: Place) -> None:
+    beyond = filled.options(startingOffsets=offsets(filled, 3, 500))
+    words = rf"offset 500 of {filled.topic()}-1.*0 to 10; failOnDataLoss=false starts at its end"
+    with Run(beyond) as run, pytest.raises(InvalidInputError, match=words):
         run.read(1)
     assert filled.committed() == {}
     with Run(filled.options(startingOffsets=offsets(filled, 3, 10))) as run:
         assert run.read(7) == list(range(6, 20, 2))
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["in a group", "without"])
+def test_a_lenient_query_whose_start_is_beyond_the_end_starts_at_the_end(filled: Place, *, grouped: bool) -> None:
+    """Spark's own source does so with failOnDataLoss=false."""
+    start = {"startingOffsets": offsets(filled, 3, 500), "failOnDataLoss": "false"}
+    with Run(filled.options(**start, **({} if grouped else {"group.id": None}))) as run:
+        assert run.read(7) == list(range(6, 20, 2))
+        filled.produce(range(20, 24))
+        assert run.read(4) == list(range(20, 24))
 
 
 def test_a_start_below_the_beginning_is_refused_before_anything_is_claimed(filled: Place) -> None:

@@ -22,7 +22,8 @@ __all__ = ["own_signals"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
 
 TOPIC = "t"
-COMMITTED = {"group.id": "g", "kafka.heartbeat.interval.ms": "200"}
+COMMITTED = {"group.id": "g", "kafka.heartbeat.interval.ms": "200", "kafka.session.timeout.ms": "10000"}
+"""The restored copy has the member of the run before: the next one waits for its session to end."""
 GROUPED = pytest.mark.parametrize("more", [{}, COMMITTED], ids=["alone", "group"])
 
 

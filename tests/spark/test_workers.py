@@ -11,7 +11,7 @@ import pytest
 from tests.spark.preloaded.sitecustomize import RUNNERS
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.tasks.workers import Choice, choose, warning_of_local_connect
+from kohort.spark.tasks.workers import InterpreterChoice, choose, warning_of_local_connect
 
 OWN = sys.executable
 SCRIPT = """
@@ -36,8 +36,8 @@ with Broker() as broker:
 
 @pytest.mark.parametrize("master", ["local", "local[4]", "local[*,2]", "local-cluster[2,1,1024]"])
 def test_workers_of_this_machine_run_this_interpreter(master: str) -> None:
-    assert choose(master, None, OWN) == Choice(OWN)
-    assert choose(master, OWN, OWN) == Choice()
+    assert choose(master, None, OWN) == InterpreterChoice(OWN)
+    assert choose(master, OWN, OWN) == InterpreterChoice()
     for other in ("/usr/bin/env", "no-such-python"):
         choice = choose(master, other, OWN)
         assert choice.python == OWN
@@ -51,7 +51,7 @@ def test_another_environment_of_the_same_program_is_another_interpreter(tmp_path
     assert choose("local", str(link), OWN).python == OWN
     folder = tmp_path / "linked"
     folder.symlink_to(Path(OWN).parent)
-    assert choose("local", str(folder / Path(OWN).name), OWN) == Choice()
+    assert choose("local", str(folder / Path(OWN).name), OWN) == InterpreterChoice()
 
 
 def test_connect_server_of_the_program_with_another_python_is_warned_about() -> None:
@@ -71,7 +71,7 @@ def test_workers_elsewhere_are_the_users_to_set_and_that_is_said(master: str) ->
     assert choice.warning is not None
     assert "set PYSPARK_PYTHON" in choice.warning
     assert master in choice.warning
-    assert choose(master, "/opt/python/bin/python3", OWN) == Choice()
+    assert choose(master, "/opt/python/bin/python3", OWN) == InterpreterChoice()
 
 
 @pytest.mark.spark

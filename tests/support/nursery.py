@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import IO, Any, NoReturn
 
 from tests.support.processes import KOHORT
 from tests.support.supervise import PR_SET_CHILD_SUBREAPER
@@ -44,6 +45,10 @@ PRELOADED = (
 )
 _running: list[Nursery] = []
 """The nursery of this process while `of_this_process` runs, else nothing."""
+
+
+_adopting = threading.Lock()
+"""One at a time: whether a process adopts others is a setting of the whole process."""
 
 
 class AdoptedProcess(subprocess.Popen[Any]):
@@ -66,10 +71,14 @@ class AdoptedProcess(subprocess.Popen[Any]):
 
 
 class Nursery:
-    """The process that forks, started when it is first needed. For several threads."""
+    """The process that forks, started when it is first needed. For several threads.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        preloaded: the modules that the process imports at its start.
+    """
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
+        self._preloaded = preloaded
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -88,6 +97,7 @@ class Nursery:
         arguments: Sequence[str] = (),
         *,
         piped: Sequence[bool],
+        files: Mapping[int, IO[Any]] = MappingProxyType({}),
         text: bool = False,
         session: bool = False,
     ) -> subprocess.Popen[Any]:
@@ -97,6 +107,7 @@ class Nursery:
             function: MODULE:NAME.
             arguments: what it finds in `sys.argv`.
             piped: which of standard input, output and errors is a pipe; the others are this process's.
+            files: the open files that stand for some of the others, by number.
             text: whether the pipes give text.
             session: whether the process begins a session.
         """
@@ -111,10 +122,11 @@ class Nursery:
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         pipes = [os.pipe() if wanted else None for wanted in piped]
-        its = [number if pipe is None else pipe[number > 0] for number, pipe in enumerate(pipes)]
+        opened = {number: file.fileno() for number, file in files.items()}
+        its = [opened.get(number, number) if pipe is None else pipe[number > 0] for number, pipe in enumerate(pipes)]
         ours = [None if pipe is None else pipe[number == 0] for number, pipe in enumerate(pipes)]
         try:
-            with self._lock:
+            with _adopting:
                 pid = self._adopt(json.dumps(order).encode(), its)
         except BaseException:
             for end in filter(None, ours):
@@ -140,7 +152,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-m", __name__, *self._preloaded],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=ROOT,
@@ -172,6 +184,17 @@ def start_command(command: Sequence[str]) -> subprocess.Popen[str]:
     if _running and list(command[: len(KOHORT)]) == KOHORT:
         return _running[-1].start_command(command[len(KOHORT) :])
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_command(command: Sequence[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, started as by `start_command`; what it has written, and its exit code."""
+    with start_command(command) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def serve(orders: socket.socket) -> None:
@@ -246,7 +269,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for name in PRELOADED:
+    for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.collect()

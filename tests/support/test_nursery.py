@@ -19,7 +19,7 @@ import pytest
 from kohort import Broker
 from kohort.broker import embedded
 from kohort.errors import InvalidInputError
-from tests.support.nursery import Nursery
+from tests.support.nursery import Nursery, run_command
 from tests.support.processes import KOHORT, ready
 from tests.support.waiting import until
 
@@ -102,12 +102,32 @@ def show_environment() -> None:
     print(json.dumps([os.environ.get("KOHORT_TEST_NOTE"), os.environ.get("HOME"), -time.timezone]))
 
 
+def test_output_and_errors_go_into_the_given_files(tmp_path: Path) -> None:
+    of_members = Nursery(["json"])
+    with (tmp_path / "out").open("w") as out, (tmp_path / "errors").open("w") as errors:
+        files = {1: out, 2: errors}
+        with of_members.fork(f"{__name__}:complain", ["twice"], piped=(False, False, False), files=files) as process:
+            assert process.wait(60) == 3
+    of_members.close()
+    assert (tmp_path / "out").read_text() == "true twice\n"
+    assert (tmp_path / "errors").read_text() == "no\n"
+
+
+def complain() -> None:
+    """Print whether a module was there at the start, and an argument; then fail."""
+    print(json.dumps("json" in sys.modules), *sys.argv[1:])
+    print("no", file=sys.stderr)
+    sys.exit(3)
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["nonsense"], ["broker", "--listen", "nowhere"]])
 def test_command_ends_as_its_own_start_does(nursery: Nursery, arguments: list[str]) -> None:
     own = subprocess.run([*KOHORT, *arguments], capture_output=True, text=True, check=False)
     with nursery.start_command(arguments) as process:
         assert process.communicate(timeout=60) == (own.stdout, own.stderr)
     assert process.returncode == own.returncode and own.stdout + own.stderr
+    ended = run_command([*KOHORT, *arguments], 60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (own.returncode, own.stdout, own.stderr)
 
 
 def test_server_says_that_it_is_ready_and_ends_by_a_signal(nursery: Nursery, tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_the_elements_of_a_request_are_bounded_in_all_arrays_together() -> None:
         metadata.decode(b"\1\0\0" + b"\xff\xff\3" + b"\7\0" * 65_535, 12)
 
 
+def test_the_elements_of_a_response_are_bounded() -> None:
+    mechanisms: Any = APIS[17].response
+    many = 10_000_001
+    assert len(mechanisms.decode(b"\0\0" + (70_000).to_bytes(4, "big") + bytes(140_000), 1).mechanisms) == 70_000
+    with pytest.raises(WireError, match="more than 10000000 elements"):
+        mechanisms.decode(b"\0\0" + many.to_bytes(4, "big") + bytes(2 * many), 1)
+
+
 def test_every_request_goes_through_a_frame_and_back() -> None:
     for api in APIS.values():
         for version in range(api.min_version, api.max_version + 1):

@@ -125,7 +125,7 @@ def has_replica_in_rack(
     return member.rack is not None and partition.partition < len(racks) and member.rack in racks[partition.partition]
 
 
-def keep_order(
+def in_order_to_keep(
     claims: Sequence[TopicPartition], member: MemberSubscription, topics: Mapping[str, AssignableTopic]
 ) -> list[TopicPartition]:
     """Return claims in the order in which a member keeps them: with a replica in its rack first, then as they sort."""

@@ -70,7 +70,7 @@ class _Share:
         self.left = list(range(info.partitions))
         self.by_rack = racks_matter({rack for taker in takers if (rack := member_racks[taker])}, info.racks)
 
-    def room(self, taker: MemberId) -> int:
+    def remaining_quota(self, taker: MemberId) -> int:
         """Return how many more partitions a taker may get."""
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
@@ -91,7 +91,7 @@ class _Share:
         for taker in self.takers:
             if not self.left:
                 return
-            room = self.room(taker)
+            room = self.remaining_quota(taker)
             if not room:
                 continue
             if allowed is None:
@@ -129,7 +129,7 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
             (
                 taker
                 for taker in open_takers
-                if all(share.room(taker) and share.matches(taker, partition) for share in group)
+                if all(share.remaining_quota(taker) and share.matches(taker, partition) for share in group)
             ),
             None,
         )
@@ -138,7 +138,7 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
         assigned.add(partition)
         for share in group:
             share.give_partitions(chosen, [partition], result)
-        if not any(share.room(chosen) for share in group):
+        if not any(share.remaining_quota(chosen) for share in group):
             open_takers.remove(chosen)
             if not open_takers:
                 break

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
-from kohort.assignors.claims import PartitionOwners, has_replica_in_rack, keep_order, settle_claims
+from kohort.assignors.claims import PartitionOwners, has_replica_in_rack, in_order_to_keep, settle_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic, topic_partition
 
@@ -71,13 +71,13 @@ class Division:
 
     def solve(self) -> Counts:
         """Run all steps of the division; return how many partitions of each topic each member gets."""
-        self.deal()
+        self.give_unowned()
         self.move_directly()
         self.move_along_chains()
         self.keep_more()
         return self.counts
 
-    def shift(self, topic: int, giver: int, taker: int) -> None:
+    def move_partition(self, topic: int, giver: int, taker: int) -> None:
         """Move one partition of a topic from `giver` to `taker`."""
         row = self.counts[topic]
         row[giver] -= 1
@@ -87,7 +87,7 @@ class Division:
         self.load[giver] -= 1
         self.load[taker] += 1
 
-    def deal(self) -> None:
+    def give_unowned(self) -> None:
         """Give unowned partitions to the members with the lowest load, topics with few subscribers first."""
         for topic in sorted(range(len(self.takers)), key=lambda each: (len(self.takers[each]), each)):
             if not self.unowned[topic]:
@@ -101,7 +101,7 @@ class Division:
                 self.load[member] += 1
                 heapq.heapreplace(heap, (load + 1, member))
 
-    def cost(self, topic: int, giver: int, taker: int) -> int:
+    def lost_by_move(self, topic: int, giver: int, taker: int) -> int:
         """Return by how much fewer partitions are kept when one partition moves."""
         own, row = self.own[topic], self.counts[topic]
         lost = row[giver] <= own.get(giver, 0)
@@ -158,7 +158,7 @@ class Division:
             if now != choices[0]:
                 heapq.heapreplace(choices, now)
                 continue
-            self.shift(topic, giver, taker)
+            self.move_partition(topic, giver, taker)
             held[taker].add(topic)
             heapq.heappush(givers, (-load[taker], taker))
             if giver not in self.counts[topic]:
@@ -176,7 +176,7 @@ class Division:
         if not heap:
             return None
         low, taker = heap[0]
-        return low, self.cost(topic, giver, taker), topic, taker
+        return low, self.lost_by_move(topic, giver, taker), topic, taker
 
     def _topics_by_member(self) -> list[set[int]]:
         """Return the topics of which each member has partitions."""
@@ -210,7 +210,7 @@ class Division:
             taker = end
             while taker != start:
                 giver, topic = reached[taker]
-                self.shift(topic, giver, taker)
+                self.move_partition(topic, giver, taker)
                 held[taker].add(topic)
                 if giver not in self.counts[topic]:
                     held[giver].discard(topic)
@@ -301,7 +301,7 @@ class Division:
             if members <= node < members + topics:
                 moves.append((node - members, cycle[index - 1], cycle[(index + 1) % len(cycle)]))
         for topic, giver, taker in moves:
-            self.shift(topic, giver, taker)
+            self.move_partition(topic, giver, taker)
 
 
 def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: int) -> tuple[list[int] | None, int]:
@@ -329,7 +329,7 @@ def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: i
     return cycle, spent
 
 
-def numbers(names: Mapping[str, object]) -> dict[str, int]:
+def numbers_by_name(names: Mapping[str, object]) -> dict[str, int]:
     """Number names in sorted order."""
     return {name: number for number, name in enumerate(sorted(names))}
 
@@ -361,7 +361,7 @@ def divide_evenly(
             larger_left -= 1
             size += 1
         if len(claims) > size:
-            claims = keep_order(claims, members[member], topics)
+            claims = in_order_to_keep(claims, members[member], topics)
             ownership.release(claims[size:])
         result[member] = list(claims[:size])
     left = [partition for topic in sorted(topics) for partition in ownership.unowned(topic)]
@@ -442,7 +442,7 @@ def _divide_unevenly(
     ownership: PartitionOwners,
     result: Assignment,
 ) -> None:
-    member_numbers, topic_numbers = numbers(members), numbers(topics)
+    member_numbers, topic_numbers = numbers_by_name(members), numbers_by_name(topics)
     names = list(member_numbers)
     own = [
         {member_numbers[owner]: count for owner, count in Counter(ownership.owners[topic]).items() if owner is not None}
@@ -467,7 +467,7 @@ def _divide_unevenly(
             continue
         for topic, group in groupby(sorted(claims), itemgetter(0)):
             share = counts[topic_numbers[topic]].get(member_numbers[member], 0)
-            partitions = keep_order(list(group), members[member], topics)
+            partitions = in_order_to_keep(list(group), members[member], topics)
             result[member] += partitions[:share]
             ownership.release(partitions[share:])
     for topic, number in topic_numbers.items():

@@ -129,7 +129,7 @@ class _OfType:
         """Update the set of prefix lengths after a rule with a prefix was added or removed."""
         self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
 
-    def sections(self, name: str) -> Iterator[_Entries]:
+    def matching_entries(self, name: str) -> Iterator[_Entries]:
         """Yield the rules that apply to a resource: by its name, by a prefix of it, or by `*`."""
         yield self.literal.get(name, _NONE)
         yield self.literal.get(ANY_NAME, _NONE)
@@ -216,7 +216,7 @@ class AclIndex:
         host = plain_address(host)
         implying = IMPLIES.get(AclOperation(operation)) or (AclOperation.ALL, operation)
         named = allowed = False
-        for entries in of_type.sections(name):
+        for entries in of_type.matching_entries(name):
             for entry in entries:
                 named = True
                 if not entry.concerns(principal, host):
@@ -228,7 +228,7 @@ class AclIndex:
                     allowed = True
         return allowed if named else default
 
-    def decide_some(self, principal: str, host: str, operation: int, kind: int) -> bool:
+    def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
         """Decide whether a principal may do an operation on at least one resource of a type that rules name.
 
         A rule that allows counts unless another one denies all that it allows.

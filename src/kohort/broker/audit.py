@@ -116,7 +116,7 @@ class AuditLog:
 
     # -- what is recorded
 
-    def login(
+    def record_login(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, client_id: str | None = None
     ) -> None:
         """Record a login, successful or not, in the audit log.
@@ -139,23 +139,23 @@ class AuditLog:
         }
         self._enqueue(entry)
 
-    def refused(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
+    def record_refusal(self, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> None:
         """Record that a client may not do an operation on a resource."""
         self._enqueue({"event": "refusal", **_of(caller, operation.name, resource.name, name), "result": "refused"})
 
-    def changed(self, caller: Caller, change: AuditedChange) -> None:
+    def record_change(self, caller: Caller, change: AuditedChange) -> None:
         """Record a change that a client made, in the audit log."""
         entry = _of(caller, change.operation, change.resource_type, change.name)
         details = {"details": _cut(change.details)} if change.details else {}
         self._enqueue({"event": "change", **entry, **details, "result": "allowed"})
 
-    def answered(self, request: Request[Any], response: Message) -> None:
+    def record_changes_of_response(self, request: Request[Any], response: Message) -> None:
         """Record the changes that a request made, by its response."""
         if getattr(request.message, "validate_only", False):
             return
         for change in CHANGES[request.api](request.message, response):
             if not change.error:
-                self.changed(request, change)
+                self.record_change(request, change)
 
     def _enqueue(self, entry: Entry) -> None:
         if self._thread is None:
@@ -186,7 +186,7 @@ class AuditLog:
             try:
                 entry = self._queue.get(timeout=WAKE_S if self._repeats else None)
             except queue.Empty:
-                self._write_repeats(time.time() - REPEAT_S)
+                self._write_repeats(time.monotonic() - REPEAT_S)
                 continue
             if entry is None:
                 break
@@ -194,7 +194,7 @@ class AuditLog:
                 self._write_repeatable(entry)
             else:
                 self._write_entry(entry)
-            self._write_repeats(entry["time"] - REPEAT_S)
+            self._write_repeats(time.monotonic() - REPEAT_S)
         self._write_repeats(float("inf"))
         self._file.close_file()
 
@@ -216,10 +216,10 @@ class AuditLog:
             self._write_repeat(self._repeats.popitem(last=False)[1])
 
     def _write_repeats(self, before: float) -> None:
-        """Write the number of repetitions of entries that were first written before a time."""
+        """Write the number of repetitions of entries that were first written before a time of the monotonic clock."""
         while self._repeats:
             key, repeat = next(iter(self._repeats.items()))
-            if repeat.first > before:
+            if repeat.since_s > before:
                 return
             del self._repeats[key]
             self._write_repeat(repeat)
@@ -260,10 +260,10 @@ class AuditLog:
 class _Repeat:
     """A written entry of the audit log, with the number of its repetitions since."""
 
-    __slots__ = ("count", "first", "latest")
+    __slots__ = ("count", "latest", "since_s")
 
     def __init__(self, entry: Entry) -> None:
-        self.first: float = entry["time"]
+        self.since_s = time.monotonic()
         self.count = 0
         self.latest = entry
 

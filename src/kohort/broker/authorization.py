@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from kohort.broker.acls import AclIndex
 from kohort.broker.security.principals import Principal
@@ -60,7 +60,7 @@ class Scope(IntEnum):
     RESOURCE = 2
 
 
-class Need(NamedTuple):
+class RequiredPermission(NamedTuple):
     """A required permission: one operation on one kind of resource."""
 
     operation: AclOperation
@@ -121,7 +121,7 @@ class Authorizer(Protocol):
             audited: whether a refusal goes into the audit log; False if the client did not ask for the resource.
         """
 
-    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         """Return whether the caller may do an operation on at least one resource of a kind."""
 
 
@@ -132,8 +132,6 @@ class GuardedHost(Protocol):
     def authorizer(self) -> Authorizer | None: ...
 
 
-Guard: TypeAlias = Authorizer | None
-"""A host's authorizer; None: everything is allowed."""
 DECISIONS_MAX = 10_000
 """The most cached decisions, which bounds their memory: clients choose names."""
 CACHED_NAME_MAX = 300
@@ -196,11 +194,11 @@ class StandardAuthorizer:
             return True
         return self._acls.decide(principal, caller.host, operation, (resource, name), self._default)
 
-    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         """Return whether the caller may do an operation on at least one resource of a kind."""
         if self.allows(caller, operation, resource, SOME_NAME, audited=False):
             return True
-        return self._acls.decide_some(str(caller.principal), caller.host, operation, resource)
+        return self._acls.decide_on_any(str(caller.principal), caller.host, operation, resource)
 
 
 NONE_REFUSED: frozenset[str] = frozenset()
@@ -230,7 +228,7 @@ def refused_names(
     return frozenset(name for name in set(names) if not guard.allows(caller, operation, resource, name))
 
 
-def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[Need]) -> ErrorCode:
+def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[RequiredPermission]) -> ErrorCode:
     """Return the error code that rejects the whole request, or NONE."""
     for need in needs:
         if need.scope is Scope.REQUEST and not guard.allows(
@@ -251,30 +249,30 @@ def _resource_name(message: Message, resource: Resource) -> str:
 _O, _R = AclOperation, Resource
 
 
-def _each(operation: AclOperation, resource: Resource) -> Need:
+def _each(operation: AclOperation, resource: Resource) -> RequiredPermission:
     """Return a need of each resource in a request."""
-    return Need(operation, resource, Scope.RESOURCE)
+    return RequiredPermission(operation, resource, Scope.RESOURCE)
 
 
-_CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
-_CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
+_CLUSTER_ALTER = (RequiredPermission(_O.ALTER, _R.CLUSTER),)
+_CLUSTER_DESCRIBE = (RequiredPermission(_O.DESCRIBE, _R.CLUSTER),)
 _TOPIC_DESCRIBE = (_each(_O.DESCRIBE, _R.TOPIC),)
 _TOPIC_READ = (_each(_O.READ, _R.TOPIC),)
-_GROUP_READ = (Need(_O.READ, _R.GROUP),)
+_GROUP_READ = (RequiredPermission(_O.READ, _R.GROUP),)
 _GROUP_DESCRIBE = (_each(_O.DESCRIBE, _R.GROUP),)
-_TRANSACTION_WRITE = (Need(_O.WRITE, _R.TRANSACTIONAL_ID),)
+_TRANSACTION_WRITE = (RequiredPermission(_O.WRITE, _R.TRANSACTIONAL_ID),)
 _TRANSACTION_DESCRIBE = (_each(_O.DESCRIBE, _R.TRANSACTIONAL_ID),)
 _CONFIGS_DESCRIBE = tuple(_each(_O.DESCRIBE_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
 _CONFIGS_ALTER = tuple(_each(_O.ALTER_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
 
-NEEDS: dict[str, tuple[Need, ...]] = {
+NEEDS: dict[str, tuple[RequiredPermission, ...]] = {
     "AddOffsetsToTxn": (*_TRANSACTION_WRITE, *_GROUP_READ),
     "AddPartitionsToTxn": (
         _each(_O.WRITE, _R.TRANSACTIONAL_ID),
         _each(_O.WRITE, _R.TOPIC),
         _each(_O.CLUSTER_ACTION, _R.CLUSTER),  # instead of both, since version 4
     ),
-    "AlterClientQuotas": (Need(_O.ALTER_CONFIGS, _R.CLUSTER),),
+    "AlterClientQuotas": (RequiredPermission(_O.ALTER_CONFIGS, _R.CLUSTER),),
     "AlterConfigs": _CONFIGS_ALTER,
     "AlterPartitionReassignments": _CLUSTER_ALTER,
     "AlterReplicaLogDirs": _CLUSTER_ALTER,
@@ -299,7 +297,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _each(_O.DELETE, _R.TOPIC),
     ),
     "DescribeAcls": _CLUSTER_DESCRIBE,
-    "DescribeClientQuotas": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
+    "DescribeClientQuotas": (RequiredPermission(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
     "DescribeCluster": (),
     "DescribeConfigs": _CONFIGS_DESCRIBE,
     "DescribeCoordinators": _CLUSTER_DESCRIBE,
@@ -325,14 +323,14 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     ),
     "JoinGroup": _GROUP_READ,
     "LeaveGroup": _GROUP_READ,
-    "ListConfigResources": (Need(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
+    "ListConfigResources": (RequiredPermission(_O.DESCRIBE_CONFIGS, _R.CLUSTER),),
     "ListGroups": (_each(_O.DESCRIBE, _R.CLUSTER), *_GROUP_DESCRIBE),  # either one
     "ListOffsets": _TOPIC_DESCRIBE,
     "ListPartitionReassignments": _CLUSTER_DESCRIBE,
     "ListTransactions": _TRANSACTION_DESCRIBE,
     "Metadata": (*_TOPIC_DESCRIBE, _each(_O.CREATE, _R.CLUSTER), _each(_O.CREATE, _R.TOPIC)),
     "OffsetCommit": (*_GROUP_READ, *_TOPIC_READ),
-    "OffsetDelete": (Need(_O.DELETE, _R.GROUP), *_TOPIC_READ),
+    "OffsetDelete": (RequiredPermission(_O.DELETE, _R.GROUP), *_TOPIC_READ),
     "OffsetFetch": (*_GROUP_DESCRIBE, *_TOPIC_DESCRIBE),
     "OffsetForLeaderEpoch": (_each(_O.CLUSTER_ACTION, _R.CLUSTER), *_TOPIC_DESCRIBE),  # either one
     "Produce": (_each(_O.WRITE, _R.TRANSACTIONAL_ID), _each(_O.WRITE, _R.TOPIC)),
@@ -346,19 +344,19 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "WriteTxnMarkers": (_each(_O.ALTER, _R.CLUSTER), _each(_O.CLUSTER_ACTION, _R.CLUSTER)),  # either one
 }
 
-PUSH_NEEDS: dict[PushType, tuple[Need, ...]] = {
-    PushType.CLUSTER_METADATA: (Need(_O.DESCRIBE, _R.GROUP),),
+PUSH_NEEDS: dict[PushType, tuple[RequiredPermission, ...]] = {
+    PushType.CLUSTER_METADATA: (RequiredPermission(_O.DESCRIBE, _R.GROUP),),
     PushType.REGISTER_CONSUMER: (*_GROUP_READ, _each(_O.READ, _R.TOPIC)),
 }
 """Permissions that requests of push consumers require.
 
 The positions in a consumer's answers are committed under the permissions of its registration. Registration therefore
-requires what OffsetCommit does, for as long as the consumer is registered: see `Right`. A regular expression selects
-only topics that the consumers of its group may read.
+requires what OffsetCommit does, for as long as the consumer is registered: see `PushAuthorization`. A regular
+expression selects only topics that the consumers of its group may read.
 """
 
 
-class Right:
+class PushAuthorization:
     """The authorization of a push consumer's request, checked again whenever the authorizer changes.
 
     Attributes:

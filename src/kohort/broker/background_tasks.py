@@ -15,13 +15,13 @@ from kohort.name_patterns import matching_names
 log = logging.getLogger("kohort.groups")
 
 
-def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
+def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
     """Run a group's background task; return the event with its result. `visible` has the topics open to patterns."""
     if isinstance(work, ResolveRegexes):
-        return assignment.resolve(work, lambda regex, topics: visible(match(regex, topics)))
+        return assignment.resolve_regexes(work, lambda regex, topics: visible(matching_topics(regex, topics)))
     try:
         if isinstance(work, DividePartitions):
-            return rebalance.divide_partitions(work, match, visible)
+            return rebalance.divide_partitions(work, matching_topics, visible)
         return assignment.compute(work)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
@@ -37,7 +37,7 @@ def run(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list)
         return AssignmentComputed(work.group_id, work.ticket, work.epoch, {}, failure)
 
 
-def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
+def matching_topics(regex: str, topics: Iterable[str]) -> Iterable[str]:
     """Return the topics that an expression matches in full. An expression that is refused matches none.
 
     A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.

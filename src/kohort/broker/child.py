@@ -31,11 +31,11 @@ def main() -> None:
     """Run a broker with the options from standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.readline())
     log_to_stderr(options["log_level"])
-    control: Control | None = None
+    control: ControlMessageExecutor | None = None
 
     def report_ready(broker: BrokerServer, ended: asyncio.Event) -> None:
         nonlocal control
-        control = Control(broker, ended, options["parent"])
+        control = ControlMessageExecutor(broker, ended, options["parent"])
         control.start()
 
     try:
@@ -60,11 +60,11 @@ def _write_message(message: dict[str, Any]) -> None:
     try:
         sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the parent has ended; `Control` notices that itself
+    except BrokenPipeError:  # the parent has ended; `ControlMessageExecutor` notices that itself
         pass
 
 
-class Control:
+class ControlMessageExecutor:
     """The executor of the parent's control messages, which also ends the broker when the parent has ended."""
 
     def __init__(self, broker: BrokerServer, ended: asyncio.Event, parent: int) -> None:

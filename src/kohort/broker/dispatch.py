@@ -1,8 +1,8 @@
 """Request dispatch: from a frame to the handler of its API, and from the handler's response to bytes.
 
 A handler takes (host, request) and returns the response message. It returns None if it calls `request.reply` later (a
-waiting request) or sends no response (`request.skip`). A handler runs on the loop and must not block. The host is a
-broker with a store, or a process that only coordinates groups.
+waiting request) or sends no response (`request.send_no_response`). A handler runs on the loop and must not block. The
+host is a broker with a store, or a process that only coordinates groups.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kohort.broker.audit import CHANGES, AuditLog
-from kohort.broker.authorization import NEEDS, Authorizer, Need, request_refusal
+from kohort.broker.authorization import NEEDS, Authorizer, RequiredPermission, request_refusal
 from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.refusals import refusal
+from kohort.broker.server.refusals import error_response
 from kohort.broker.server.repeated_requests import REPEATED, RepeatedRequests
 from kohort.broker.server.requests import Request, RequestMeter
 from kohort.errors import ErrorCode, KafkaError
@@ -93,7 +93,7 @@ class ApiHandler(Generic[H_contra]):
     handler: Callable[[H_contra, Request[Any]], Message | None]
 
 
-def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> ApiHandler[H]:
+def api_handler(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> ApiHandler[H]:
     """Return an entry of a handler list, and check that the response class belongs to the request class."""
     assert APIS[request.API_KEY].response is response
     return ApiHandler(request, handler)
@@ -109,7 +109,7 @@ class Route(Generic[H_contra]):
     high: int
     advertised_low: int
     decode: Callable[[memoryview, int], tuple[Message, int]]
-    needs: tuple[Need, ...]
+    needs: tuple[RequiredPermission, ...]
     changes: bool
     repeats: bool
 
@@ -231,10 +231,10 @@ class Dispatcher(Generic[D]):
         if throttling is not None and throttling.active and (login is None or login.is_known):
             request.meter = throttling.begin(request, len(frame))
         if route.changes and (audit := self._host.audit) is not None:
-            request.on_answer = audit.answered
+            request.on_answer = audit.record_changes_of_response
         guard = self._host.authorizer
         if guard is not None and (refused := request_refusal(guard, request, route.needs)):
-            request.reply(refusal(request, refused, refused.text))
+            request.reply(error_response(request, refused, refused.text))
             return
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):
             return
@@ -288,10 +288,10 @@ class Dispatcher(Generic[D]):
         try:
             answer = route.handler(self._host, request)
         except KafkaError as error:
-            answer = refusal(request, error.code, error.message)
+            answer = error_response(request, error.code, error.message)
         except OSError as error:
             log.error("request %s answered with KAFKA_STORAGE_ERROR: %s", request.name, error)
-            answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+            answer = error_response(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
         except BadFrame:
             raise
         except Exception:
@@ -301,4 +301,4 @@ class Dispatcher(Generic[D]):
         if answer is not None:
             request.reply(answer)
         elif request.meter is not None:
-            request.meter.handled()
+            request.meter.stop_measuring()

@@ -63,7 +63,7 @@ class LoopDriver:
         self._loop = loop
         self.metrics: ShardMetrics = host.metrics
         self.clock = time.perf_counter
-        self.soon = loop.call_soon
+        self.call_soon = loop.call_soon
         self.topic_image = host.topic_image
         self.unseen_topics = host.unseen_topics
         self.shard_loaded = host.shard_loaded
@@ -81,7 +81,7 @@ class LoopDriver:
         """Return the time of a clock that also counts system sleep, where there is one."""
         return elapsed_ms()
 
-    def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
+    def call_at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
         """Schedule an action on the event loop at a monotonic time in ms."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 

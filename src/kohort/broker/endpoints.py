@@ -52,7 +52,9 @@ class Endpoints(Protocol):
     def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator of a group or transactional id, or an error code if it can't be determined."""
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
+    def push_coordinators(
+        self, group: str | None, connection: Connection
+    ) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         """Return the coordinator of a push group, and all coordinators of push groups.
 
         Args:
@@ -96,7 +98,7 @@ class SingleBrokerEndpoints:
         """Return this broker, which coordinates every group and transactional id."""
         return self._place(connection)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint, Sequence[Endpoint]]:
+    def push_coordinators(self, group: str | None, connection: Connection) -> tuple[Endpoint, Sequence[Endpoint]]:
         """Return this broker as the coordinator of the group, and as the only coordinator of push groups."""
         place = self._place(connection)
         return place, (place,)

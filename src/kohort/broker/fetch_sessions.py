@@ -57,7 +57,7 @@ class FetchedPartition:
         self.log_start = -1
         self.sent_error = False
 
-    def quiet(self, end_offset: int, log_start: int) -> bool:
+    def has_nothing_new(self, end_offset: int, log_start: int) -> bool:
         """Return whether a response has nothing new for this partition, which is the most common case."""
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.sent_error
 
@@ -87,7 +87,7 @@ class FetchSession:
         self.epoch = 1 if self.epoch == EPOCH_MAX else self.epoch + 1
         self.used = time.monotonic()
 
-    def to_end(self, key: Key) -> None:
+    def move_to_end(self, key: Key) -> None:
         """Move a partition to the end of the session's order, so that the others are served first."""
         fetched = self.partitions.pop(key, None)
         if fetched is not None:

@@ -25,7 +25,7 @@ from uuid import UUID
 from zlib import crc32
 
 from kohort.broker.audit import AuditLog
-from kohort.broker.authorization import Authorizer, Caller, PastCaller, Resource, Right, may_see
+from kohort.broker.authorization import Authorizer, Caller, PastCaller, PushAuthorization, Resource, may_see
 from kohort.broker.dispatch import RequestThrottling
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
@@ -151,8 +151,8 @@ class ServerRequest:
             )
             self.connection.close()
 
-    def unreadable(self) -> Parts:
-        """Return bytes that are no valid answer, to stand in for the answer of a consumer."""
+    def undecodable_response(self) -> Parts:
+        """Return bytes that no decoder accepts; a fault rule puts them in place of the consumer's answer."""
         return [b"\xff"]
 
     def fail(self, error: ErrorCode, why: str) -> None:
@@ -182,7 +182,7 @@ class PushRegistration(NamedTuple):
     connection: Connection
     turned: ServerRequests
     group_id: str
-    right: Right | None
+    right: PushAuthorization | None
 
 
 class PushedConsumers:
@@ -203,15 +203,17 @@ class PushedConsumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def register_consumer(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
+    def register_consumer(self, connection: Connection, group_id: str, right: PushAuthorization | None = None) -> None:
         """Register a consumer on a connection: all later frames from it are answers."""
-        self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
+        self._by_number[connection.client.number] = PushRegistration(
+            connection, connection.reverse_direction(), group_id, right
+        )
 
-    def rights(self, group_id: str) -> list[Right]:
+    def authorizations(self, group_id: str) -> list[PushAuthorization]:
         """Return the authorizations of a group's consumers."""
         return [found.right for found in self._by_number.values() if found.group_id == group_id and found.right]
 
-    def dismiss(self, index: int) -> None:
+    def close_shard_connections(self, index: int) -> None:
         """Close the connections of a shard's groups, so that consumers rejoin at once and not only after a timeout."""
         for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
@@ -406,7 +408,9 @@ class KnownTopics(Protocol):
 class OffsetTransactions(Protocol):
     """The part of the transaction coordinator that commits of offsets in transactions need."""
 
-    def add(self, transactional_id: str, producer: tuple[int, int], partitions: Sequence[TopicPartition]) -> ErrorCode:
+    def add_partitions(
+        self, transactional_id: str, producer: tuple[int, int], partitions: Sequence[TopicPartition]
+    ) -> ErrorCode:
         """Add partitions of the offsets topic to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
@@ -479,7 +483,7 @@ class GroupHost:
         self._regexes_waiting: dict[str, tuple[ResolveRegexes, Callable[[Event], None]]] = {}
 
     def _shard_given_up(self, index: int) -> None:
-        self.consumers.dismiss(index)
+        self.consumers.close_shard_connections(index)
         self.rebalances.drop_histories(lambda group: self.groups.index_of(group) == index)
 
     def next_request_id(self) -> int:
@@ -528,11 +532,11 @@ class GroupHost:
 
     def shard_loaded(self, index: int) -> None:
         """Close push connections of a shard that has loaded: their registrations belong to an earlier load."""
-        self.consumers.dismiss(index)
+        self.consumers.close_shard_connections(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """Close push connections of a shard that was fenced or can't be read."""
-        self.consumers.dismiss(index)
+        self.consumers.close_shard_connections(index)
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the group configurations of a shard's groups."""
@@ -544,16 +548,16 @@ class GroupHost:
             self.find_offsets(work, done)
             return
         if not isinstance(work, Computation):
-            self.ask_outside(work, done)
+            self.ask_kafka_cluster(work, done)
             return
         visible = self._visible_to_group(work)
         if visible is None:
             assert isinstance(work, ResolveRegexes)
             self._regexes_waiting[work.group_id] = work, done
             return
-        from kohort.broker.background_tasks import run  # loads the assignors: only when first needed
+        from kohort.broker.background_tasks import run_task  # loads the assignors: only when first needed
 
-        future = run_in_pool(self.loop, self._thread_of(work), partial(run, work, visible))
+        future = run_in_pool(self.loop, self._thread_of(work), partial(run_task, work, visible))
         self._work.add(future)
 
         def deliver_result(finished: asyncio.Future[Event]) -> None:
@@ -608,7 +612,7 @@ class GroupHost:
             caller = self._regex_callers.get(work.group_id)
             return None if caller is None else partial(self._describable, caller)
         if isinstance(work, DividePartitions):
-            rights = self.consumers.rights(work.group_id)
+            rights = self.consumers.authorizations(work.group_id)
             return lambda names: [name for name in names if all(right.may_read(name) for right in rights)]
         return list
 
@@ -619,7 +623,7 @@ class GroupHost:
         """Look up unknown topics, then call `then`. A host whose topics are `sure` knows all, and looks nothing up."""
         then()
 
-    def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
+    def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics or groups in another Kafka cluster. A host that stores all of them itself is never asked."""
         log.error(
             "unexpected question to another Kafka cluster, which this broker never reads; left unanswered: %s", question

@@ -130,7 +130,7 @@ class Node(GroupHost):
             return
         self.audit = AuditLog(self.data_dir / AUDIT_FILE, self.config.audit_file_bytes, self.config.audit_files)
         if isinstance(self.authorizer, StandardAuthorizer):
-            self.authorizer.on_refused = self.audit.refused
+            self.authorizer.on_refused = self.audit.record_refusal
 
     @property
     def config(self) -> BrokerConfig:
@@ -154,7 +154,9 @@ class Node(GroupHost):
 
     def _open_journal(self, index: int) -> LogJournal:
         older_values = self.config.older_values
-        return LogJournal(self._journal_log(index), older_values=older_values, on_append=self.waits.appended_soon)
+        return LogJournal(
+            self._journal_log(index), older_values=older_values, on_append=self.waits.on_append_after_step
+        )
 
     def _journal_log(self, index: int) -> PartitionLog:
         part = self.store.get(OFFSETS_TOPIC, index)
@@ -199,7 +201,7 @@ class Node(GroupHost):
         super().client_lost(client)
 
     def age_ms(self) -> int:
-        """Return the time for what is deleted by age."""
+        """Return the time in ms by which records, offsets and transactional ids expire: no clock step shows in it."""
         held_back = self._ages.held_back_ms
         now_ms = self._ages.now_ms(*_clocks_ms())
         if self._ages.held_back_ms and not held_back:

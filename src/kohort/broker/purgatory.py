@@ -71,7 +71,7 @@ class Purgatory:
             self._by_log.setdefault(log, {})[wait] = None
         wait.timer = self._loop.call_later(min(seconds, WAIT_S_MAX), self._end_wait, wait)
 
-    def appended(self, log: PartitionLog, size: int) -> None:
+    def on_append(self, log: PartitionLog, size: int) -> None:
         """Count appended bytes of a partition, and answer fetches that have enough."""
         waits = self._by_log.get(log)
         if not waits:
@@ -84,12 +84,12 @@ class Purgatory:
         for wait in ended:
             self._end_wait(wait)
 
-    def appended_soon(self, log: PartitionLog, size: int) -> None:
+    def on_append_after_step(self, log: PartitionLog, size: int) -> None:
         """Count bytes that a coordinator appends, once its current step is over."""
         if log in self._by_log:
-            self._loop.call_soon(self.appended, log, size)
+            self._loop.call_soon(self.on_append, log, size)
 
-    def changed(self, logs: Iterable[PartitionLog]) -> None:
+    def answer_waiting(self, logs: Iterable[PartitionLog]) -> None:
         """Answer all fetches that wait for these partitions, because something other than an append happened."""
         for log in logs:
             for wait in list(self._by_log.get(log, ())):
@@ -101,7 +101,7 @@ class Purgatory:
 
     def end_all(self) -> None:
         """Answer all fetches, because the broker is shutting down."""
-        self.changed(list(self._by_log))
+        self.answer_waiting(list(self._by_log))
 
     def _end_wait(self, wait: WaitingFetch) -> None:
         if self._remove(wait):

@@ -21,8 +21,8 @@ from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.listener import open_file_limit, shares
-from kohort.broker.serving import Serving, announce, serve_until_ended
+from kohort.broker.server.listener import divide_descriptors, open_file_limit
+from kohort.broker.serving import Serving, print_ready_line, serve_until_ended
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.log_throttle import log_to_stderr
 from kohort.log import LogStore, StoreLimits
@@ -71,7 +71,7 @@ class BrokerServer:
         if data_dir.is_file():
             raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
         live = LiveSettings(data_dir, broker_configs(properties))
-        config, descriptors = live.broker, shares(open_file_limit())
+        config, descriptors = live.broker, divide_descriptors(open_file_limit())
         limits = StoreLimits(
             open_files=descriptors.files,
             lent_files=descriptors.lent,
@@ -116,7 +116,7 @@ class BrokerServer:
         ):
             self.node.open_audit_log()
         if self.node.audit is not None:
-            self.serving.server.logins.on_login = self.node.audit.login
+            self.serving.server.logins.on_login = self.node.audit.record_login
         for listener in listeners:
             listener.sasl = logins.get(listener.name)
 
@@ -131,7 +131,7 @@ class BrokerServer:
 
     @property
     def advertised_address(self) -> str:
-        """The address of the first listener as its clients are told it, HOST:PORT."""
+        """The address of the first listener that clients learn from Metadata, HOST:PORT."""
         first, config = self.serving.listeners[0], self.node.config
         host = first.advertised_host or config.advertised_host or first.host
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -227,7 +227,7 @@ def run_broker(
     def report_ready(broker: BrokerServer, ended: asyncio.Event) -> None:
         if on_listening is not None:
             on_listening(broker.advertised_address)
-        announce(broker, ended)
+        print_ready_line(broker, ended)
 
     if text := ignored_text(properties):
         log.warning(text)

@@ -87,7 +87,7 @@ class Serving:
     def _exporter(self) -> Collector:
         from kohort.broker.metrics_exporter import Exporter
 
-        return Exporter(lambda: self.from_outside(self.metrics))
+        return Exporter(lambda: self.call_on_loop(self.metrics))
 
     def metrics(self) -> Snapshot:
         """Return all metrics as plain values; call this on the loop.
@@ -98,7 +98,7 @@ class Serving:
         listen = None if self._metrics is None else self._metrics.address
         return self._groups.metrics.snapshot(states, len(self.server), listen)
 
-    def from_outside(self, look: Callable[[], T]) -> T:
+    def call_on_loop(self, look: Callable[[], T]) -> T:
         """Call a function on the loop from another thread, such as a scrape's, and return its result."""
 
         async def on_loop() -> T:
@@ -195,7 +195,7 @@ def serve_until_ended(
         KafkaError: the server can't start.
     """
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(start, begin, on_ready or announce))
+        runner.run(_serve(start, begin, on_ready or print_ready_line))
 
 
 async def _serve(
@@ -235,7 +235,7 @@ async def _begin_or_end(begin: Awaitable[None], ended: asyncio.Event) -> bool:
         await asyncio.gather(beginning, end, return_exceptions=True)
 
 
-def announce(running: RunningServer, _ended: asyncio.Event) -> None:
+def print_ready_line(running: RunningServer, _ended: asyncio.Event) -> None:
     """Print the line that tells scripts that clients can connect."""
     sys.stdout.write(f"ready {running.address}\n")
     sys.stdout.flush()

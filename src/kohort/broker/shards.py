@@ -112,7 +112,7 @@ class GroupShards:
         shard.expects_takeover = False
         return shard.loaded
 
-    def prove(self, index: int) -> None:
+    def check_ownership(self, index: int) -> None:
         """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
         self.ask_at(index, ListGroups(self._next_request_id(), states=("none",)), lambda _: None)
 
@@ -213,7 +213,7 @@ class GroupShards:
         for shard in self:
             shard.queue_event(event)
 
-    def settling(self) -> Steps[None]:
+    def clean_deleted_topics(self) -> Steps[None]:
         """Make every shard write pending changes of deleted topics.
 
         A topic of the same name must not be created before.
@@ -222,15 +222,15 @@ class GroupShards:
             while shard.settle():
                 yield
 
-    def unloaded(self) -> tuple[int, ...]:
+    def unserved_shards(self) -> tuple[int, ...]:
         """Return the shards that do not serve here. Their journals may hold positions of deleted topics."""
         loaded = {index for index, shard in self._shards.items() if shard.loaded}
         return tuple(index for index in range(self.count) if index not in loaded)
 
-    def knows(self, group: str) -> bool:
+    def has_group(self, group: str) -> bool:
         """Return whether a group exists in a shard here."""
         shard = self._shards.get(self.index_of(group))
-        return shard is not None and shard.knows(group)
+        return shard is not None and shard.has_group(group)
 
     def is_damaged(self, index: int) -> bool:
         """Return whether a shard is here but does not serve because its journal is damaged."""

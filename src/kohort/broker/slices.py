@@ -30,7 +30,7 @@ class SliceQueue:
         self._jobs: deque[tuple[Steps[Any], Callable[[Any], None], Callable[[], None]]] = deque()
         self._busy = False
 
-    def run(self, steps: Steps[T], done: Callable[[T], None], failed: Callable[[], None]) -> None:
+    def add_job(self, steps: Steps[T], done: Callable[[T], None], failed: Callable[[], None]) -> None:
         """Run a job in slices. Its first slice runs at once if no other job is in progress.
 
         Args:
@@ -105,7 +105,7 @@ def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
     def begin_in_slices(node: N, request: Request[Q]) -> A | None:
-        node.slices.run(handler(node, request), request.reply, request.connection.close)
+        node.slices.add_job(handler(node, request), request.reply, request.connection.close)
         return None
 
     return begin_in_slices

@@ -98,12 +98,12 @@ class Topics:
         self._changed()
         return topic
 
-    def making(
+    def create_in_steps(
         self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics that a client requested or used; for each return the topic or the error."""
         try:
-            results = yield from self._store.creating(plans, self._groups.unloaded)
+            results = yield from self._store.create_in_steps(plans, self._groups.unserved_shards)
         except OSError as error:
             return _nothing_changed(request, len(plans), error)
         created = [result for result in results if isinstance(result, CatalogTopic)]
@@ -146,11 +146,13 @@ class Topics:
             by,
         )
 
-    def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[CatalogTopic | KafkaError]]:
+    def delete_in_steps(
+        self, names: Sequence[str], request: Request[Message]
+    ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Delete existing topics and their committed offsets; for each return the topic or the error."""
         topics = {name: self._store.topics[name] for name in names}
         try:
-            logs = yield from self._store.deleting([*topics])
+            logs = yield from self._store.delete_in_steps([*topics])
         except OSError as error:
             return _nothing_changed(request, len(names), error)
         for name in topics:
@@ -159,18 +161,18 @@ class Topics:
             self._deleted[name] = time.monotonic(), request.name
             if len(self._deleted) > DELETED_MAX:
                 self._deleted.popitem(last=False)
-        self._waits.changed(logs)
+        self._waits.answer_waiting(logs)
         self._changed()
         self._groups.queue_for_all(events.TopicsDeleted(tuple(topics)))
-        yield from self._groups.settling()
+        yield from self._groups.clean_deleted_topics()
         return [*topics.values()]
 
-    def growing(
+    def grow_in_steps(
         self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Add partitions to topics; for each return the topic or the error."""
         try:
-            results = yield from self._store.growing(counts, validate_only=validate_only)
+            results = yield from self._store.grow_in_steps(counts, validate_only=validate_only)
         except OSError as error:
             return _nothing_changed(request, len(counts), error)
         grown = [] if validate_only else [result for result in results if isinstance(result, CatalogTopic)]

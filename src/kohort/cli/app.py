@@ -55,7 +55,7 @@ class UsageError(Exception):
     """A wrong use of a command; the message says how."""
 
 
-def family(name: str, about: str) -> App:
+def command_family(name: str, about: str) -> App:
     """Return a family of commands, whose options have no negative form (--no-OPTION, --empty-OPTION)."""
     from cyclopts import App, Parameter
 
@@ -63,9 +63,9 @@ def family(name: str, about: str) -> App:
 
 
 @cache
-def tree() -> App:
+def command_tree() -> App:
     """Return the tree of all commands; a command's module is imported when the command is looked up."""
-    app = family("kohort", ABOUT)
+    app = command_family("kohort", ABOUT)
     app.version, app.version_flags = __version__, (VERSION,)
     for name, (target, about) in COMMANDS.items():
         app.command(target, name=name, help=about)
@@ -116,7 +116,7 @@ def _usage_text(error: CycloptsError) -> str:
             return advice
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         word = error.unused_tokens[0]
-        there = [f'"{family} {word}"' for family in _families() if word in _commands(tree()[family])]
+        there = [f'"{family} {word}"' for family in _families() if word in _commands(command_tree()[family])]
         if word not in COMMANDS and there and not error.command_chain:
             return f'Unknown command "{word}". Did you mean {" or ".join(there)}?'
     return str(error)
@@ -193,7 +193,7 @@ def _run(tokens: list[str]) -> int:
     from cyclopts import CycloptsError, UnknownCommandError
 
     try:
-        result = tree()(tokens, exit_on_error=False, print_error=False)
+        result = command_tree()(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         known = tokens[:1] if isinstance(error, UnknownCommandError) else tokens
         return _complain(_usage_text(error), WRONG_USE, hint=f"see kohort {_command_of(known)}--help")
@@ -208,7 +208,7 @@ def _is_family(tokens: Sequence[str]) -> bool:
         return False
     if len(tokens) == 1:
         return True
-    app = tree()[tokens[0]]
+    app = command_tree()[tokens[0]]
     return len(tokens) == 2 and tokens[1] in app and app[tokens[1]].default_command is None
 
 
@@ -285,7 +285,7 @@ def help_page(tokens: Sequence[str]) -> str:
     name = words[0]
     if name not in COMMANDS:
         raise UsageError(_unknown("command", name, COMMANDS))
-    app, called, about = tree()[name], f"kohort {name}", COMMANDS[name][1]
+    app, called, about = command_tree()[name], f"kohort {name}", COMMANDS[name][1]
     if not COMMANDS[name][0].endswith(":app"):
         return _command_page(called, app)
     for word in words[1:]:
@@ -373,7 +373,9 @@ def _value_of(argument: Argument) -> str:
         return ""
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(typing.get_args(kind))
-    return _KINDS.get(getattr(kind, "__name__", ""), "TEXT")
+    value = _KINDS.get(getattr(kind, "__name__", ""), "TEXT")
+    is_folder = _one_line(argument.parameter.help or "").lower().startswith(("a folder", "the folder"))
+    return "FOLDER" if value == "FILE" and is_folder else value
 
 
 def _about(argument: Argument) -> str:
@@ -460,5 +462,5 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
     Args:
         shell: bash, zsh or fish.
     """
-    print(tree().generate_completion(prog_name="kohort", shell=shell))
+    print(command_tree().generate_completion(prog_name="kohort", shell=shell))
     return DONE

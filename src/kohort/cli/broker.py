@@ -17,6 +17,7 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     listen_address,
+    note_secret_arguments,
     properties_of,
 )
 from kohort.cli.output import print_note
@@ -67,6 +68,7 @@ def broker(
     from kohort.errors import InvalidInputError
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
+    note_secret_arguments(chosen, "write it into the file of --config")
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
         print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
         del of_file[_ADVERTISED]
@@ -87,7 +89,7 @@ def broker(
         raise UsageError(error.message) from error
     folder = data or (Path(place.folder) if place.folder else None)
     if folder is None:
-        raise UsageError("say where topics and groups are kept: --data DIR, or log.dirs in the configuration")
+        raise UsageError("say where topics and groups are kept: --data FOLDER, or log.dirs in the configuration")
     return run_broker(listen, folder, properties, beside, None if files is None else _announced(files))
 
 

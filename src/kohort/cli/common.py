@@ -20,6 +20,7 @@ from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.io.platforms import SIGNAL_CHECK_S
 from kohort.settings.config import parse_assignments, parse_listen, read_properties
 from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
+from kohort.settings.validation import is_secret
 
 if TYPE_CHECKING:
     from kohort.broker.security.development import DevelopmentFiles
@@ -276,6 +277,13 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
         return parse_assignments(pairs)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
+
+
+def note_secret_arguments(properties: Mapping[str, str], instead: str) -> None:
+    """Say that other users of the machine see passwords among the properties of --set, and what to do instead."""
+    names = [name for name in properties if is_secret(name) and not name.endswith(".url")]
+    if names:
+        print_note(f"--set {names[0]}: other users of this machine see a command's arguments; {instead}")
 
 
 def check_names(kind: str, *names: str) -> None:

@@ -19,11 +19,12 @@ from kohort.cli.common import Common, check_names, check_registry_option
 from kohort.cli.output import count_text, is_terminal, print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
 from kohort.cli.whole_writes import WholeWrites
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError, RetriableError
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
     from kohort.client.consumer.consumer import Consumer
+    from kohort.ids import TopicPartition
 
 
 # -- Writers of `kohort consume`: text, JSON lines, an Arrow stream or a Parquet file
@@ -129,7 +130,7 @@ def record_writer(
         finally:
             writer.close()
             if writer.whole_when_closed:
-                out.sync()
+                out.sync_output()
 
 
 def _standard_output() -> int:
@@ -226,6 +227,8 @@ class _Columns(RecordWriter):
 
 _COMMON = Common()
 _POLL_MS = 200
+_LOOK_S = 1.0
+"""Time between two looks of a member without partitions at the offsets that its group has committed."""
 _HINT_S = 3.0
 _ONLY_NEW = "no record came yet; those that are there already are read with --from-beginning"
 _GONE = getattr(select, "POLLERR", 0) | getattr(select, "POLLHUP", 0)
@@ -255,7 +258,8 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
-        until_end: stop at the end offsets that the topics have at the start.
+        until_end: stop at the end offsets that the topics have at the start. A member of a group that has no partitions
+            stops when the group has committed these offsets.
         max_messages: stop after this many records.
         idle_timeout: stop when no record came for this many milliseconds.
         print_key: text with the key and a tab before the value.
@@ -376,9 +380,45 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
         raise UsageError(str(error)) from error
 
 
+class _Ends:
+    """The end offsets at which `--until-end` stops.
+
+    Args:
+        consumer: the consumer that reads.
+        partitions: the partitions of all topics.
+        grouped: whether the consumer is a member of a group, which may assign none of them to it.
+    """
+
+    def __init__(self, consumer: Consumer, partitions: list[TopicPartition], grouped: bool) -> None:
+        self._consumer = consumer
+        self._offsets = consumer.end_offsets(partitions)
+        starts = consumer.beginning_offsets(partitions) if grouped else {}
+        self._to_commit = {part: end for part, end in self._offsets.items() if end > starts.get(part, end)}
+        self._grouped = grouped
+        self._look_s = 0.0
+
+    def are_reached(self) -> bool:
+        """Return whether all assigned partitions are read up to their ends, or the group has committed the ends."""
+        mine = [partition for partition in self._consumer.assignment() if partition in self._offsets]
+        if mine:
+            return all(self._consumer.position(partition) >= self._offsets[partition] for partition in mine)
+        return self._grouped and self._are_committed()
+
+    def _are_committed(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return False
+        self._look_s = now_s + _LOOK_S
+        try:
+            committed = self._consumer.committed(self._to_commit)
+        except RetriableError:  # the coordinator restarts, for one
+            return False
+        return all((at := committed[part]) is not None and at.offset >= end for part, end in self._to_commit.items())
+
+
 def _start_reading(
     consumer: Consumer, topics: tuple[str, ...], group: str | None, from_beginning: bool, until_end: bool
-) -> dict[Any, int]:
+) -> _Ends | None:
     """Subscribe or assign, and return the end offsets to stop at, if any."""
     from kohort.ids import TopicPartition
 
@@ -388,7 +428,7 @@ def _start_reading(
         if not numbers:
             raise NotFoundError(f"there is no topic {topic!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partitions += [TopicPartition(topic, number) for number in sorted(numbers)]
-    ends = consumer.end_offsets(partitions) if until_end else {}
+    ends = _Ends(consumer, partitions, group is not None) if until_end else None
     if group is not None:
         consumer.subscribe(topics)
     else:
@@ -409,7 +449,7 @@ def _pump(
     consumer: Consumer,
     writer: RecordWriter,
     signalled: list[int],
-    ends: dict[Any, int],
+    ends: _Ends | None,
     limits: ConsumeLimits,
     commit: bool,
 ) -> int:
@@ -425,23 +465,17 @@ def _pump(
             total += batch.num_rows
             last = time.monotonic()
             if commit and not writer.whole_when_closed:
-                writer.out.sync()
+                writer.out.sync_output()
                 consumer.commit()
         elif limits.idle_ms is not None and (time.monotonic() - last) * 1000 >= limits.idle_ms:
             break
-        if ends and _at(consumer, ends):
+        if ends is not None and ends.are_reached():
             break
         if limits.hint and not total and time.monotonic() - last >= _HINT_S:
             print_note(limits.hint)
             limits.hint = ""
         limits.check_reader()
     return total
-
-
-def _at(consumer: Consumer, ends: dict[Any, int]) -> bool:
-    """Return whether every assigned partition is read up to its end offset."""
-    mine = [partition for partition in consumer.assignment() if partition in ends]
-    return bool(mine) and all(consumer.position(partition) >= ends[partition] for partition in mine)
 
 
 @contextlib.contextmanager

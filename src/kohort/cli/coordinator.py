@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, UsageError, family
+from kohort.cli.app import DONE, UsageError, command_family
 from kohort.cli.common import (
     REACH_MS,
     Common,
@@ -17,6 +17,7 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     log_to_stderr,
+    note_secret_arguments,
 )
 from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
@@ -24,7 +25,7 @@ from kohort.io.platforms import require_posix
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     pass
 
-app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
+app = command_family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
 _COMMON = Common()
 LISTEN_DEFAULT = "127.0.0.1:9192"
@@ -96,7 +97,9 @@ def coordinator(
     if security.secure is not None:
         raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
     properties: dict[str, Any]
-    listen, properties = security.applied(listen, {**assignments(set_)}, None)
+    chosen = assignments(set_)
+    note_secret_arguments(chosen, "give --tls a PEM file without a password, and users by --sasl")
+    listen, properties = security.applied(listen, {**chosen}, None)
     properties |= metrics.properties()
     common = Common(bootstrap_server=kafka, command_config=security.command_config)
     servers, given = common.client_settings(ConnectionConfig)

@@ -6,15 +6,21 @@ import errno
 import logging
 import platform
 import re
+import shlex
 import shutil
 import socket
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import msgspec
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
@@ -24,7 +30,6 @@ from kohort.io.platforms import require_posix, reserve_port
 
 _COMMON = Common()
 _PYTHON_MIN = (3, 11)
-_PYSPARK_MIN = (4, 2)
 _JAVA_OF_SPARK = (17, 21, 25)
 """The versions of Java that Spark 4.2 runs on. Source: the overview page of Spark's documentation."""
 _FILES_WANTED = 4096
@@ -105,6 +110,29 @@ def _installed(package: str) -> str | None:
         return None
 
 
+def _for_pip(extra: str = "") -> str:
+    """Return the words by which pip installs kohort as it was installed here: from a local folder, a file or by name.
+
+    Source: PEP 610, direct_url.json.
+    """
+    wanted = f"[{extra}]" if extra else ""
+    try:
+        origin = msgspec.json.decode(distribution("kohort").read_text("direct_url.json") or "{}")
+        parts = urlsplit(origin.get("url", ""))
+        path = Path(url2pathname(parts.path))
+    except (PackageNotFoundError, msgspec.DecodeError, ValueError):
+        return shlex.quote(f"kohort{wanted}")
+    if parts.scheme != "file" or not path.exists():
+        return shlex.quote(f"kohort{wanted}")
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return editable + shlex.quote(f"{path}{wanted}")
+
+
+def _pip_install(extra: str) -> str:
+    """Return the command that installs kohort with an extra."""
+    return f"pip install --upgrade {_for_pip(extra)}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Requirement:
     """A package that kohort's metadata asks for.
@@ -163,15 +191,17 @@ def _requirements() -> Iterator[Finding]:
 
 
 def _kernel() -> Iterator[Finding]:
-    from kohort.client.producer.appender import COMPILED as APPENDER_COMPILED
-    from kohort.columns import COMPILED as COLUMNS_COMPILED
-    from kohort.wire.record_walk import COMPILED as WALK_COMPILED
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the finding says the same
+        from kohort.client.producer.appender import COMPILED as APPENDER_COMPILED
+        from kohort.columns import COMPILED as COLUMNS_COMPILED
+        from kohort.wire.record_walk import COMPILED as WALK_COMPILED
 
     whole = COLUMNS_COMPILED and WALK_COMPILED and APPENDER_COMPILED
     found = "yes" if whole else "no: plain Python, about two hundred times slower"
     remedy = (
         "install a C compiler (apt install gcc python3-dev, or xcode-select --install), then: "
-        "pip install --force-reinstall --no-deps --no-binary kohort kohort"
+        f"pip install --no-cache-dir --force-reinstall --no-deps {_for_pip()}"
     )
     yield Finding("compiled kernel", OK if whole else OPTIONAL, found, "records at full speed", remedy)
 
@@ -198,14 +228,15 @@ def _codecs() -> Iterator[Finding]:
 def _spark() -> Iterator[Finding]:
     """Check PySpark and Java. PySpark may be absent; if installed, it must be new enough and have its Java."""
     from kohort.io.java import JAVA_VERSION_MIN, java_path, java_version
+    from kohort.spark.registration import PYSPARK_MIN
 
     need = "the Spark source, the demo, kohort zookeeper"
     pyspark = _installed("pyspark")
     if pyspark is None:
-        yield Finding("PySpark", OPTIONAL, "no", need, "pip install 'kohort[spark]'")
+        yield Finding("PySpark", OPTIONAL, "no", need, _pip_install("spark"))
     else:
-        new = tuple(int(part) for part in pyspark.split(".")[:2]) >= _PYSPARK_MIN
-        yield Finding("PySpark", OK if new else MISSING, pyspark, need, "pip install --upgrade 'kohort[spark]'")
+        new = tuple(int(part) for part in pyspark.split(".")[:2]) >= PYSPARK_MIN
+        yield Finding("PySpark", OK if new else MISSING, pyspark, need, _pip_install("spark"))
     remedy = "apt install openjdk-17-jre-headless, brew install openjdk@17, or set JAVA_HOME"
     try:
         path = java_path()
@@ -246,7 +277,7 @@ def _extras() -> Iterator[Finding]:
         problems = [text for requirement in wanted.get(extra, ()) if (text := requirement.problem())]
         versions = [f"{requirement.package} {_installed(requirement.package)}" for requirement in wanted.get(extra, ())]
         found = ", ".join(problems or versions) or "nothing to install"
-        remedy = f"pip install --upgrade 'kohort[{extra}]'"
+        remedy = _pip_install(extra)
         yield Finding(f"extra {extra}", OPTIONAL if problems else OK, found, need, remedy)
 
 
@@ -259,10 +290,12 @@ def _limits() -> Iterator[Finding]:
         return
     import resource
 
+    from kohort.broker.server.listener import DESCRIPTORS_MIN
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
-    state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL
-    need = f"a broker with some {_FILES_WANTED} connections and files"
+    state = OK if unlimited or hard >= _FILES_WANTED else OPTIONAL if hard >= DESCRIPTORS_MIN else MISSING
+    need = "a broker" if state == MISSING else f"a broker with some {_FILES_WANTED} connections and files"
     yield Finding("open files", state, "unlimited" if unlimited else f"up to {hard}", need, "ulimit -Hn 65536, as root")
 
 

@@ -102,11 +102,13 @@ def public_errors() -> list[type[KafkaError]]:
     """Return the errors that callers see, the base first, then by name."""
     import kohort
     import kohort.region
+    import kohort.schema_registry.prefix  # has an error of its own
     from kohort.client.consumer.core import WakeupError
     from kohort.client.net.thread_driver import ClientClosed
 
-    exported = [getattr(module, name) for module in (kohort, kohort.region) for name in module.__all__]
-    found = {kind for kind in exported if inspect.isclass(kind) and issubclass(kind, KafkaError)}
+    modules = (kohort, kohort.region)  # another name would import what it comes with, as pandas: seconds
+    exported = [getattr(module, name) for module in modules for name in module.__all__ if name.endswith("Error")]
+    found = {kind for kind in exported if issubclass(kind, KafkaError)}
     return sorted({*found, WakeupError, ClientClosed}, key=lambda kind: (kind is not KafkaError, kind.__name__))
 
 

@@ -395,9 +395,9 @@ def _show_outcome(
     common: Common,
 ) -> int:
     """Print the result of a change and its errors, and return the exit code."""
-    from kohort.client.admin.group_changes import is_done
+    from kohort.client.admin.group_changes import was_changed
 
-    done = [{**row, "done": is_done(errors.get(key_of(row)))} for row in rows]
+    done = [{**row, "done": was_changed(errors.get(key_of(row)))} for row in rows]
     show_changes(done, columns, errors, key_of, as_json=common.json)
     return print_errors(errors)
 
@@ -408,8 +408,8 @@ def _partition_of(row: Mapping[str, Any]) -> TopicPartition:
 
 def _must_be_empty(admin: Admin, group: str) -> None:
     """Refuse a group with members before anything is planned, because Kafka would refuse the commit later."""
-    from kohort.client.admin.group_changes import has_members
+    from kohort.client.admin.group_changes import has_members_error
 
     found = admin.describe_consumer_groups([group])
     if group in found.values and found.values[group].members:
-        raise has_members(group, len(found.values[group].members))
+        raise has_members_error(group, len(found.values[group].members))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.common import DEFAULT_CALL_MS, Common, print_errors, spark_checkpoints
 from kohort.cli.group_rows import (
     OF_LAG,
@@ -186,7 +186,7 @@ def _rows(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for group in sample["groups"] for row in group["partitions"]]
 
 
-app = family("groups", "List and describe groups, their lag, and change their offsets.")
+app = command_family("groups", "List and describe groups, their lag, and change their offsets.")
 for _name in ("delete-offsets", "delete", "reset-offsets", "clone"):  # imported when they are needed
     app.command(f"kohort.cli.group_changes:{_name.replace('-', '_')}", name=_name)
 

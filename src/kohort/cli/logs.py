@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.output import print_note, show, show_json
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:
     from kohort.log.check import Defect, Progress
 
-app = family("log", "Look at what a stopped broker keeps on the disk.")
+app = command_family("log", "Look at what a stopped broker keeps on the disk.")
 
 _COLUMNS = ("partition", "file", "position", "length", "first_offset", "last_offset", "reason", "set_aside")
 

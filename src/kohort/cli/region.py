@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.common import Common, MetricsOptions
 from kohort.cli.output import is_confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError, NotFoundError
@@ -85,7 +85,7 @@ def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
     return rows
 
 
-app = family("region", "Consistent regions: how they are, and what a person can have them do.")
+app = command_family("region", "Consistent regions: how they are, and what a person can have them do.")
 
 _COMMON = Common()
 _METRICS = MetricsOptions()

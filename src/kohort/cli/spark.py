@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.common import Common
 from kohort.cli.output import is_confirmed, print_note, show, show_json
 from kohort.errors import InvalidInputError
@@ -15,8 +15,8 @@ from kohort.ids import TopicPartition
 if TYPE_CHECKING:
     from kohort.spark.checkpoint_move import BatchRange, CheckpointLog
 
-app = family("spark", "Checkpoints of Spark queries.")
-checkpoint = family("checkpoint", "Show a query's checkpoint, or convert it for the other source.")
+app = command_family("spark", "Checkpoints of Spark queries.")
+checkpoint = command_family("checkpoint", "Show a query's checkpoint, or convert it for the other source.")
 app.command(checkpoint)
 
 _COMMON = Common()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kohort.cli.app import DONE, UsageError, family
+from kohort.cli.app import DONE, UsageError, command_family
 from kohort.cli.common import Common, assignments, check_names, print_errors
 from kohort.cli.output import printable, show, show_changes, show_json
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean
 
-app = family("topics", "List, describe, create, delete and alter topics.")
+app = command_family("topics", "List, describe, create, delete and alter topics.")
 
 _COMMON = Common()
 

@@ -54,7 +54,7 @@ class WholeWrites(io.RawIOBase):
                 select.select([], [self._descriptor], [])
         return size
 
-    def sync(self) -> None:
+    def sync_output(self) -> None:
         """Flush a regular file to the disk; do nothing for a pipe or a terminal."""
         if self._regular and not self._abandoned:
             os.fsync(self._descriptor)

@@ -49,7 +49,7 @@ from kohort.wire.discovery import ApiVersionsResponse
 log = logging.getLogger("kohort.cluster")
 
 
-class Here(Protocol):
+class CoordinatorView(Protocol):
     """The part of a coordinator's host that `ClusterEndpoints` reads: its identity, placement and brokers."""
 
     me: Candidate
@@ -61,7 +61,7 @@ class Here(Protocol):
 class ClusterEndpoints:
     """Endpoints of Kafka's brokers and of the coordinators, for responses to clients."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: CoordinatorView) -> None:
         self._here = here
 
     @property
@@ -91,7 +91,9 @@ class ClusterEndpoints:
         owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
+    def push_coordinators(
+        self, group: str | None, connection: Connection
+    ) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         """Return the owner of a group's shard, or the leader where `group` is None; and all coordinators.
 
         Source: spec 4.3.
@@ -146,7 +148,7 @@ class KafkaGroups:
         self._tasks: set[asyncio.Task[None]] = set()
         self._doubled: frozenset[str] = frozenset()
 
-    def ask(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
+    def import_offsets(self, question: ImportGroupOffsets, done: Callable[[Event], None]) -> None:
         """Import a group's offsets from Kafka's own coordinator; `done` is called once, later, on the loop."""
         self._start(self._answer_import(question, done))
 
@@ -163,7 +165,7 @@ class KafkaGroups:
         async with self._room:
             cluster = self._client.cluster
             try:
-                answer = await self._client.call(found_at_kafka(cluster, question))
+                answer = await self._client.call(offsets_at_kafka(cluster, question))
             except KafkaError as error:
                 answer = _import_failed(question, error)
             cluster.forget_coordinator(Coordinator(question.group_id))
@@ -188,7 +190,7 @@ class KafkaGroups:
         """
         listed = await self._client.call(list_groups(self._client.cluster, timeout_ms=ANSWER_MS))
         active = {listing.group_id for listing in listed if listing.state not in _WITHOUT_MEMBERS}
-        doubled = {group for group in active if groups.knows(group)}
+        doubled = {group for group in active if groups.has_group(group)}
         for group in sorted(doubled - self._doubled - self._reserved):
             log.warning(
                 "[group %s] has members at Kafka's own coordinator too: both coordinators assign the same partitions, "
@@ -205,7 +207,7 @@ class KafkaGroups:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def found_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
+async def offsets_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
     """Read a group's state and committed offsets from Kafka's own coordinator.
 
     Raises:
@@ -340,14 +342,14 @@ class CoordinatorHost(GroupHost):
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request metadata from Kafka for topics that may have been created a moment ago."""
-        self.topics.find(names, ids, then)
+        self.topics.request_topics(names, ids, then)
 
-    def ask_outside(self, question: Lookup, done: Callable[[Event], None]) -> None:
+    def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics, or import a group, in Kafka."""
         if isinstance(question, LookForTopics):
             self.topics.find_deleted(question)
         else:
-            self.imports.ask(question, done)
+            self.imports.import_offsets(question, done)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """List offsets at Kafka. The group retries, after its backoff, those that are not answered in time."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kohort.broker.acls import AclIndex, AclRule
 from kohort.broker.authorization import Authorizer, Caller, Resource, StandardAuthorizer
-from kohort.client.admin.security import describe_acls
+from kohort.client.admin.security import deciding_acls, describe_acls
 from kohort.client.admin.values import Acl, AclFilter, AclResource
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
@@ -78,24 +78,26 @@ class KafkaAuthorizer(Authorizer):
             return False
         return self._open or self._standard.allows(caller, operation, resource, name, audited=audited)
 
-    def allows_some(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         """Return whether the caller may do an operation on at least one resource of a kind."""
         if self.is_stale:
             return False
-        return self._open or self._standard.allows_some(caller, operation, resource)
+        return self._open or self._standard.allows_on_any(caller, operation, resource)
 
     async def refresh(self) -> None:
         """Read the ACLs from Kafka.
 
         Raises:
             RetriableError: Kafka does not answer.
-            InvalidInputError: the coordinator may not read them.
+            InvalidInputError: the coordinator may not read them, or can't know what a rule of a later version denies.
         """
         try:
-            rules = await self._client.call(describe_acls(self._client.cluster, timeout_ms=ANSWER_MS))
+            rules = await self._client.call(deciding_acls(self._client.cluster, timeout_ms=ANSWER_MS))
         except RetriableError:
             raise
         except KafkaError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                raise
             if error.code is not ErrorCode.SECURITY_DISABLED:
                 raise InvalidInputError(
                     f"Kafka does not tell this coordinator who may do what ({error.code.name}): give its user DESCRIBE "

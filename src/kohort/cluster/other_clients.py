@@ -40,7 +40,7 @@ from kohort.broker.metrics import Metrics
 from kohort.broker.routes import ROUTES
 from kohort.broker.server.connection import ClientSession, Connection
 from kohort.broker.server.faults import Faults
-from kohort.broker.server.refusals import refusal
+from kohort.broker.server.refusals import error_response
 from kohort.broker.server.repeated_requests import RepeatedRequests
 from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
@@ -153,12 +153,12 @@ class Refusals:
         message = request.message
         if request.client.is_own:
             text = "the coordinator cannot ask Kafka who may do what: retrying"
-            return self._later(request, refusal(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
+            return self._later(request, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
         if isinstance(message, ProduceRequest) and message.acks == 0:
             self._log(request)
             request.connection.close()  # as Kafka does: there is no response that could carry the error
             return None
-        return self._log_refusal(request, refusal(request, _error_code(message), self.text))
+        return self._log_refusal(request, error_response(request, _error_code(message), self.text))
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
         """Introduce the client, and list the APIs that it is refused in words."""

@@ -28,6 +28,6 @@ async def retry_forever(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             return await attempt()
         except (RetriableError, OSError) as error:
-            if throttle.due(what):
+            if throttle.should_log(what):
                 log.warning("retrying every %.0f s: %s is not available: %s", AGAIN_S, what, error)
             await asyncio.sleep(AGAIN_S)

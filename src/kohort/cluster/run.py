@@ -29,11 +29,11 @@ from kohort.broker.audit import AuditLog
 from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.config.settings import super_users
 from kohort.broker.config.users import Users
-from kohort.broker.dispatch import Dispatcher, Route, api_keys, handled, route_table
+from kohort.broker.dispatch import Dispatcher, Route, api_handler, api_keys, route_table
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.listener import open_file_limit, shares
+from kohort.broker.server.listener import divide_descriptors, open_file_limit
 from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
@@ -118,7 +118,7 @@ def _shard(host: CoordinatorHost, shard: Shard, owned: OwnedShard) -> DescribeCo
     return row
 
 
-_STATUS = handled(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
+_STATUS = api_handler(DescribeCoordinatorsRequest, DescribeCoordinatorsResponse, describe_coordinators)
 STATUS_ROUTES: dict[int, Route[CoordinatorHost]] = {
     key: replace(route, needs=()) for key, route in route_table([[_STATUS]]).items()
 }
@@ -173,9 +173,9 @@ class CoordinatorServing(Serving):
 
         host = self._groups
         return CoordinatorExporter(
-            lambda: self.from_outside(self.metrics),
+            lambda: self.call_on_loop(self.metrics),
             lambda: host.coordinator_id,
-            lambda: self.from_outside(lambda: [*own_shards(host)]),
+            lambda: self.call_on_loop(lambda: [*own_shards(host)]),
         )
 
 
@@ -194,7 +194,7 @@ class RunningCoordinator:
         (self._plan,) = planned_listeners(options.listen, config.security)
         try:
             self._host, self._port = advertised_address(config.socket, listener.host, listener.port)
-            room = shares(open_file_limit()).connections
+            room = divide_descriptors(open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._coordination = _coordination_service(options)
             self.host = CoordinatorHost(
@@ -237,9 +237,9 @@ class RunningCoordinator:
             raise InvalidInputError(f"audit.log.location: there is no folder {path.parent} that can be written")
         audit = AuditLog(path, config.socket.audit_file_bytes, config.socket.audit_files)
         self.host.audit = audit
-        self.serving.server.logins.on_login = audit.login
+        self.serving.server.logins.on_login = audit.record_login
         if self._authorizer is not None:
-            self._authorizer.record_refusals(audit.refused)
+            self._authorizer.record_refusals(audit.record_refusal)
 
     def _kafka_authorizer(self) -> KafkaAuthorizer | None:
         """Return the authorizer of clients' requests; None: clients may do everything, or do not log in."""
@@ -305,7 +305,7 @@ class RunningCoordinator:
             self._run_in_background(show_topics(self._coordination, self.host), "mirror of topics")
             mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
-            self.host.on_rebalanced = mirror.soon
+            self.host.on_rebalanced = mirror.run_soon
             self._run_in_background(mirror.watch(), "mirror of groups")
         self.host.ownership.begin(me)
         self._follow()
@@ -333,7 +333,7 @@ class RunningCoordinator:
         """Let shards and peers follow the placement, which may have changed."""
         self.host.ownership.follow()
         if self._peers is not None:
-            self._peers.follow()
+            self._peers.watch_placed()
 
     def _candidate(self, brokers: set[int]) -> Candidate:
         number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
@@ -346,7 +346,7 @@ class RunningCoordinator:
             KafkaError: its client has ended, or Kafka has a broker with this id. The process ends then.
         """
         while True:
-            self._coordination.alive()
+            self._coordination.report_loop_alive()
             self._client.check()
             if any(place.node_id == me.id for place in self.host.topics.brokers):
                 raise InvalidInputError(f"Kafka has a broker {me.id} now, whom clients can't tell from this one: --id")

@@ -114,7 +114,7 @@ class ShardOwnership:
         return placement.shards_of(me.id) if same else frozenset()
 
     def follow(self) -> None:
-        """Begin and end shards as the placement says. Call this whenever it may have changed."""
+        """Begin and end shards to match the placement. Call this whenever it may have changed."""
         mine = self.placed_here()
         leaving = self._leaving()
         gone = sorted(self.owned.keys() - mine - leaving)
@@ -149,7 +149,7 @@ class ShardOwnership:
         """Return once no shard is here that the placement assigns to another coordinator."""
         while leaving := self._leaving():
             for index in leaving:
-                self._groups.prove(index)  # an append that fails once the shard is fenced
+                self._groups.check_ownership(index)  # an append that fails once the shard is fenced
             await asyncio.sleep(LOOK_S)
 
     def open_journal(self, index: int) -> KafkaJournal:
@@ -198,7 +198,7 @@ class ShardOwnership:
 
     async def _begin_again(self, owned: OwnedShard) -> None:
         """Begin a shard again if the refreshed placement still assigns it here."""
-        await self._coordination.ask()
+        await self._coordination.refresh_placement()
         owned.again = None
         self.follow()
         if self.owned.get(owned.index) is owned:

@@ -22,7 +22,7 @@ from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
 from kohort.groups.effects import LookForTopics
 from kohort.groups.events import Topic, TopicImage, TopicsChanged, TopicsDeleted
 from kohort.ids import NO_TOPIC_ID, TopicId
-from kohort.log.catalog import Names
+from kohort.log.catalog import TopicNames
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
 # -- The topic view: Metadata responses of several brokers merged into one. Pure: responses in, changes out
@@ -92,7 +92,7 @@ class TopicAnswer:
 
 
 @dataclass(slots=True)
-class Doubt:
+class DoubtfulTopic:
     """The answers about a topic that contradict the view, or that came since a shard looked for the topic.
 
     Attributes:
@@ -138,7 +138,7 @@ class TopicView:
         self.by_name: dict[str, DescribedTopic] = {}
         self.by_id: dict[TopicId, DescribedTopic] = {}
         self.hidden: set[str] = set()
-        self._doubts: dict[str, Doubt] = {}
+        self._doubts: dict[str, DoubtfulTopic] = {}
         self._former: OrderedDict[TopicId, bool] = OrderedDict()
         self._racks: dict[int, str] = {}
         self._moved = False
@@ -165,13 +165,13 @@ class TopicView:
 
     # -- answers of brokers
 
-    def racks(self, racks: Mapping[int, str | None]) -> None:
+    def record_racks(self, racks: Mapping[int, str | None]) -> None:
         """Record the racks of the nodes in an answer. Other nodes keep theirs: a node that is down has not moved."""
         new = {node: rack for node, rack in racks.items() if rack and self._racks.get(node) != rack}
         self._racks.update(new)
         self._moved = bool(new)
 
-    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's list of all topics. `alone`: the node knows of no other node."""
         named: set[str] = set()
         for topic in topics:
@@ -181,7 +181,7 @@ class TopicView:
         self._unlisted = sorted(left_out)
         self._lists += 1
 
-    def to_ask(self) -> list[str]:
+    def topics_to_request(self) -> list[str]:
         """Return the topics that the last list left out, to be requested by name at the node that sent the list.
 
         When there are more than `ASKED_MAX`, they take turns. A turn lasts for `ANSWERS_WANTED` lists, so that
@@ -191,7 +191,7 @@ class TopicView:
         first = ((self._lists - 1) // ANSWERS_WANTED) % turns * ASKED_MAX
         return self._unlisted[first : first + ASKED_MAX]
 
-    def answered(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_answers(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's answers about topics that were requested by name."""
         for topic in topics:
             self._apply_answer(topic, node, alone=alone)
@@ -199,7 +199,7 @@ class TopicView:
     def find_deleted(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
-            doubt = self._doubts.setdefault(name, Doubt())
+            doubt = self._doubts.setdefault(name, DoubtfulTopic())
             doubt.clear_answers()
             doubt.recorded.update(ids)
 
@@ -226,7 +226,7 @@ class TopicView:
         if doubt is None:
             if agrees:
                 return
-            doubt = self._doubts[answer.name] = Doubt()
+            doubt = self._doubts[answer.name] = DoubtfulTopic()
         elif agrees and not doubt.recorded:
             del self._doubts[answer.name]
             return
@@ -241,7 +241,7 @@ class TopicView:
         if doubt is not None:
             doubt.clear_answers()
 
-    def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
+    def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: DoubtfulTopic) -> None:
         name = answer.name
         del self._doubts[name]
         known = self.by_name.get(name)
@@ -322,7 +322,7 @@ IDS_SINCE = 10
 """The first Metadata version that has topic ids."""
 _NAMES_TOLD = 10
 """Names in a log line; there may be thousands."""
-_VALID_NAMES = Names(())
+_VALID_NAMES = TopicNames(())
 
 
 class KafkaTopics:
@@ -391,7 +391,7 @@ class KafkaTopics:
     # -- requests to brokers
 
     async def poll(self) -> None:
-        """Request all topics from one broker, and send the shards what has changed.
+        """Request all topics from one broker, and send the changes to the shards.
 
         Raises:
             KafkaError: no broker answers, or the cluster can't be used; the text says why.
@@ -399,8 +399,8 @@ class KafkaTopics:
         async with self._asking:
             node, answer = await self._client.call(self._next(None))
             alone = len(answer.brokers) <= 1
-            self._announced.racks({broker.node_id: broker.rack for broker in answer.brokers})
-            self._announced.listed(node, topic_answers(answer), alone=alone)
+            self._announced.record_racks({broker.node_id: broker.rack for broker in answer.brokers})
+            self._announced.merge_list(node, topic_answers(answer), alone=alone)
             self.brokers = tuple(
                 Endpoint(broker.node_id, broker.host, broker.port, broker.rack) for broker in answer.brokers
             )
@@ -409,9 +409,9 @@ class KafkaTopics:
             self.polls += 1
             self._listed_at = asyncio.get_running_loop().time()
             self._notify_shards()
-            if names := self._announced.to_ask():
+            if names := self._announced.topics_to_request():
                 named = await self._client.call(self._request_metadata(node, names))
-                self._announced.answered(node, topic_answers(named), alone=alone)
+                self._announced.merge_answers(node, topic_answers(named), alone=alone)
                 self._notify_shards()
             self._refresh_brokers()
 
@@ -447,7 +447,7 @@ class KafkaTopics:
         self._announced.find_deleted(question.topics)
         self.poll_soon()
 
-    def find(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
+    def request_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request unknown topics now: they may have been created since the last poll.
 
         Args:
@@ -496,7 +496,7 @@ class KafkaTopics:
     async def _poll_names(self, names: Sequence[str]) -> None:
         async with self._asking:
             node, answer = await self._client.call(self._next(names))
-            self._announced.answered(node, topic_answers(answer), alone=len(answer.brokers) <= 1)
+            self._announced.merge_answers(node, topic_answers(answer), alone=len(answer.brokers) <= 1)
             self._notify_shards()
 
     async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
@@ -535,7 +535,7 @@ class KafkaTopics:
         try:
             await cluster.runtime.within(cluster.ask_for_brokers(), ANSWER_MS, "brokers")
         except TimedOutError as error:
-            raise TimedOutError(f"Kafka does not answer: {cluster.unreachable() or error}") from error
+            raise TimedOutError(f"Kafka does not answer: {cluster.unreachable_text() or error}") from error
 
     async def _request_metadata(self, node: int, names: Sequence[str] | None) -> MetadataResponse:
         """Send a Metadata request, without auto-creation of topics, to one broker."""
@@ -555,7 +555,7 @@ class KafkaTopics:
             self._client.wake()
 
     def _notify_shards(self) -> None:
-        """Send the shards what has changed: first the existing topics, then those whose offsets are dropped."""
+        """Send the changes to the shards: first the existing topics, then those whose offsets are dropped."""
         before, self._image = self._image, self._announced.image()
         deleted = self._announced.take_deleted()
         if self._image is not before:

@@ -11,7 +11,7 @@ from kohort.groups.events import Event, GroupSettings, TopicImage
 Action: TypeAlias = Callable[[], object]
 
 
-class Times(Protocol):
+class DurationHistogram(Protocol):
     """A histogram of durations in seconds."""
 
     def observe(self, seconds: float) -> None:
@@ -28,15 +28,15 @@ class ShardMetrics(Protocol):
     events: int
 
     @property
-    def queue(self) -> Times:
+    def queue(self) -> DurationHistogram:
         """Time that the first event of a batch waited."""
 
     @property
-    def step(self) -> Times:
+    def step(self) -> DurationHistogram:
         """Time to process a batch."""
 
     @property
-    def append(self) -> Times:
+    def append(self) -> DurationHistogram:
         """Time until an append was durable."""
 
 
@@ -63,13 +63,13 @@ class Driver(Protocol):
     def elapsed_ms(self) -> int:
         """Return a clock for the age of ownership proofs, which includes time asleep if the system can tell."""
 
-    def soon(self, action: Action) -> object:
+    def call_soon(self, action: Action) -> object:
         """Call an action in a later turn of the event loop; actions run in the order of their requests.
 
         A second turn comes after the event loop has polled its sockets.
         """
 
-    def at(self, mono_ms: int, action: Action) -> ScheduledCall:
+    def call_at(self, mono_ms: int, action: Action) -> ScheduledCall:
         """Call an action when the monotonic clock reaches this time."""
 
     def topic_image(self) -> TopicImage:

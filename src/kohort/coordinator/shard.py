@@ -191,7 +191,7 @@ class Appends:
         if self.bytes_max is not None:
             pending.size += sum(map(record_bytes, records))
 
-    def has(self, kind: type) -> bool:
+    def has_undurable(self, kind: type) -> bool:
         """Return whether the effects of such an event are not durable yet."""
         waiting = (self._unproven, self._sent, *(pending.steps for pending in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
@@ -233,7 +233,7 @@ class Appends:
         """Continue to load records after the journal had none available for a while (`Owner.continue_reading`)."""
         reading, self._reading = self._reading, None
         if reading is not None:
-            self._driver.soon(reading)
+            self._driver.call_soon(reading)
 
     def read_later(self, action: Action) -> None:
         """Continue reading when the journal calls `more`."""
@@ -421,9 +421,9 @@ class Shard:
         """Return the protocol and state of every group; none during a load."""
         return iter(()) if self._machine is None else self._machine.group_states()
 
-    def knows(self, group_id: str) -> bool:
+    def has_group(self, group_id: str) -> bool:
         """Return whether there is such a group; False during a load."""
-        return self._machine is not None and self._machine.knows(group_id)
+        return self._machine is not None and self._machine.has_group(group_id)
 
     @property
     def has_unshown(self) -> bool:
@@ -469,7 +469,7 @@ class Shard:
                 for record in records:
                     machine.apply(record)
                 if self._driver.clock() > until:
-                    self._driver.soon(partial(self._replay, appends, machine, batches))
+                    self._driver.call_soon(partial(self._replay, appends, machine, batches))
                     return
             time_now, driver = self._driver.now(), self._driver
             settings, ownership_proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
@@ -532,14 +532,14 @@ class Shard:
         if self._queue:
             self._run()
         queued = any(type(event) is TopicsDeleted for event in self._queue)
-        return queued or (self._appends is not None and self._appends.has(TopicsDeleted))
+        return queued or (self._appends is not None and self._appends.has_undurable(TopicsDeleted))
 
     def _enqueue(self, event: Event) -> None:
         self._queue.append(event)
         if not self._scheduled:
             self._scheduled = True
             self._queued_at = self._clock()
-            self._driver.soon(self._run)
+            self._driver.call_soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False
@@ -583,7 +583,7 @@ class Shard:
 
     def _wake(self) -> None:
         self._scheduled = True
-        self._driver.soon(self._run)
+        self._driver.call_soon(self._run)
 
     # -- effects
 
@@ -638,7 +638,7 @@ class Shard:
             self._discard_machine("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
-        """Handle an exception in the machine: append what the earlier events changed, and discard the machine."""
+        """Handle an exception in the machine: append the records of the earlier events, and discard the machine."""
 
         def fail_request_and_reload() -> None:
             self._answer_request(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -664,7 +664,7 @@ class Shard:
         delay_ms = int(exponential_backoff(self._failures, RELOAD_DELAY_MS, RELOAD_DELAY_MAX_MS))
         self._driver.log_error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.start_loading)
+        self._reload = self._driver.call_at(self._driver.now().mono_ms + delay_ms, self.start_loading)
 
     def _fenced(self, error: FencedError) -> None:
         proven_ms = None if self._appends is None else self._appends.proven_ms
@@ -680,7 +680,7 @@ class Shard:
     def _ended(self, phase: Phase, error: Exception) -> None:
         """Enter a final phase after a fence or damage, and report it to the driver."""
         self._unload(phase, REFUSED[phase])
-        self._driver.soon(partial(self._driver.shard_ended, self.index, error))
+        self._driver.call_soon(partial(self._driver.shard_ended, self.index, error))
 
     def close(self) -> None:
         """Stop the shard: waiting requests get NOT_COORDINATOR, so that clients look up the coordinator again."""
@@ -715,14 +715,14 @@ class Shard:
             self._timer = None
         if due is not None:
             self._timer_at = due
-            self._timer = self._driver.at(due, self._on_timer)
+            self._timer = self._driver.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         """Tick after the event loop has polled its sockets, so that a pause of the broker is not taken for silence."""
         self._timer = None
         self._ticking = True
         # The event loop may make the first call before it polls, but not the second.
-        self._driver.soon(partial(self._driver.soon, self._tick))
+        self._driver.call_soon(partial(self._driver.call_soon, self._tick))
 
     def _tick(self) -> None:
         self._ticking = False

@@ -65,7 +65,7 @@ class LookupBudget:
             self._left -= 1
 
 
-class KeptAnswers:
+class AnswerCache:
     """A cache of answers by name, kept for `ANSWER_KEPT_S`. One thread makes an answer, which spends the budget."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, budget: LookupBudget | None = None) -> None:
@@ -74,7 +74,7 @@ class KeptAnswers:
         self._making: dict[str, threading.Lock] = {}
         self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
 
-    def answer(self, name: str, make: Callable[[], View]) -> View:
+    def cached_or_made(self, name: str, make: Callable[[], View]) -> View:
         """Return the cached answer of this name, else make it.
 
         Raises:
@@ -149,7 +149,7 @@ class ClusterLookups:
         )
         self._limit_s = limit_ms / 1000
         self._budget = LookupBudget()
-        self._kept = KeptAnswers(budget=self._budget)
+        self._kept = AnswerCache(budget=self._budget)
         self._peeks = threading.Semaphore(PEEKS_MAX)
 
     def admin(self) -> Admin:
@@ -163,7 +163,7 @@ class ClusterLookups:
 
     def topics(self) -> View:
         """Return all topics of the cluster, Kafka's internal ones too."""
-        return self._kept.answer("topics", self._topics)
+        return self._kept.cached_or_made("topics", self._topics)
 
     def _topics(self) -> View:
         with Admin(self._servers, **self._connection) as admin:
@@ -176,7 +176,7 @@ class ClusterLookups:
         Raises:
             NotFoundError: There is no such topic.
         """
-        return self._kept.answer(f"topic {name}", lambda: self._topic(name))
+        return self._kept.cached_or_made(f"topic {name}", lambda: self._topic(name))
 
     def _topic(self, name: str) -> View:
         with Admin(self._servers, **self._connection) as admin:
@@ -219,7 +219,7 @@ class ClusterLookups:
 
     def coordinators(self) -> View:
         """Return kohort's coordinators over a Kafka cluster and their shards; none where brokers coordinate groups."""
-        return self._kept.answer("coordinators", self._coordinators)
+        return self._kept.cached_or_made("coordinators", self._coordinators)
 
     def _coordinators(self) -> View:
         from kohort.client.admin.coordinators import describe_coordinators, shard_row
@@ -240,7 +240,7 @@ class ClusterLookups:
 
     def regions(self) -> View:
         """Return all consistent regions."""
-        return self._kept.answer("regions", self._regions)
+        return self._kept.cached_or_made("regions", self._regions)
 
     def _regions(self) -> View:
         from kohort.region.description import listed_rows
@@ -258,7 +258,7 @@ class ClusterLookups:
         known = [row["region"] for row in self.regions()["regions"]]
         if name not in known:
             raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
-        return self._kept.answer(f"region {name}", lambda: self._region(name))
+        return self._kept.cached_or_made(f"region {name}", lambda: self._region(name))
 
     def _region(self, name: str) -> View:
         from kohort.region.description import region_view

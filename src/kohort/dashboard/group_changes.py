@@ -24,11 +24,11 @@ from kohort.client.admin.group_changes import (
     delete_group_offsets,
     delete_groups,
     group_deletions,
-    is_done,
     offset_changes,
     offset_deletions,
     parse_reset_target,
     set_offsets,
+    was_changed,
 )
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
@@ -317,10 +317,10 @@ def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any,
         return set_offsets(admin, preview.offsets)
     if preview.change == DELETE:
         refused = delete_groups(admin, [preview.group])
-        return [{**row, "done": is_done(refused.get(row["group"]))} for row in preview.rows], refused
+        return [{**row, "done": was_changed(refused.get(row["group"]))} for row in preview.rows], refused
     keys = [TopicPartition(row["topic"], row["partition"]) for row in preview.rows]
     errors = delete_group_offsets(admin, preview.group, keys)
-    return [{**row, "done": is_done(errors.get(key))} for row, key in zip(preview.rows, keys, strict=True)], errors
+    return [{**row, "done": was_changed(errors.get(key))} for row, key in zip(preview.rows, keys, strict=True)], errors
 
 
 def _text(row: View) -> str:

@@ -131,7 +131,7 @@ class RenewedContext(ssl.SSLContext):
         now_s = time.monotonic()
         if now_s - self.checked_s >= CERTIFICATES_CHECK_S:
             self.checked_s = now_s
-            self.certificates.renewed()
+            self.certificates.reload_if_changed()
         return self.certificates.loaded.context.wrap_bio(*args, **options)
 
 

@@ -39,6 +39,7 @@ USER_SESSIONS_MAX = 20
 NAME_MAX = 256
 """The longest name and password, in characters."""
 REFUSED = "wrong user or password"
+_LOOPBACK = "127.0.0.1"
 
 
 class DashboardUsers:
@@ -80,7 +81,7 @@ class DashboardUsers:
                 try:
                     self._load_users()
                 except InvalidInputError as error:
-                    if self._failures.due(error.message):
+                    if self._failures.should_log(error.message):
                         log.warning(
                             "users file can't be read again: %s; the users that were read before stay valid",
                             error.message,
@@ -135,8 +136,8 @@ class FailedTries:
             if self._free_at_s.get(key, 0.0) > now_s + (tries - 1) * TRY_INTERVAL_S:
                 raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
 
-    def remember(self, address: str, user: str) -> None:
-        """Make an address known, after a login of a user of the file."""
+    def mark_known(self, address: str, user: str) -> None:
+        """Remember the address of a successful login: the limit of failed logins by user does not apply to it."""
         known = self._known.setdefault(user, OrderedDict())
         network = _network(address)
         known[network] = None
@@ -157,9 +158,10 @@ class FailedTries:
 
 
 def _network(address: str) -> str:
-    """Return what counts as one address: of IPv6 the network, since a host has 2**64 addresses.
+    """Return the address under which failed logins are counted: of IPv6 the /64 network, of loopback one.
 
-    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network.
+    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network. Each user of the machine
+    has the 16 million addresses of 127.0.0.0/8.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
@@ -169,7 +171,7 @@ def _network(address: str) -> str:
         if found.ipv4_mapped is None and not found.is_loopback:
             return str(ipaddress.ip_network((int(found), 64), strict=False))
         found = found.ipv4_mapped or found
-    return str(found)
+    return _LOOPBACK if found.is_loopback else str(found)
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
@@ -221,7 +223,7 @@ class DashboardLogins:
             self._tries.count_failure(address, user[:NAME_MAX])
             log.warning("[user %s] login from %s refused: %s", shown, address, REFUSED)
             raise NotAuthorizedError(REFUSED)
-        self._tries.remember(address, user)
+        self._tries.mark_known(address, user)
         own = [key for key, session in self._sessions.items() if session.user == user]
         for key in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
             del self._sessions[key]
@@ -249,5 +251,5 @@ class DashboardLogins:
 
 
 def _kept(secret: str) -> bytes:
-    """Return the hash under which a session is kept: a search by it tells nothing about the secret by its time."""
+    """Return the hash under which a session is kept, so that the time of a search reveals nothing of the secret."""
     return hashlib.sha256(secret.encode()).digest()

@@ -7,7 +7,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from kohort.errors import KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition, by_topic
 from kohort.io.closing import ClosedOnExit
 from kohort.lag import CAUSES, GroupChange, GroupLag, LagReader, LagReport, PartitionLag
-from kohort.lag.cluster_watch import ClusterWatch, WatchState
+from kohort.lag.cluster_watch import ClusterWatch, ReadListeners, WatchState
 from kohort.lag.evaluation import ABANDONED
 from kohort.lag.history_file import (
     PARTITIONS_MAX,
@@ -179,6 +179,9 @@ class ClusterObserver(ClosedOnExit):
         reader: Reads the cluster; closed with the observer.
         interval_ms: The time between two reads.
         file: Keeps the history across restarts; not closed with the observer. None: it is in memory alone.
+
+    Attributes:
+        listeners: Called after each read on the watch's thread, and by `close`: open pages get the new read.
     """
 
     def __init__(self, name: str, reader: LagReader, interval_ms: float, file: HistoryWriter | None = None) -> None:
@@ -187,14 +190,14 @@ class ClusterObserver(ClosedOnExit):
         self._history = LagHistory()
         self._added: LagReport | None = None
         self._overview = msgspec.Raw(msgspec.json.encode(overview(None, self._history)))
-        self._listeners: set[Callable[[], None]] = set()
+        self.listeners = ReadListeners()
         self.version = 0
         self._watch = ClusterWatch(name, reader, interval_ms / 1000, self._on_read)
 
     def close(self) -> None:
         """End the watch, and wake the listeners; may be called again."""
         self._watch.close()
-        self.wake_pages()
+        self.listeners.call_all()
 
     def _on_read(self, state: WatchState) -> None:
         report = state.report
@@ -209,7 +212,7 @@ class ClusterObserver(ClosedOnExit):
                 self._file.add_report(report, self._reader.cluster_id, changes, values)
         with self._lock:
             self.version += 1
-        self.wake_pages()
+        self.listeners.call_all()
 
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
         """Restore an earlier process's history from the file: reads as far as a picture goes, and the last changes."""
@@ -222,23 +225,6 @@ class ClusterObserver(ClosedOnExit):
         changes = file.restore(self._reader.cluster_id, since_ms, restore_read, CHANGES_MAX)
         with self._lock:
             self._history.restore_changes(changes)
-
-    def wake_pages(self) -> None:
-        """Call the listeners, so that open pages get the new read."""
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function after each read, on the watch's thread."""
-        with self._lock:
-            self._listeners.add(listener)
-
-    def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Stop calling a function after reads."""
-        with self._lock:
-            self._listeners.discard(listener)
 
     def cluster(self) -> View:
         """Return the status of the cluster and of the last read, with the read's age by this machine's clock."""

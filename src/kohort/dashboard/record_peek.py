@@ -118,7 +118,7 @@ class _Scan:
             kept.append(record)
 
     @property
-    def stopped(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why the scan ends before the end of the partitions; None: it need not."""
         if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
             return "limit"
@@ -184,7 +184,7 @@ def _scan(
     while any(consumer.position(tp) < scan.ends[tp] for tp in waiting):
         for record in consumer.poll(timeout_ms=_POLL_MS):
             scan.take_record(record)
-            if stopped := scan.stopped:
+            if stopped := scan.stop_reason:
                 return stopped
             if now_s() >= deadline_s:
                 return f"{SCAN_S:.0f} s have passed"

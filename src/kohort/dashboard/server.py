@@ -16,6 +16,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
+import h11
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
@@ -287,7 +288,7 @@ class DashboardRoutes:
                 loop.call_soon_threadsafe(news.set)
 
         self._streams += 1
-        self._observer.add_listener(on_read)
+        self._observer.listeners.add_listener(on_read)
         try:
             yield "retry: 2000\n\n"
             while not self.is_closing and self._is_current(request):
@@ -298,7 +299,7 @@ class DashboardRoutes:
                     yield ": no news\n\n"
                 news.clear()
         finally:
-            self._observer.remove_listener(on_read)
+            self._observer.listeners.remove_listener(on_read)
             self._streams -= 1
 
 
@@ -343,6 +344,25 @@ def _peek_request(request: Request) -> PeekRequest:
     )
 
 
+class _WholeRequests(h11.Connection):
+    """The requests of a connection. Those whose bodies come in chunks are refused: browsers send none.
+
+    A chunk may hold a byte, and takes the event loop as long as a long one. From 256 connections 16 MB of such chunks
+    would take it for a quarter of a minute.
+    """
+
+    def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+        """Return the next part of a request.
+
+        Raises:
+            RemoteProtocolError: It is no request, or its body comes in chunks.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            raise h11.RemoteProtocolError("a body in chunks")
+        return event
+
+
 class LimitedProtocol(H11Protocol):
     """A connection that is closed when it waits for too long, or when others need its place.
 
@@ -362,6 +382,10 @@ class LimitedProtocol(H11Protocol):
     _check: asyncio.TimerHandle | None = None
     _waits_since_s = 0.0
     _unsent_then, _stands_since_s = 0, 0.0
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.conn = _WholeRequests(h11.SERVER, REQUEST_BYTES_MAX)
 
     def occupy_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
         """Take one of the places for connections, before the TLS handshake."""
@@ -493,7 +517,7 @@ class LimitedServer(uvicorn.Server):
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # the process has no more descriptors, or the client is gone
-                if self._failures.due(error.errno):
+                if self._failures.should_log(error.errno):
                     log.warning("the dashboard can't accept a connection, retrying: %s", error)
                 self._make_room()
                 await asyncio.sleep(ACCEPT_RETRY_S)
@@ -560,7 +584,7 @@ class DashboardServer(ClosedOnExit):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # its warnings are of what clients send, one for each request
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -585,7 +609,7 @@ class DashboardServer(ClosedOnExit):
     def close(self) -> None:
         """End the streams and the server; may be called again."""
         self._routes.close()
-        self._observer.wake_pages()
+        self._observer.listeners.call_all()
         self._server.should_exit = True
         self._thread.join()
         self._sock.close()

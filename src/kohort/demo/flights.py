@@ -42,7 +42,7 @@ class Flight(NamedTuple):
     value: bytes
 
 
-def archive() -> Path:
+def flights_path() -> Path:
     """Return the path of the data. The package is never imported, because its import needs packages that are gone.
 
     Raises:
@@ -65,7 +65,7 @@ def flights_table(rows: int | None = None) -> pa.Table:
     convert = pyarrow.csv.ConvertOptions(
         include_columns=columns, column_types=kinds, null_values=["", "NA"], strings_can_be_null=True
     )
-    with zipfile.ZipFile(archive()) as opened, opened.open("flights.csv") as raw:
+    with zipfile.ZipFile(flights_path()) as opened, opened.open("flights.csv") as raw:
         table = pyarrow.csv.read_csv(raw, convert_options=convert)
     for name in DELAYS:
         table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.int32()))

@@ -67,7 +67,7 @@ def source_options(arguments: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def delays(records: DataFrame) -> DataFrame:
+def flight_rows(records: DataFrame) -> DataFrame:
     """Return a row for each flight, with its record's partition and offset."""
     flight = f.from_json(f.col("value").cast("string"), FLIGHT)
     return records.select("partition", "offset", flight.alias("flight")).select("partition", "offset", "flight.*")
@@ -78,7 +78,7 @@ def start_query(spark: SparkSession, arguments: argparse.Namespace) -> Streaming
 
     def write_batch(batch: DataFrame, number: int) -> None:
         target = arguments.folder / "batches" / f"member={arguments.name}" / f"batch={number:06}"
-        delays(batch).coalesce(1).write.mode("overwrite").parquet(str(target))
+        flight_rows(batch).coalesce(1).write.mode("overwrite").parquet(str(target))
 
     return (
         spark.readStream.format("kohort")

@@ -39,7 +39,7 @@ from kohort.demo.account import (
     show,
     worst_connections,
 )
-from kohort.demo.flights import ALL, FlightReplay, archive
+from kohort.demo.flights import ALL, FlightReplay, flights_path
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.java import java_path, start_tied
@@ -91,7 +91,7 @@ def check_requirements(region: bool) -> None:
     Raises:
         NotFoundError: a package or Java is missing.
     """
-    archive()
+    flights_path()
     for package in ("pyspark", "matplotlib", *(("pyiceberg", "sqlalchemy") if region else ())):
         if importlib.util.find_spec(package) is None:
             raise NotFoundError(f"the demo needs the package {package}: pip install 'kohort[demo]'")
@@ -249,15 +249,15 @@ class Play:
         for name in APPLICATIONS:
             self.applications[name] = DemoApplication(name, self.home, command)
         self.print_event(f"two Spark applications are starting: python -m {program}")
-        self.until(lambda: {share.owner for share in self.shares} == set(APPLICATIONS), "both hold partitions")
+        self.wait_until(lambda: {share.owner for share in self.shares} == set(APPLICATIONS), "both hold partitions")
         self.print_event(f"both are members of one group ({self.held_partitions()}); the replay begins")
         self.replay.limit = round(KILLED_BY * self.total)
-        self.until(lambda: self.replay.sent >= KILL_AT * self.total, "the replay comes to the kill")
+        self.wait_until(lambda: self.replay.sent >= KILL_AT * self.total, "the replay comes to the kill")
         self._kill()
         self.replay.limit = self.total
-        self.until(self.replaying.done, "the replay ends")
+        self.wait_until(self.replaying.done, "the replay ends")
         self.print_event("all flights are replayed")
-        self.until(self._is_drained, "everything is read and committed")
+        self.wait_until(self._is_drained, "everything is read and committed")
         self.print_event("nothing is left to read")
         self.is_over = True
         self.applications[SURVIVOR].terminate()
@@ -270,16 +270,18 @@ class Play:
         batches = f"batches/member={VICTIM}/*/_SUCCESS"
         before = len(list(self.home.glob(batches)))
         if self.options.region:
-            self.until(lambda: all(share.committed for share in self.shares), "every partition is in a checkpoint")
+            self.wait_until(lambda: all(share.committed for share in self.shares), "every partition is in a checkpoint")
         else:
-            self.until(lambda: len(list(self.home.glob(batches))) > before, f"{VICTIM} writes a batch")
+            self.wait_until(lambda: len(list(self.home.glob(batches))) > before, f"{VICTIM} writes a batch")
         killed_s = time.monotonic()
         self.killed_processes = self.applications.pop(VICTIM).kill()
         orphans = {share.partition for share in self.shares if share.owner == VICTIM}
-        self.print_event(f"SIGKILL to {VICTIM}, {self.killed_processes} processes; it held partitions {words(orphans)}")
+        self.print_event(
+            f"SIGKILL to {VICTIM}, {self.killed_processes} processes; it held partitions {partitions_text(orphans)}"
+        )
         self.refresh_state()
         committed = {share.partition: share.committed for share in self.shares if share.partition in orphans}
-        self.until(
+        self.wait_until(
             lambda: any(share.committed > committed.get(share.partition, share.committed) for share in self.shares),
             f"{SURVIVOR} takes over",
         )
@@ -340,7 +342,7 @@ class Play:
 
     # -- observations
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds, for as long as there is progress.
 
         Raises:
@@ -361,14 +363,14 @@ class Play:
                 progress, progress_s = now, time.monotonic()
             if time.monotonic() - progress_s > STALLED_S:
                 raise TimedOutError(
-                    f"{what}: not so, and nothing has moved for {STALLED_S:g} s; {self.line()}; "
+                    f"{what}: not so, and nothing has moved for {STALLED_S:g} s; {self.progress_line()}; "
                     f"the logs are in {self.home}"
                 )
             if time.monotonic() - self.said_s > LINE_S:
                 self.said_s = time.monotonic()
-                self.print_event(f"{self.line()}; waits until {what}")
+                self.print_event(f"{self.progress_line()}; waits until {what}")
 
-    def line(self) -> str:
+    def progress_line(self) -> str:
         """Return the progress in a line."""
         lag = sum(share.lag for share in self.shares)
         return f"replaying: {self.replay.sent:,} of {self.total:,} flights, lag {lag:,}; {self.held_partitions()}"
@@ -401,7 +403,7 @@ class Play:
         held: dict[str, list[int]] = {}
         for share in self.shares:
             held.setdefault(share.owner or "nobody", []).append(share.partition)
-        return ", ".join(f"{owner} [{words(held[owner])}]" for owner in sorted(held))
+        return ", ".join(f"{owner} [{partitions_text(held[owner])}]" for owner in sorted(held))
 
     def _is_drained(self) -> bool:
         """Return whether everything is read and committed, and in a region published by all its sinks."""
@@ -417,6 +419,6 @@ class Play:
         return seen.published >= seen.sequence
 
 
-def words(partitions: Iterable[int]) -> str:
+def partitions_text(partitions: Iterable[int]) -> str:
     """Return partitions as text."""
     return " ".join(map(str, sorted(partitions)))

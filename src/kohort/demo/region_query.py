@@ -9,7 +9,7 @@ that no folder for its checkpoints is shared: the topic has what another applica
 
 from __future__ import annotations
 
-from kohort.demo.group_query import delays, parse_arguments, source_options, start_spark
+from kohort.demo.group_query import flight_rows, parse_arguments, source_options, start_spark
 from kohort.region import IcebergTable
 from kohort.spark import SparkRegion
 
@@ -26,7 +26,7 @@ def main() -> None:
     )
     region.query(
         arguments.name,  # further queries may read other topics and write into other tables, such as DeltaTable
-        delays,
+        flight_rows,
         source=source_options(arguments) | {"columns": "value,partition,offset"},
         into=IcebergTable("air.flights", warehouse=arguments.folder / "lake"),  # or catalog={…} for several machines
         start="beginning",

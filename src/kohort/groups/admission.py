@@ -52,7 +52,7 @@ class Refusal(NamedTuple):
     error: ErrorCode
     message: str
 
-    def answer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+    def refuse_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
         """Answer a heartbeat with the error."""
         step.reply(event.request, ConsumerGroupHeartbeatReply(self.error, self.message))
 
@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
 # -- May the shard have another group?
 
 
-def check_group(config: GroupConfig, groups: int) -> bool:
+def may_create_group(config: GroupConfig, groups: int) -> bool:
     """Return whether the shard may create another group, given how many it has (`group.coordinator.max.groups`)."""
     return groups < config.groups_max
 
@@ -68,8 +68,8 @@ def check_group(config: GroupConfig, groups: int) -> bool:
 # -- Has the group a place, and its records room?
 
 
-def check_place(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
-    """Return whether a group has a place for a member.
+def member_place_error(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
+    """Return GROUP_MAX_SIZE_REACHED if a group has no place for another member, else NONE.
 
     Args:
         limit: the most members of the group, `group.max.size` or `group.consumer.max.size`.
@@ -79,8 +79,8 @@ def check_place(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode
     return ErrorCode.NONE if has_place or taken < limit else ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
-def check_record(config: GroupConfig, size: int) -> ErrorCode:
-    """Return whether a record of this many bytes can be written (`group.record.max.bytes`)."""
+def record_size_error(config: GroupConfig, size: int) -> ErrorCode:
+    """Return the error for a record of more bytes than `group.record.max.bytes`, else NONE."""
     return ErrorCode.NONE if size <= config.group_record_bytes_max else ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
@@ -130,10 +130,10 @@ class GivenIds(dict[str, T]):
 
 def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
     """Return the error in a JoinGroup itself: names that no record holds, or a session timeout out of bounds."""
-    if not event.group_id or not sizes.fits(event.group_id):
+    if not event.group_id or not sizes.names_fit(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
     names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
-    if not sizes.fits(*names):
+    if not sizes.names_fit(*names):
         return ErrorCode.INVALID_REQUEST
     if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -144,9 +144,9 @@ def check_registration(config: GroupConfig, event: RegisterConsumer) -> ErrorCod
     """Return the error in a registration itself, whatever the group."""
     if "push" not in config.rebalance_protocols:
         return ErrorCode.UNSUPPORTED_VERSION
-    if not event.group_id or not sizes.fits(event.group_id):
+    if not event.group_id or not sizes.names_fit(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not event.member_id or not sizes.fits(event.member_id, event.regex, *event.topics):
+    if not event.member_id or not sizes.names_fit(event.member_id, event.regex, *event.topics):
         return ErrorCode.INVALID_REQUEST
     if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -190,9 +190,11 @@ def is_blank(name: str | None) -> bool:
 
 def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> str | None:
     """Return why no record could hold the request's texts, None if one can."""
-    if not sizes.fits(event.group_id):
+    if not sizes.names_fit(event.group_id):
         return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
-    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
+    if not sizes.names_fit(
+        event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex
+    ):
         return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
     limit = config.group_record_bytes_max
     if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
@@ -228,7 +230,7 @@ SILENT_MAX_MS = 10_000
 """The longest such delay."""
 
 
-class Verdict(NamedTuple):
+class MissingGroupVerdict(NamedTuple):
     """The answer to a client that names a group which this coordinator does not have.
 
     Attributes:
@@ -244,20 +246,20 @@ class Verdict(NamedTuple):
     failures: int = 0
 
 
-PROCEED: Final = Verdict(ErrorCode.NONE)
-RETRY_LATER: Final = Verdict(
+PROCEED: Final = MissingGroupVerdict(ErrorCode.NONE)
+RETRY_LATER: Final = MissingGroupVerdict(
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The group is being looked up at its earlier coordinator."
 )
 
 
-class Imports:
+class GroupImports:
     """Imports under way and recent answers; soft state that a load resets."""
 
     def __init__(self) -> None:
         self.under_way: dict[str, int] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, MissingGroupVerdict] = {}
 
-    def verdict(self, group_id: str, now_ms: int) -> Verdict | None:
+    def verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
         """Return the last import verdict about a group, if it is still valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
@@ -267,7 +269,7 @@ class Imports:
         verdict = self._verdicts.get(group_id)
         return 0 if verdict is None else verdict.failures
 
-    def remember(self, group_id: str, verdict: Verdict) -> None:
+    def remember(self, group_id: str, verdict: MissingGroupVerdict) -> None:
         """Remember the earlier coordinator's answer about a group."""
         self._verdicts.pop(group_id, None)
         self._verdicts[group_id] = verdict
@@ -278,13 +280,13 @@ class Imports:
         """Forget the answer, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
-    def admit(self, step: Step, group_id: str) -> Verdict:
-        """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
+    def admit(self, step: Step, group_id: str) -> MissingGroupVerdict:
+        """Return the verdict on a missing group: create it, report it empty, or retry while an import is under way."""
         verdict = self.verdict(group_id, step.now.mono_ms)
         if verdict is not None:
             return verdict
         if group_id not in self.under_way and len(self.under_way) < UNDER_WAY_MAX:
-            ticket = self.under_way[group_id] = step.ticket()
+            ticket = self.under_way[group_id] = step.next_task_number()
             step.begin_task(ImportGroupOffsets(group_id, ticket))
         return RETRY_LATER
 
@@ -292,16 +294,16 @@ class Imports:
         """Remember that a group has nothing to import, or must not be imported."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
-            self.remember(event.group_id, Verdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
+            self.remember(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
         elif event.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             failures = self.failures(event.group_id)
             wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
-            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
+            self.remember(event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + wait_ms, failures + 1))
             if failures == 0:
                 text = f"not served until its earlier coordinator answers: {event.text}"
                 step.log(event.group_id, text, Level.WARNING)
         else:
-            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
+            self.remember(event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + REFUSED_MS))
             step.log(
                 event.group_id,
                 f"refused, its earlier coordinator's offsets can't be imported: {event.text}",

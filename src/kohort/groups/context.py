@@ -4,7 +4,7 @@
 replay, with the same result. For this reason a restarted coordinator has the same state. Records that change nothing,
 such as a tombstone of a missing key, are accepted, because compaction leaves them behind.
 
-`Context.react` executes the groups' tables.
+`Context.handle_event` executes the groups' tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from kohort.groups import admission
-from kohort.groups.admission import PROCEED, Imports, Verdict
+from kohort.groups.admission import PROCEED, GroupImports, MissingGroupVerdict
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Level
 from kohort.groups.events import JoinGroup
@@ -214,7 +214,7 @@ class Context(Step):
     def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]]) -> None:
         super().__init__(config)
         self.ledger = Ledger(protocols)
-        self.imports = Imports()
+        self.imports = GroupImports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
         self.downgrade: Downgrade = stays_consumer
@@ -243,7 +243,7 @@ class Context(Step):
         """Return a group; None if there is none."""
         return self.ledger.groups.get(group_id)
 
-    def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
+    def handle_event(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
         """Let a group handle an event, by the transition table of its protocol.
 
         Raises:
@@ -270,15 +270,15 @@ class Context(Step):
         for key in list(group.membership.tombstones()):
             self.emit(Tombstone(key))
 
-    def admit_group(self, group_id: str) -> Verdict:
-        """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
+    def admit_group(self, group_id: str) -> MissingGroupVerdict:
+        """Return the verdict on a missing group: create it, report it empty, or retry while an import is under way."""
         if self.config.group_import == "off" or group_id in self.ledger.imported:
             return PROCEED
         return self.imports.admit(self, group_id)
 
     def has_room(self) -> bool:
         """Return whether the shard has fewer groups than `group.coordinator.max.groups`."""
-        return admission.check_group(self.config, self.ledger.size)
+        return admission.may_create_group(self.config, self.ledger.size)
 
     def create_group(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""

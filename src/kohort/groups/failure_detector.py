@@ -4,7 +4,7 @@ Members of every protocol derive from `MonitoredMember`, and groups from `Monito
 `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
 - **Interval** (`interval_ms`). Known if the member got one in a reply or with its lease. Otherwise its heartbeats
-  show it (`beat`), or the group's usual interval applies (`usual_interval_ms`).
+  show it (`learn_from_heartbeat`), or the group's usual interval applies (`usual_interval_ms`).
 - **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
 - **Suspected** (`suspected_from_ms`). So late that it may be dead, or without a connection. A member that waits
   for a response is never suspected. The protocol decides what follows (`classic.deferred_notification`,
@@ -160,7 +160,7 @@ class MonitoredMember:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the member's connection has ended and it has not been heard since."""
+        """Whether the member's connection has ended and it has sent nothing since."""
         return self.gone_ms is not None
 
     def bind(self, step: Step, connection: int) -> None:
@@ -182,7 +182,7 @@ class MonitoredMember:
             self.heard_ms = now_ms
             step.deadlines.set(self.session, now_ms + session_ms)
 
-    def alive(self, step: Step, session_ms: int) -> None:
+    def end_grace(self, step: Step, session_ms: int) -> None:
         """Restart the session after a request on any connection, and end the grace period."""
         self.lost = False
         self.touch(step, session_ms)
@@ -199,7 +199,7 @@ class MonitoredMember:
         ended = "stands" if self.gone_ms is None else f"ended {now_ms - self.gone_ms} ms ago"
         return f"client {client_id} at {client_host}{heard}, connection {ended}"
 
-    def beat(self, step: Step, interval_ms: int) -> None:
+    def learn_from_heartbeat(self, step: Step, interval_ms: int) -> None:
         """Learn from a heartbeat: the member's interval, and whether the client tolerated the last delay.
 
         Args:
@@ -237,7 +237,7 @@ class MonitoredMember:
         return self.released_ms + interval if self.times_from_reply else max(self.released_ms, since_ms + interval)
 
     def suspected_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
-        """Return when the member is suspected unless it is heard before.
+        """Return when the member is suspected unless it sends a request before.
 
         A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
         own are not suspected again and again.
@@ -332,7 +332,7 @@ class MonitoredGroup(ABC):
             shorten_session(step, member.session, now_ms if is_dead else end_ms)
 
     def extend_session(self, step: Step, session: Timer) -> bool:
-        """Extend a session that has ended if an earlier owner may have heard its member later.
+        """Extend a session that has ended if an earlier owner of the shard may have had a later sign of life.
 
         The grace of a member without a connection includes this time from the start (`grace_end_ms`).
 

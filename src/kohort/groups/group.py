@@ -130,11 +130,11 @@ class GroupMembership(LongPollingGroup):
         """Build the soft state after a replay; sessions restart."""
 
     @abstractmethod
-    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+    def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
         """Return NONE if an OffsetCommit is accepted, else its error."""
 
     @abstractmethod
-    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+    def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         """Return NONE if a TxnOffsetCommit is accepted, else its error."""
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
@@ -145,7 +145,7 @@ class GroupMembership(LongPollingGroup):
         """Return the partitions that an accepted commit must not touch, with their errors; None: none."""
         return None
 
-    def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
+    def fetch_error(self, step: Step, event: OffsetFetch) -> ErrorCode:
         """Return NONE if an OffsetFetch that names a member is answered, else its error."""
         return ErrorCode.NONE
 
@@ -240,7 +240,7 @@ class Group:
     pending: dict[int, dict[Partition, PendingOffset]] = field(default_factory=dict)
     pending_of: dict[Partition, dict[int, PendingOffset]] = field(default_factory=dict)
 
-    def under(self, kind: type[M]) -> M | None:
+    def membership_as(self, kind: type[M]) -> M | None:
         """Return the membership if the group speaks this protocol, else None."""
         return self.membership if isinstance(self.membership, kind) else None
 

@@ -71,7 +71,7 @@ class LongPollingGroup(MonitoredGroup):
         if timer is None:
             timer = member.long_poll_timer = Timer(Deadline.LONG_POLL, member.session.group_id, member.session.subject)
         step.long_polls[event.request] = timer
-        step.run(timer, limit)
+        step.start_timer(timer, limit)
         return True
 
     def end_long_poll(self, step: Step, member: MonitoredMember, why: Release = Release.NOW) -> None:

@@ -165,7 +165,7 @@ class Administration:
         found, gone = [], []
         for group_id in ledger.groups if names is None else names:
             group = ledger.groups.get(group_id)
-            push = None if group is None else group.under(PushGroup)
+            push = None if group is None else group.membership_as(PushGroup)
             if group is not None and push is not None:
                 settled, offsets = not push.rebalancing, dict(group.offsets)
                 owners = push.partition_owners(self.context)
@@ -285,7 +285,7 @@ class GroupMachine:
         for group in self.context.ledger.groups.values():
             yield group.membership.name, group.state()
 
-    def knows(self, group_id: str) -> bool:
+    def has_group(self, group_id: str) -> bool:
         """Return whether there is such a group."""
         return group_id in self.context.ledger.groups
 
@@ -307,7 +307,7 @@ class GroupMachine:
         before, context.image = context.image, event.image
         change = ImageChange.between(before, event.image)
         for group in list(context.ledger.groups.values()):
-            context.react(group, TopicsChanged, change)
+            context.handle_event(group, TopicsChanged, change)
 
     def _on_release(self, event: ReleaseLongPolls) -> None:
         """Answer delayed heartbeats because other requests follow; some may have been answered already."""
@@ -316,7 +316,7 @@ class GroupMachine:
             timer = context.long_polls.get(request)
             group = None if timer is None else context.find(timer.group_id)
             if timer is not None and group is not None:
-                context.react(group, ReleaseLongPolls, timer.subject)
+                context.handle_event(group, ReleaseLongPolls, timer.subject)
 
     def _on_connection_lost(self, event: ConnectionLost) -> None:
         """Notify each group whose members used a connection that it has ended."""
@@ -324,7 +324,7 @@ class GroupMachine:
         for group_id, member_id in context.connections.pop(event.connection, {}):
             group = context.find(group_id)
             if group is not None:
-                context.react(group, ConnectionLost, member_id, event)
+                context.handle_event(group, ConnectionLost, member_id, event)
 
     def _on_settings(self, event: GroupSettingsChanged) -> None:
         """Store a group's dynamic settings, also those of a group that does not exist yet."""
@@ -335,10 +335,10 @@ class GroupMachine:
         """Pass a result to its group, if that exists and its protocol handles it."""
         group = self.context.find(event.group_id)
         if group is not None:
-            self.context.react(group, type(event), event)
+            self.context.handle_event(group, type(event), event)
 
     def _on_tick(self, event: Tick) -> None:
-        """Let the groups whose timers are due handle that, and expire offsets."""
+        """Call the handlers of all timers that are due, and expire offsets."""
         del event
         context = self.context
         while (timer := context.deadlines.pop_due(context.now.mono_ms)) is not None:
@@ -354,4 +354,4 @@ class GroupMachine:
     def _due(self, group: Group, timer: Timer) -> None:
         if timer.kind is Deadline.SESSION and group.membership.extend_session(self.context, timer):
             return
-        self.context.react(group, timer.kind, timer.subject)
+        self.context.handle_event(group, timer.kind, timer.subject)

@@ -76,7 +76,7 @@ class CommittedOffsets:
             error = self.make_group(event)
             group = context.find(event.group_id)
         if group is not None and error is NO_ERROR:
-            error = group.membership.may_commit(context, event)
+            error = group.membership.commit_error(context, event)
         if group is None or error is not NO_ERROR:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
@@ -114,7 +114,7 @@ class CommittedOffsets:
 
     def make_group(self, event: OffsetCommit) -> ErrorCode:
         """Create the group of a commit without generation; refuse a commit with one."""
-        if not sizes.fits(event.group_id):
+        if not sizes.names_fit(event.group_id):
             return ErrorCode.INVALID_GROUP_ID
         if event.generation >= 0:
             return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
@@ -130,7 +130,7 @@ class CommittedOffsets:
         error = ErrorCode.NONE
         if not sizes.commit_fits(context.config, event.group_id, event.offsets):
             error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        elif group is None and not sizes.fits(event.group_id):
+        elif group is None and not sizes.names_fit(event.group_id):
             error = ErrorCode.INVALID_GROUP_ID
         elif group is None and event.generation >= 0:
             error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
@@ -139,7 +139,7 @@ class CommittedOffsets:
             if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
                 error = ErrorCode.POLICY_VIOLATION
         else:
-            error = group.membership.may_commit_in_transaction(context, event)
+            error = group.membership.transactional_commit_error(context, event)
         if error is not ErrorCode.NONE:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
@@ -185,17 +185,17 @@ class CommittedOffsets:
         if group is None:
             wanted = event.partitions or ()
             found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
-        elif (error := group.membership.may_fetch(context, event)) is not NO_ERROR:
+        elif (error := group.membership.fetch_error(context, event)) is not NO_ERROR:
             context.reply(event.request, OffsetFetchReply(error))
             return
         else:
             wanted = tuple(group.offsets) if event.partitions is None else event.partitions
             found = fetch_all(group, wanted, event.require_stable)
             if not context.image.sure:
-                found = tuple(self.held_back(offset) for offset in found)
+                found = tuple(self.unless_doubtful(offset) for offset in found)
         context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
-    def held_back(self, found: FetchedOffset) -> FetchedOffset:
+    def unless_doubtful(self, found: FetchedOffset) -> FetchedOffset:
         """Return a committed position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
 
         The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
@@ -275,7 +275,7 @@ class CommittedOffsets:
                 if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
                     self.tombstone(group.group_id, partition)
 
-    # -- Import of the offsets that an earlier coordinator has kept; `admission.Imports` has the protocol
+    # -- Import of the offsets that an earlier coordinator has kept; `admission.GroupImports` has the protocol
 
     def on_imported(self, event: GroupImported) -> None:
         """Import a group's offsets, unless this machine did not ask: the shard was loaded again since."""
@@ -291,9 +291,9 @@ class CommittedOffsets:
                 context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
             )
         else:
-            self.take_over(event)
+            self.write_imported(event)
 
-    def take_over(self, event: GroupImported) -> None:
+    def write_imported(self, event: GroupImported) -> None:
         """Write an imported group: the import record and the offsets, in one append."""
         context = self.context
         group = context.find(event.group_id) or context.create_group(event.group_id)
@@ -305,12 +305,12 @@ class CommittedOffsets:
             return
         context.imports.forget_verdict(event.group_id)
         context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
-        offsets = tuple(self.named(offset) for offset in event.offsets)
+        offsets = tuple(self.with_topic_id(offset) for offset in event.offsets)
         records = self.write(group, OffsetColumns.of(offsets), -1)
         context.count(Meter.GROUP_IMPORTS)
         context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
-    def named(self, offset: OffsetToCommit) -> OffsetToCommit:
+    def with_topic_id(self, offset: OffsetToCommit) -> OffsetToCommit:
         """Return an offset to commit, completed by the id of its topic if that is known."""
         topic = self.context.image.topics.get(offset.topic)
         return offset if topic is None or self.context.image.sure else offset._replace(topic_id=topic.id)
@@ -330,7 +330,7 @@ class CommittedOffsets:
 
     def schedule(self) -> None:
         """Schedule the next expiration after the configured interval."""
-        self.context.run(self.context.expiry, self.context.config.offsets_retention_check_ms)
+        self.context.start_timer(self.context.expiry, self.context.config.offsets_retention_check_ms)
 
     def on_deadline(self) -> None:
         """Expire some groups' positions; the rest follow in the next steps."""
@@ -344,7 +344,7 @@ class CommittedOffsets:
                 looked += 1 + len(group.offsets)
                 self.expire_group(group)
         if context.expiring:
-            context.run(context.expiry, 0)
+            context.start_timer(context.expiry, 0)
         else:
             self.schedule()
 

@@ -22,7 +22,7 @@ _POSITION_BYTES_MAX: Final = _RECORD_BYTES + 3 * NAME_BYTES_MAX
 """The most that any position takes: most commits need no exact count."""
 
 
-def fits(*names: str | None) -> bool:
+def names_fit(*names: str | None) -> bool:
     """Return whether a record can hold each of these names."""
     return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
 
@@ -34,7 +34,7 @@ def surely_fitting_chars(limit: int) -> int:
 
 def metadata_fits(metadata: str, limit: int) -> bool:
     """Return whether a position's metadata is within the limit (characters, as Kafka counts) and fits its record."""
-    return len(metadata) <= limit and fits(metadata)
+    return len(metadata) <= limit and names_fit(metadata)
 
 
 def commit_fits(config: GroupConfig, group_id: str, offsets: Sequence[OffsetToCommit]) -> bool:

@@ -109,7 +109,7 @@ class Step(ABC):
         """Start a background task; its result returns as an event."""
         self.effects.work.append(task)
 
-    def run(self, timer: Timer, delay_ms: int) -> None:
+    def start_timer(self, timer: Timer, delay_ms: int) -> None:
         """Start a timer from now."""
         self.deadlines.set(timer, self.now.mono_ms + delay_ms)
 
@@ -170,7 +170,7 @@ class Step(ABC):
             if not of_connection:
                 del self.connections[connection]
 
-    def ticket(self) -> int:
+    def next_task_number(self) -> int:
         """Return a number that no earlier task of this process has, not even one of a discarded machine."""
         self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
         return self._ticket

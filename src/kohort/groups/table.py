@@ -1,7 +1,7 @@
 """The transition tables of groups: what a group does with an event in each of its states, and where that may lead.
 
-Each protocol's table stands at the head of its group's class. `Context.react` executes it: it finds the entry by event
-and state, and calls the entry's method. It raises if the group is then in a state that the entry does not name.
+Each protocol's table stands at the head of its group's class. `Context.handle_event` executes it: it finds the entry by
+event and state, and calls the entry's method. It raises if the group is then in a state that the entry does not name.
 docs/states.md is made from the tables.
 """
 

@@ -46,7 +46,7 @@ _LENGTH_BYTES = 4
 _READ_BYTES = 65_536
 
 
-def proof(token: bytes, who: str, nonces: bytes) -> bytes:
+def token_proof(token: bytes, who: str, nonces: bytes) -> bytes:
     """Return the proof that an end knows the token; `who` prevents replay of a proof to its sender."""
     return hmac.digest(token, who.encode() + nonces, "sha256")
 
@@ -109,7 +109,7 @@ class LinkFrames:
     """The frame codecs for both directions of one connection."""
 
     def __init__(self, token: bytes, nonces: bytes, *, is_caller: bool) -> None:
-        keys = [proof(token, f"frames of the {who}", nonces) for who in ("caller", "listener")]
+        keys = [token_proof(token, f"frames of the {who}", nonces) for who in ("caller", "listener")]
         own, other = keys if is_caller else reversed(keys)
         self.sealer, self.parser = FrameSealer(own), FrameParser(other)
 
@@ -133,9 +133,9 @@ class ListenerHandshake:
             PermissionError: the caller does not know the token.
         """
         nonces = self.nonce + said[:NONCE_BYTES]
-        if not hmac.compare_digest(said[NONCE_BYTES:], proof(self._token, "caller", nonces)):
+        if not hmac.compare_digest(said[NONCE_BYTES:], token_proof(self._token, "caller", nonces)):
             raise PermissionError("a caller that does not know the token")
-        return proof(self._token, "listener", nonces), LinkFrames(self._token, nonces, is_caller=False)
+        return token_proof(self._token, "listener", nonces), LinkFrames(self._token, nonces, is_caller=False)
 
 
 class CallerHandshake:
@@ -145,7 +145,7 @@ class CallerHandshake:
         """Begin the handshake with the listener's nonce."""
         mine = secrets.token_bytes(NONCE_BYTES)
         self._token, self._nonces = token, theirs + mine
-        self.says = mine + proof(token, "caller", self._nonces)
+        self.says = mine + token_proof(token, "caller", self._nonces)
 
     def finish(self, answer: bytes) -> LinkFrames:
         """Check the listener's response, and return the connection's frames.
@@ -153,7 +153,7 @@ class CallerHandshake:
         Raises:
             PermissionError: the listener does not know the token.
         """
-        if not hmac.compare_digest(answer, proof(self._token, "listener", self._nonces)):
+        if not hmac.compare_digest(answer, token_proof(self._token, "listener", self._nonces)):
             raise PermissionError("a listener that does not know the token")
         return LinkFrames(self._token, self._nonces, is_caller=True)
 

@@ -11,7 +11,7 @@ log = logging.getLogger("kohort")
 
 
 class OneProcess:
-    """An object with connections, threads or files, which no other process can take over."""
+    """The base of objects that can't be pickled, because their connections, threads or files are this process's."""
 
     __slots__ = ()
 

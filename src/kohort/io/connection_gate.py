@@ -58,7 +58,7 @@ class GatePlace:
         self._gate, self.address, self.close = gate, address, close
         self.phase = _Phase.STRANGER
 
-    def prove(self) -> bool:
+    def mark_authenticated(self) -> bool:
         """Move to the authenticated connections; return False if they are as many as there may be, or it was closed."""
         return self._gate._prove(self)
 

@@ -46,7 +46,7 @@ class FailureThrottle:
         self._clock_ms = clock_ms
         self._kinds: dict[object, _Throttled] = {}
 
-    def due(self, kind: object) -> bool:
+    def should_log(self, kind: object) -> bool:
         """Return whether a failure of this kind is due to be logged; if so, it counts as logged."""
         now_ms = self._clock_ms()
         state = self._kinds.get(kind)
@@ -61,7 +61,7 @@ class FailureThrottle:
         state.next_ms = now_ms + state.pause_ms
         return True
 
-    def over(self, kind: object) -> bool:
+    def end_failure(self, kind: object) -> bool:
         """End a kind of failure, so that the next one is logged at once; return whether one had been logged."""
         return self._kinds.pop(kind, None) is not None
 
@@ -116,7 +116,7 @@ _LEFT_OUT = "left out of this log, because there were too many like them: %s"
 log = logging.getLogger("kohort.broker")
 
 
-class Allowance:
+class LogAllowance:
     """A token bucket: a burst, then one line per pause."""
 
     __slots__ = ("_at", "_burst", "_left", "_pause_s")
@@ -142,8 +142,8 @@ class LogThrottle(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: OrderedDict[Kind, Allowance] = OrderedDict()
-        self._levels: dict[int, Allowance] = {}
+        self._kinds: OrderedDict[Kind, LogAllowance] = OrderedDict()
+        self._levels: dict[int, LogAllowance] = {}
         self._left_out: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -152,11 +152,11 @@ class LogThrottle(logging.Filter):
             return True
         now = self._clock()
         kind = (str(record.msg), getattr(record, "group_id", ""))
-        of_kind = self._kinds.pop(kind, None) or Allowance(KIND_BURST, KIND_PAUSE_S, now)
+        of_kind = self._kinds.pop(kind, None) or LogAllowance(KIND_BURST, KIND_PAUSE_S, now)
         self._kinds[kind] = of_kind
         if len(self._kinds) > KINDS_MAX:
             self._kinds.popitem(last=False)
-        of_level = self._levels.setdefault(record.levelno, Allowance(LEVEL_BURST, LEVEL_PAUSE_S, now))
+        of_level = self._levels.setdefault(record.levelno, LogAllowance(LEVEL_BURST, LEVEL_PAUSE_S, now))
         if not (of_kind.has_room(now) and of_level.has_room(now)):
             self._left_out[kind[0] if len(self._left_out) < KINDS_MAX else ""] += 1
             return False
@@ -192,7 +192,7 @@ class LogThrottle(logging.Filter):
 
 
 class PrintableFormatter(logging.Formatter):
-    """A format of lines that no name of a client breaks, or lets control a terminal.
+    """A log format with escaped control characters: no client's name can break a line or control a terminal.
 
     Args:
         text: the form of a line.

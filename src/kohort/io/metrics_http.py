@@ -168,7 +168,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         except ssl.SSLEOFError:
             pass  # a probe of the port alone, or an abort
         except ssl.SSLError as error:
-            if self._failures.due(error.reason):
+            if self._failures.should_log(error.reason):
                 log.warning(
                     "TLS handshake with %s failed, its metrics scrape is not answered: %s",
                     client_address[0],

@@ -151,7 +151,7 @@ class ListenerPipe(TlsPipe):
             ConnectionAbortedError: they are more records than a handshake has.
         """
         for piece, records in self._records.pieces(data):
-            self._silent.begun(records)
+            self._silent.count_records(records)
             self._silent.check_bound()
             super().feed(piece)
 
@@ -163,12 +163,12 @@ class ListenerPipe(TlsPipe):
                 data.
         """
         for piece, records in self._records.pieces(data):
-            self._silent.begun(records)
+            self._silent.count_records(records)
             yield self.decrypted(piece)
             self._silent.check_bound()
 
     def _carried(self, size: int) -> None:
-        self._silent.carried(size)
+        self._silent.uncount_carried(size)
 
 
 def caller_pipe(pin: bytes) -> TlsPipe:

@@ -59,13 +59,13 @@ class ServerCertificates:
         """Whether clients must show a certificate."""
         return self._client_ca is not None
 
-    def renewed(self) -> LoadedCertificates | None:
+    def reload_if_changed(self) -> LoadedCertificates | None:
         """Return the files if they have changed since the last call; None: those in use are still right."""
         with self._lock:
             try:
                 found = self._load(self.loaded)
             except InvalidInputError as error:
-                if self._failures.due(str(error)):
+                if self._failures.should_log(str(error)):
                     text = "[%s] %s; new connections get the certificates that were loaded last"
                     log.warning(text, self._server, error.message)
                 return None
@@ -77,7 +77,7 @@ class ServerCertificates:
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
-        self.renewed()
+        self.reload_if_changed()
         return self.loaded.context
 
     def _load(self, before: LoadedCertificates | None) -> LoadedCertificates:

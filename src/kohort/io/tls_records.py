@@ -57,11 +57,11 @@ class SilentRecords:
     def __init__(self) -> None:
         self._count = 0.0
 
-    def begun(self, records: int) -> None:
+    def count_records(self, records: int) -> None:
         """Count records that are given to OpenSSL."""
         self._count += records
 
-    def carried(self, size: int) -> None:
+    def uncount_carried(self, size: int) -> None:
         """Uncount a record that carried `size` bytes of data, and as many empty ones as these bytes allow."""
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 

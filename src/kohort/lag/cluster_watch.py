@@ -59,6 +59,31 @@ class WatchState:
     shares: Mapping[int, int] = field(default_factory=dict)
 
 
+class ReadListeners:
+    """The functions that are called after each read of a cluster. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: set[Callable[[], None]] = set()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function after each read, on the thread of the reads."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Stop calling a function after reads."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def call_all(self) -> None:
+        """Call all functions, on the calling thread."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+
 class ClusterWatch:
     """A thread that reads a cluster again and again, until it is closed.
 
@@ -173,7 +198,7 @@ class ClusterWatch:
             )
 
     def _read_report(self) -> LagReport:
-        """Read the cluster, and tell the shares whether that succeeded."""
+        """Read the lag of the cluster, and report success or failure to the division of groups between exporters."""
         try:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
         except Exception:

@@ -183,15 +183,15 @@ class _LabelTexts:
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, str] = {}
 
-    def of_partition(self, tp: TopicPartition) -> str:
-        """Return the end of a line's labels, which every metric of every group has for a partition."""
+    def partition_labels(self, tp: TopicPartition) -> str:
+        """Return the last labels of a sample, partition and topic, as text; all samples of a partition share them."""
         text = self._partitions.get(tp)
         if text is None:
             text = self._partitions[tp] = f'partition="{tp.partition}",topic="{escape_value(tp.topic)}"}}'
         return text
 
     @staticmethod
-    def of_member(cluster: str, group: str, owner: MemberDescription | None) -> str:
+    def member_labels(cluster: str, group: str, owner: MemberDescription | None) -> str:
         """Return the beginning of a line's labels, for the partitions of one member of a group."""
         host, member, client = _MEMBERS_NONE if owner is None else (owner.host, owner.member_id, owner.client_id)
         return (
@@ -214,9 +214,9 @@ def _partition_lines(
                     continue
                 begin = begins.get(id(part.owner))
                 if begin is None:
-                    begin = name + "{" + texts.of_member(cluster.watch.name, group.description.group_id, part.owner)
+                    begin = name + "{" + texts.member_labels(cluster.watch.name, group.description.group_id, part.owner)
                     begins[id(part.owner)] = begin
-                lines.append(f"{begin}{texts.of_partition(part.partition)} {number_text(number)}\n")
+                lines.append(f"{begin}{texts.partition_labels(part.partition)} {number_text(number)}\n")
                 if len(lines) == _LINES_MAX:
                     yield "".join(lines)
                     lines.clear()
@@ -243,7 +243,7 @@ def _log_lines(
     for cluster in shown:
         begin = f'{name}{{cluster_name="{escape_value(cluster.watch.name)}",'
         for tp, bounds in cluster.logs():
-            yield f"{begin}{texts.of_partition(tp)} {number_text(end(bounds))}\n"
+            yield f"{begin}{texts.partition_labels(tp)} {number_text(end(bounds))}\n"
 
 
 def _log_values(
@@ -335,7 +335,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
 
 
 def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
-    """Add what only partitions have that have a cause. Those with lost records have one."""
+    """Add the status and the lost offsets of a partition whose lag has a cause."""
     if part.cause is None:
         return
     place = (*group, part.partition.topic, str(part.partition.partition))

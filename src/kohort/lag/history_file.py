@@ -407,7 +407,7 @@ class HistoryWriter(ClosedOnExit):
 
     def _log_failure(self, text: str) -> None:
         self.error = text
-        if self._failures.due(text):
+        if self._failures.should_log(text):
             log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
@@ -517,7 +517,7 @@ class HistoryWriter(ClosedOnExit):
         if is_full:
             connection.execute("PRAGMA incremental_vacuum").fetchall()
             text = "[history] %s has reached its limit of %d bytes: old data is deleted before its retention ends"
-            if self._failures.due("full"):
+            if self._failures.should_log("full"):
                 log.warning(text, self._path, self._bytes_max)
 
     def _delete_rest(self, connection: sqlite3.Connection, before_ms: int) -> None:

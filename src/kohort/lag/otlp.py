@@ -177,13 +177,13 @@ class OtlpPush:
             if self._ended.is_set():
                 return
             if result is not MetricExportResult.SUCCESS:
-                if self._throttle.due("failure"):
+                if self._throttle.should_log("failure"):
                     text = "[otlp %s] metrics not sent: %s; they are sent again after the next read"
                     log.warning(text, self.url, self._session.failure)
                 return
-            if self._session.complaint and self._throttle.due("complaint"):
+            if self._session.complaint and self._throttle.should_log("complaint"):
                 log.warning("[otlp %s] the collector did not take %s", self.url, self._session.complaint)
-        if self._throttle.over("failure"):
+        if self._throttle.end_failure("failure"):
             log.info("[otlp %s] metrics are sent again", self.url)
 
 

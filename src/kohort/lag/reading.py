@@ -185,7 +185,7 @@ class LagReading:
         )
 
     def _add_others(self, groups: dict[str, GroupReading], errors: dict[str, KafkaError]) -> None:
-        """Add the positions that no coordinator has; a group keeps its name."""
+        """Add the positions of Spark's checkpoints, unless a group of the cluster has the same name."""
         for name, found in self.others.items():
             if self.is_read is not None and not self.is_read(name):
                 continue
@@ -575,7 +575,7 @@ def _undescribed(listed: GroupListing) -> GroupDescription:
 @checks_arguments
 @documents_settings(ConnectionConfig)
 class LagReader(ClosedOnExit):
-    """The one reader of lag: groups, members, offsets and timestamps of a cluster, and what follows from them.
+    """The reader of a cluster's lag: it reads groups, members, offsets and timestamps, and evaluates them.
 
         with LagReader("127.0.0.1:9092") as reader:
             for group in reader.read().groups.values():
@@ -647,7 +647,7 @@ class LagReader(ClosedOnExit):
         self.report = evaluate(snapshot, self.report, self.window_ms)
         return self.report
 
-    def reach(self, timeout_ms: float) -> None:
+    def connect(self, timeout_ms: float) -> None:
         """Connect to a broker of the cluster, retrying until the time is over.
 
         Raises:

@@ -23,6 +23,7 @@ from grpc import aio
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.io.closing import ClosedOnExit
 from kohort.io.server_certificates import LoadedCertificates, ServerCertificates
+from kohort.lag.cluster_watch import ReadListeners
 from kohort.lag.evaluation import LagReport
 from kohort.lag.reading import LagReader
 from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, duration_ms
@@ -121,13 +122,16 @@ class GroupScaling(ClosedOnExit):
         reader: Reads the cluster; closed with this.
         interval_s: The time between two reads.
         allowed: The groups that may be asked for; empty: all.
+
+    Attributes:
+        listeners: Called after each read, on the thread of the reads.
     """
 
     def __init__(self, reader: LagReader, interval_s: float, allowed: Collection[str] = ()) -> None:
         self._reader, self._interval_s, self._allowed = reader, interval_s, frozenset(allowed)
         self._lock = threading.Lock()
         self._watched: dict[ScaledGroup, _Watched] = {}
-        self._listeners: set[Callable[[], None]] = set()
+        self.listeners = ReadListeners()
         self._news = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="kohort-scaler", daemon=True)
@@ -166,16 +170,6 @@ class GroupScaling(ClosedOnExit):
                 raise KafkaError(watched.error)
             return watched.decision
 
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function after each read, on the thread of the reads."""
-        with self._lock:
-            self._listeners.add(listener)
-
-    def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Stop calling a function after reads."""
-        with self._lock:
-            self._listeners.discard(listener)
-
     def _run(self) -> None:
         self._log_unreachable_cluster()
         while not self._ended:
@@ -192,7 +186,7 @@ class GroupScaling(ClosedOnExit):
     def _log_unreachable_cluster(self) -> None:
         """Log a wrong address when the process starts: without calls nothing is read, and calls may come much later."""
         try:
-            self._reader.reach(READ_TIMEOUT_MS)
+            self._reader.connect(READ_TIMEOUT_MS)
         except Exception as error:  # the reads that calls ask for may succeed
             if not self._ended:
                 text = "[scaler] the cluster can't be read: %s; calls get this error until it can"
@@ -217,9 +211,7 @@ class GroupScaling(ClosedOnExit):
                     watched.error = failure
                 elif wanted.group in names:
                     _decide_or_log(wanted, watched, report)
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
+        self.listeners.call_all()
 
 
 def _text_of(error: Exception) -> str:
@@ -270,14 +262,14 @@ Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
 def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
-    """Return what gRPC serves with; it asks for renewed files at each connection."""
+    """Return the credentials of the gRPC server, which asks for renewed files at each connection."""
 
     def grpc_configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
         pair = (loaded.identity, loaded.identity)
         return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)
 
     def renewed_configuration() -> grpc.ServerCertificateConfiguration | None:
-        found = certificates.renewed()
+        found = certificates.reload_if_changed()
         return None if found is None else grpc_configuration(found)
 
     return grpc.dynamic_ssl_server_credentials(
@@ -405,7 +397,7 @@ class ScalerServer(ClosedOnExit):
         wanted = await self._scaled(request, context)
         news, told = asyncio.Event(), None
         listener = self._waker(news)
-        self._scaling.add_listener(listener)
+        self._scaling.listeners.add_listener(listener)
         try:
             while True:
                 news.clear()
@@ -418,7 +410,7 @@ class ScalerServer(ClosedOnExit):
                     yield encode_active(told)
                 await news.wait()
         finally:
-            self._scaling.remove_listener(listener)
+            self._scaling.listeners.remove_listener(listener)
 
     def _waker(self, news: asyncio.Event) -> Callable[[], None]:
         def wake_stream() -> None:
@@ -431,7 +423,7 @@ class ScalerServer(ClosedOnExit):
         """Return the last decision about a group; the first one may take a moment. Ends the call if there is none."""
         news = asyncio.Event()
         listener = self._waker(news)
-        self._scaling.add_listener(listener)
+        self._scaling.listeners.add_listener(listener)
         end_s = self._loop.time() + FIRST_DECISION_S
         try:
             while True:
@@ -445,7 +437,7 @@ class ScalerServer(ClosedOnExit):
         except KafkaError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
-            self._scaling.remove_listener(listener)
+            self._scaling.listeners.remove_listener(listener)
         raise AssertionError("abort raises")
 
 

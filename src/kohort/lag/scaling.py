@@ -178,7 +178,7 @@ def _offsets(group: GroupLag) -> dict[TopicPartition, tuple[int, int]]:
 
 
 def _read_to(part: PartitionLag) -> int:
-    """Return how far a partition is read: of a share group with what is acknowledged after the start offset."""
+    """Return the read offset of a partition; a share group's counts acknowledged records after its start offset."""
     if part.counted_lag is not None and part.trend is not None:
         return part.trend.last.committed
     return part.committed or 0
@@ -296,7 +296,7 @@ class _Scaling:
         return frozenset(part.owner.member_id for part in late if part.owner is not None)
 
     def _member_per_s(self) -> float | None:
-        """Return what a busy member reads. One that is not busy could read more: its rate is a lower bound."""
+        """Return the records per second that a busy member reads. An idle one could read more: a lower bound."""
         rates: dict[str, float] = {}
         if self.is_share:
             each = sum(load.read for load in self.loads) / max(1, len(self.members))
@@ -313,7 +313,7 @@ class _Scaling:
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
-        """Return what must be read of a partition per second: what is written, and a part of an old backlog."""
+        """Return the records per second to read of a partition: those that are written, and a part of its backlog."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if not is_late or not load.is_read_on:
@@ -345,7 +345,7 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide before anything was read: one member shows how much a member reads."""
+        """Decide while no rate is known: one member, whose reading will show a member's rate."""
         if self.group.sum_lag and not self.members:
             wanted = max(1, self.before.wanted)
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)

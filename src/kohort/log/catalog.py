@@ -106,6 +106,13 @@ def _checksum(data: bytes) -> int:
 
 
 def _topic(row: _Row) -> CatalogTopic:
+    """Return the topic of a row.
+
+    Raises:
+        ValueError: its id is none, or its name would lead out of the data folder.
+    """
+    if not topic_name_allowed(row.name):
+        raise ValueError(f"topic name {row.name[:300]!r} is not allowed: {TOPIC_NAME_RULE}")
     return CatalogTopic(row.name, decode_id(row.id), row.partitions, row.configs, row.unseen)
 
 
@@ -133,7 +140,7 @@ class TopicPlan:
     id: uuid.UUID | None = None
 
 
-class Names:
+class TopicNames:
     """The topics' names, with those that metrics can't distinguish, as `a.b` and `a_b`."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -190,7 +197,7 @@ class Catalog:
         self.power_losses = power_losses
         self.removed = set(removed)
         self.by_id = {topic.id: topic for topic in topics.values()}
-        self.names = Names(topics)
+        self.names = TopicNames(topics)
         self._folder = folder
         self._unsure = False
 
@@ -267,7 +274,7 @@ class Draft(Generic[L]):
 
     topics: dict[str, CatalogTopic] = field(default_factory=dict)
     logs: dict[tuple[str, int], L] = field(default_factory=dict)
-    names: Names = field(default_factory=lambda: Names(()))
+    names: TopicNames = field(default_factory=lambda: TopicNames(()))
 
     def check_partitions(self, name: str, partitions: int, added: int, there: int, limits: StoreLimits) -> None:
         """Check that `added` partitions are allowed for a topic with `partitions` in all, besides the existing `there`.

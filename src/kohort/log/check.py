@@ -15,10 +15,10 @@ from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import CatalogTopic, read_catalog, usable_config
 from kohort.log.config import LogConfig
-from kohort.log.continuity import Epochs, LocatedBatch, Pins, Rules, survey, whole_end
+from kohort.log.continuity import Epochs, IndexPins, LocatedBatch, SegmentRules, survey, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
-from kohort.log.gaps import blamed_by_index, missing_end_damage, without
+from kohort.log.gaps import blamed_by_index, missing_end_damage, with_damage_at
 from kohort.log.index import AbortedRange, OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.markers import parse_marker
 from kohort.log.recovery import OpenOptions
@@ -104,7 +104,7 @@ class FolderCheck:
         self.report = Report()
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
-        self._kept_running = folder.kept_running((path / folder.LOCK).read_text(errors="replace").split())
+        self._kept_running = folder.has_run_since((path / folder.LOCK).read_text(errors="replace").split())
         checksums = checkpoints.read_checksums(path)
         self._points, self._cleaned, self._starts = (
             checkpoints.readable_offsets(path / name, checksums, self._checkpoint)
@@ -273,7 +273,7 @@ class PartitionCheck:
                 self._aborted.is_known = False
                 self._records(LogDamage(path, 0, None, base, following, "the file is missing"), "records")
                 continue
-            self._segment(Rules(path, base, following, gaps, epochs), known_end, progress)
+            self._segment(SegmentRules(path, base, following, gaps, epochs), known_end, progress)
         self._report_hole()
         start = self._options.log_start_offset or 0
         if not everything and known_end > start:
@@ -320,7 +320,7 @@ class PartitionCheck:
     def _index(self, path: Path, reason: str) -> None:
         self._records(LogDamage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")
 
-    def _segment(self, rules: Rules, known_end: int, progress: Progress) -> None:
+    def _segment(self, rules: SegmentRules, known_end: int, progress: Progress) -> None:
         self.files += 1
         try:
             file = OpenFile(rules.path, os.O_RDONLY)
@@ -334,7 +334,7 @@ class PartitionCheck:
         self.bytes += size
         self._walk(file, size, rules, known_end, progress)
 
-    def _walk(self, file: OpenFile, size: int, rules: Rules, known_end: int, progress: Progress) -> None:
+    def _walk(self, file: OpenFile, size: int, rules: SegmentRules, known_end: int, progress: Progress) -> None:
         ends: dict[int, int] = {}
         stamps: dict[int, int] = {}
         self._aborted.begin_segment(rules.base_offset, has_gaps=rules.gaps)
@@ -344,9 +344,9 @@ class PartitionCheck:
         findings = survey(file, size, rules, crc=True)
         index = OffsetIndex(str(rules.path.with_suffix(".index")))
         if rules.gaps and index.load(size) and index.positions:
-            pins = Pins(index.offsets, index.positions)
+            pins = IndexPins(index.offsets, index.positions)
             blamed = blamed_by_index(survey(file, size, rules), pins, rules)
-            findings = findings if blamed is None else without(findings, blamed, rules)
+            findings = findings if blamed is None else with_damage_at(findings, blamed, rules)
         for found in findings:
             if isinstance(found, LogDamage):
                 self._aborted.is_known = False
@@ -375,7 +375,7 @@ class PartitionCheck:
         self._transaction_index(rules)
 
     def _classify_end(
-        self, file: OpenFile, size: int, rules: Rules, known_end: int, last: LogDamage | None, end_offset: int
+        self, file: OpenFile, size: int, rules: SegmentRules, known_end: int, last: LogDamage | None, end_offset: int
     ) -> None:
         """Classify the end of a segment's file: complete, torn or damaged."""
         if rules.limit is not None:
@@ -397,7 +397,7 @@ class PartitionCheck:
             reason = f"the file ends here, the log went on to offset {known_end}"
             self._records(LogDamage(rules.path, size, 0, end_offset, known_end, reason), "records")
 
-    def _indexes(self, rules: Rules, ends: Mapping[int, int], stamps: Mapping[int, int], size: int) -> None:
+    def _indexes(self, rules: SegmentRules, ends: Mapping[int, int], stamps: Mapping[int, int], size: int) -> None:
         """Compare the indexes with the batches: their `ends` by position, and their `stamps` by last offset."""
         stem = str(rules.path).removesuffix(".log")
         index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
@@ -417,7 +417,7 @@ class PartitionCheck:
         ):
             self._index(Path(stem + ".timeindex"), "its entries are not those of the batches")
 
-    def _transaction_index(self, rules: Rules) -> None:
+    def _transaction_index(self, rules: SegmentRules) -> None:
         """Compare a transaction index with its checksum, and with the transactions that the batches prove."""
         path = rules.path.with_suffix(".txnindex")
         index, expected = TransactionIndex(str(path)), self._checksums.get(rules.base_offset)

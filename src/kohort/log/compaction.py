@@ -57,7 +57,7 @@ class Compaction:
         self._now_ms = now_ms
         self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
         self._cleaned, self._cuts = log.cleaned_offset, log.cuts
-        self._settled = log.cleaned_by(self._tombstones_before_ms)
+        self._settled = log.cleaned_offset_at(self._tombstones_before_ms)
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._end = log.end_offset if not log.active.size else -1  # of the log's last batch, if the run may reach it
@@ -68,7 +68,7 @@ class Compaction:
         self._aborted = _by_producer(log.segments)  # of all segments: a marker may be in a later one
 
     @classmethod
-    def due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
+    def if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
         """Return a run if the partition needs compaction."""
         if not log.config.compacts:
             return None

@@ -80,7 +80,7 @@ class Epochs:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SegmentRules:
     """The rules for the batches of one segment.
 
     Attributes:
@@ -100,14 +100,14 @@ class Rules:
     least: int = 0
 
 
-class Pins(NamedTuple):
+class IndexPins(NamedTuple):
     """Entries of the offset index: the last offset of the batch at a position, relative to the segment's base."""
 
     offsets: array[int]
     positions: array[int]
 
 
-def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: bool) -> bool:
+def is_continuous(file: OpenFile, begin: int, stop: int, rules: SegmentRules, pins: IndexPins, whole_end: bool) -> bool:
     """Check the batches from `begin` (0, or an entry of `pins`) to `stop` for continuity. Only headers are read.
 
     Args:
@@ -153,7 +153,7 @@ def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole
 
 
 def survey(
-    file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False
+    file: OpenFile, size: int, rules: SegmentRules, begin: int = 0, *, crc: bool = False
 ) -> Iterator[LocatedBatch | LogDamage]:
     """Yield everything from `begin` to `size`, in order: valid batches, and the damaged ranges between them.
 
@@ -167,7 +167,7 @@ def survey(
 class _Survey:
     """A scan of one file. A batch is accepted once its successor fits, so that the right one of the two is reported."""
 
-    def __init__(self, file: OpenFile, size: int, rules: Rules, begin: int, crc: bool) -> None:
+    def __init__(self, file: OpenFile, size: int, rules: SegmentRules, begin: int, crc: bool) -> None:
         self._pread = partial(file.fs.pread, file.fd)
         self.size = size
         self.rules = rules

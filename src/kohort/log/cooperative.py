@@ -59,7 +59,7 @@ class LoopBudget:
     def __init__(self) -> None:
         self.left = LOOP_BYTES_MAX
 
-    def covers(self, size: int, codec: int) -> int:
+    def decompressed_bytes_max(self, size: int, codec: int) -> int:
         """Return the most bytes that a batch may decompress to on the loop.
 
         Args:

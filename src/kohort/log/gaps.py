@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from kohort.log.continuity import LocatedBatch, Pins, Rules
+from kohort.log.continuity import IndexPins, LocatedBatch, SegmentRules
 from kohort.log.damage import LogDamage
 
 
-def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: Pins, rules: Rules) -> int | None:
+def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: IndexPins, rules: SegmentRules) -> int | None:
     """Return the position of the one batch whose offset contradicts the index.
 
     None if there is no such batch, or the index is wrong.
@@ -41,8 +41,8 @@ def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: Pins, ru
     return blamed[0] if len(blamed) == 1 and gap and not said else None
 
 
-def without(
-    findings: Iterable[LocatedBatch | LogDamage], position: int, rules: Rules
+def with_damage_at(
+    findings: Iterable[LocatedBatch | LogDamage], position: int, rules: SegmentRules
 ) -> Iterator[LocatedBatch | LogDamage]:
     """Yield the scan results, with the batch at a position replaced by damage."""
     expected = rules.base_offset
@@ -61,13 +61,13 @@ def without(
         yield _doubted(rules, *damaged, rules.limit)
 
 
-def _doubted(rules: Rules, batch: LocatedBatch, first: int, following: int | None) -> LogDamage:
+def _doubted(rules: SegmentRules, batch: LocatedBatch, first: int, following: int | None) -> LogDamage:
     reason = f"base offset {batch.header.base_offset}, which is not what the index says"
     return LogDamage(rules.path, batch.position, batch.header.size, first, following, reason)
 
 
 def missing_end_damage(
-    rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
+    rules: SegmentRules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
 ) -> LogDamage | None:
     """Return the damage at the end of a compacted file that is too short according to its time index.
 
@@ -99,7 +99,7 @@ class GapCount:
         self.timestamps: set[int] = set()
         self._expected: int | None = base_offset
 
-    def counting(self, findings: Iterable[LocatedBatch | LogDamage]) -> Iterator[LocatedBatch | LogDamage]:
+    def count_gaps(self, findings: Iterable[LocatedBatch | LogDamage]) -> Iterator[LocatedBatch | LogDamage]:
         """Yield the scan results unchanged, and count the gaps between them."""
         for found in findings:
             if isinstance(found, LocatedBatch):

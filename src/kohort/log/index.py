@@ -207,7 +207,7 @@ class OffsetIndex(_IndexFile):
             append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])), self._fs)
             self._flushed = len(self.offsets)
 
-    def sync(self) -> None:
+    def sync_file(self) -> None:
         """Fsync the file, if there is one."""
         self._sync_file()
 
@@ -302,7 +302,7 @@ class TimeIndex(_IndexFile):
             append_to_file(self._path, b"".join(map(pack, self.timestamps[start:], self.offsets[start:])), self._fs)
             self._flushed = len(self.offsets)
 
-    def sync(self) -> None:
+    def sync_file(self) -> None:
         """Fsync the file, if there is one."""
         self._sync_file()
 
@@ -362,7 +362,7 @@ class TransactionIndex(_IndexFile):
             )
             self._flushed = len(self.entries)
 
-    def sync(self) -> bool:
+    def sync_file(self) -> bool:
         """Fsync new entries of the file; return whether there were any."""
         if len(self.entries) <= self._synced:
             return False

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
-from kohort.log.continuity import Pins, survey
+from kohort.log.continuity import IndexPins, survey
 from kohort.log.damage import LogDamage, UnverifiedBytes
-from kohort.log.gaps import blamed_by_index, without
+from kohort.log.gaps import blamed_by_index, with_damage_at
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
@@ -20,7 +20,7 @@ from kohort.wire.batch import HEADER_SIZE, parse_header
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
+def use_segment(segment: Segment, end_offset: int) -> RecoveryReport:
     """Open a segment that is no longer appended to, without reading its index.
 
     Args:
@@ -32,7 +32,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
         segment.size = segment.file_size()
         segment.open()
     except UNUSABLE as error:
-        refuse(segment, error, report)
+        mark_unreadable(segment, error, report)
         return report
     segment.unverified = UnverifiedBytes(segment.size, closed=True)
     segment.sealed = True
@@ -46,7 +46,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
     return report
 
 
-def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
+def mark_unreadable(segment: Segment, error: OSError, report: RecoveryReport) -> None:
     """Mark a segment as unreadable because its file can't be opened; the rest of the log stays readable."""
     reason = f"the file can't be opened ({error.strerror})"
     damage = LogDamage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
@@ -110,7 +110,7 @@ def load_segment(
     rules, blamed = segment.rules(next_base_offset), None
     loaded = index.load(file_size) and times.load()
     if loaded and segment.gaps and next_base_offset is not None and index.positions:
-        pins = Pins(index.offsets[:], index.positions[:])
+        pins = IndexPins(index.offsets[:], index.positions[:])
         blamed = blamed_by_index(survey(file, file_size, rules), pins, rules)
     timed = bool(times.timestamps) or not index.positions  # without it, a search by time would pass over batches
     if not loaded or not timed or not _last_entry_fits(segment, file):
@@ -126,7 +126,7 @@ def load_segment(
     unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
-        findings = without(findings, blamed, rules)
+        findings = with_damage_at(findings, blamed, rules)
     last = segment.take_over(findings, start if index.positions else -1, unverified)
     if start and unverified.damages and unverified.damages[0].position == start:
         index.reset()  # the expected offset there follows from the earlier batches
@@ -134,7 +134,9 @@ def load_segment(
         segment.rewind_to(start := 0)
         unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
         findings = survey(file, file_size, rules, crc=crc)
-        last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, unverified)
+        last = segment.take_over(
+            findings if blamed is None else with_damage_at(findings, blamed, rules), -1, unverified
+        )
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
     report.scanned_bytes = file_size - start

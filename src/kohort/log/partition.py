@@ -28,14 +28,14 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.segment import Segment
-from kohort.log.strays import clear_the_way
-from kohort.log.validator import BatchValidator, CheckedBatches, place, stamp
+from kohort.log.strays import clear_partition_folder
+from kohort.log.validator import BatchValidator, CheckedBatches, place, with_append_time
 from kohort.wire.batch import BatchHeader, parse_header
 
 # -- Leader epochs of a partition with their first offsets, ascending
 
 
-def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
+def epoch_end(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
     """Return `(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
 
     An epoch before the first known one ended where that began.
@@ -52,7 +52,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
     return epochs[number][0] if number >= 0 else -1
 
 
-def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
+def with_begun_epoch(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
     """Return the leader epochs of a log from `start` to `end`, after another epoch begins.
 
     Epochs without remaining records are left out.
@@ -140,7 +140,9 @@ class PartitionLog:
                 names = fs.listdir(path)
                 log.missing = False
         elif file_exists(path, fs) and checkpoints.read_partition_metadata(path, fs) is None:
-            clear_the_way(path, options.topic_id, fs)  # a restart before the first write would take it for this one's
+            clear_partition_folder(
+                path, options.topic_id, fs
+            )  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
             fs.mkdir(path, folder_mode(path))  # it was there: what is lost with it is refused where it is read
             log.missing = False
@@ -201,7 +203,7 @@ class PartitionLog:
         try:
             fs.mkdir(self.path, folder_mode(self.path))
         except FileExistsError:
-            clear_the_way(self.path, self._topic_id, fs)
+            clear_partition_folder(self.path, self._topic_id, fs)
         if self._topic_id is not None:
             checkpoints.write_partition_metadata(self.path, self._topic_id, fs)
         if self._epochs:
@@ -318,7 +320,7 @@ class PartitionLog:
         config, stamped_ms = self._config, -1
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms
-            batches = stamp(batches, now_ms)
+            batches = with_append_time(batches, now_ms)
             headers = self._validator.split(batches)
         base = self.end_offset
         end, parts = place(batches, headers, base, self.leader_epoch)
@@ -372,7 +374,7 @@ class PartitionLog:
         active = self.active
         if active.size == 0:
             return active
-        active.finish()
+        active.add_last_time_entry()
         if self.flushed_offset >= self.end_offset:
             active.sync_indexes()
         fresh = self._made(self.end_offset)
@@ -534,7 +536,7 @@ class PartitionLog:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
-        return end_of(self._epochs, leader_epoch, self.end_offset)
+        return epoch_end(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch, which later appends have.
@@ -546,7 +548,7 @@ class PartitionLog:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
-            known = begun(self._epochs, epoch, self.log_start_offset, self.end_offset)
+            known = with_begun_epoch(self._epochs, epoch, self.log_start_offset, self.end_offset)
             if self.missing:
                 self._make_folder()
             checkpoints.write_epochs(self.path, known, self.files.fs)
@@ -585,7 +587,7 @@ class PartitionLog:
             self._cleanings.pop()
         self._cleanings.append((now_ms, self.cleaned_offset))
 
-    def cleaned_by(self, ms: int) -> int:
+    def cleaned_offset_at(self, ms: int) -> int:
         """Return the offset before which compaction had processed everything at a time; 0 if that is not known.
 
         A tombstone stays for `delete.retention.ms` after compaction removed the values before it, however old it is.
@@ -617,7 +619,7 @@ class PartitionLog:
         self.segments[kept - 1].truncate_to(offset)
         self.set_segments(self.segments[:kept])
         if self._epochs and self._epochs[-1][1] > self.end_offset:
-            self._epochs = begun(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
+            self._epochs = with_begun_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
         self.settle()

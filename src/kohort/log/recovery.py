@@ -131,7 +131,7 @@ def _ended(
         kept.epochs, kept.gaps = epochs, segment.gaps
         found, is_torn = opening.load_segment(kept, 0, hole.first_offset if closed else None)
         kept.transactions.truncate_to_offset(hole.first_offset)
-        kept.finish()
+        kept.add_last_time_entry()
         report.damages += found.damages
         ended.append(kept)
         torn.append(is_torn)
@@ -281,7 +281,7 @@ def _open_each(
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and (verify is None or following <= verify):
-            found, is_torn = opening.adopt(segment, following), False
+            found, is_torn = opening.use_segment(segment, following), False
         else:
             found, is_torn = _load(segment, verify, following, known_end)
         torn.append(is_torn)
@@ -314,10 +314,10 @@ def _load(segment: Segment, verify: int | None, following: int | None, known_end
         if segment.end_offset <= segment.base_offset:
             raise
         report = RecoveryReport()
-        opening.refuse(segment, error, report)
+        opening.mark_unreadable(segment, error, report)
         return opening.LoadedSegment(report, has_torn_end=False)
     if following is not None:
-        segment.finish()
+        segment.add_last_time_entry()
     return found
 
 
@@ -477,7 +477,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
         segment.path = swap
     opening.load_segment(segment, None, end, crc=False)
     segment.end_offset = end
-    segment.finish()
+    segment.add_last_time_entry()
     if segment.path != place:
         sync_folder(path, fs)
         fs.replace(swap, place)

@@ -137,7 +137,7 @@ def _filler(found: Defect) -> bytes:
 
 def _make_indexes(path: Path) -> None:
     segment = _opened(path.parent, int(path.stem))
-    segment.finish()
+    segment.add_last_time_entry()
     segment.close()
 
 

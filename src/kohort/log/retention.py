@@ -12,7 +12,7 @@ _SETTLE_MS = 60_000
 """Closed segments are fsynced this long after their last write, when the kernel has already written them."""
 
 
-def enforce(log: PartitionLog, now_ms: int) -> int:
+def delete_old_segments(log: PartitionLog, now_ms: int) -> int:
     """Delete old segments by age, size and log start; return how many.
 
     A segment is deleted only if all of it is below the last stable offset. The last segment is rolled first when it is

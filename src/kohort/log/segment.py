@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
-from kohort.log.continuity import CHUNK, Epochs, LocatedBatch, Pins, Rules, holds, survey, sync_batches
+from kohort.log.continuity import (
+    CHUNK,
+    Epochs,
+    IndexPins,
+    LocatedBatch,
+    SegmentRules,
+    is_continuous,
+    survey,
+    sync_batches,
+)
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage, UnverifiedBytes
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
-from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, without
+from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, with_damage_at
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, CorruptBatchError, parse_header
@@ -216,7 +225,7 @@ class SegmentFile:
         if self.time_index.timestamps and not self.index.offsets:
             self.index.touch()
 
-    def finish(self) -> None:
+    def add_last_time_entry(self) -> None:
         """Add the last time index entry, which has the largest timestamp."""
         if self.sealed:
             return
@@ -249,14 +258,14 @@ class SegmentFile:
             yield LocatedBatch(position, header)
             position += header.size
 
-    def rules(self, limit: int | None) -> Rules:
+    def rules(self, limit: int | None) -> SegmentRules:
         """Return the rules by which batches are verified. `limit` is the offset after the last one; None: unknown."""
         least = 0
         if self.gaps and limit is not None:
             claim = self.time_index.last_in_file()
             reached = self.base_offset if claim is None else self.base_offset + claim[1] + 1
             least = reached if reached <= limit else 0
-        return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
+        return SegmentRules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
 
     def verify_around(self, offset: int) -> None:
         """Verify the range between index entries that contains an offset."""
@@ -290,8 +299,8 @@ class SegmentFile:
         if unverified.covers(begin, stop):
             return True
         rules = self.rules(self.end_offset if unverified.closed and not pinned else None)
-        pins = Pins(self.index.offsets, positions)
-        if not holds(self.open(), begin, stop, rules, pins, not pinned):
+        pins = IndexPins(self.index.offsets, positions)
+        if not is_continuous(self.open(), begin, stop, rules, pins, not pinned):
             self.verify_headers()
             return False
         unverified.add(begin, stop)
@@ -322,23 +331,23 @@ class SegmentFile:
         unverified = self.unverified = UnverifiedBytes(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
         file = self.open()
-        pins = Pins(self.index.offsets[:], self.index.positions[:])
+        pins = IndexPins(self.index.offsets[:], self.index.positions[:])
         blamed = blamed_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
         self.rewind_to(0)
         findings = survey(file, size, rules)
         if blamed is not None:
-            findings = without(findings, blamed, rules)
+            findings = with_damage_at(findings, blamed, rules)
         unseen = GapCount(self.base_offset)
-        last = self.take_over(unseen.counting(findings) if self.gaps else findings, -1, unverified)
+        last = self.take_over(unseen.count_gaps(findings) if self.gaps else findings, -1, unverified)
         if self.gaps and last is None:
             if self.end_offset < end_offset:
                 unseen.add(end_offset)
             missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
             unverified.damages += [] if missing is None else [missing]
         self.size, self.end_offset, self.synced_size = size, end_offset, synced_size
-        self.finish()
+        self.add_last_time_entry()
         self.sync_indexes()
         unverified.add(0, size)
         for damage in unverified.damages:
@@ -424,7 +433,7 @@ class SegmentFile:
             file, end, again, self._unsure = self.open(), self.size, self._unsure, True
             sync_batches(file, self.synced_size, end, again=again)
             self.synced_size, self._unsure = end, False
-        return self.transactions.sync()
+        return self.transactions.sync_file()
 
     def sync_indexes(self) -> None:
         """Fsync the indexes by offset and time of a segment that is no longer appended to.
@@ -432,12 +441,12 @@ class SegmentFile:
         After a power loss they are taken as they are, where the records are on the disk. An index that lacks its end
         looks right, and retention by age would delete the records too early. Source: KAFKA-10207.
         """
-        self.index.sync()
-        self.time_index.sync()
+        self.index.sync_file()
+        self.time_index.sync_file()
 
     def close(self) -> None:
         """Write the index files and release the log file."""
-        self.finish()
+        self.add_last_time_entry()
         self._files.release_file(self)
 
     def release_file(self, why: Exception | None = None) -> None:
@@ -747,7 +756,7 @@ class Segment(SegmentFile):
         if budget is None:
             return job(RECORDS_BYTES_MAX)
         with contextlib.suppress(TooLargeError, TooMuchForLoopError):
-            return job(budget.covers(batch.header.size, batch.header.compression))
+            return job(budget.decompressed_bytes_max(batch.header.size, batch.header.compression))
         found: F = yield partial(job, RECORDS_BYTES_MAX)
         return found
 

@@ -30,7 +30,7 @@ from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
-from kohort.log.retention import close_for_compaction, enforce, flush_settled
+from kohort.log.retention import close_for_compaction, delete_old_segments, flush_settled
 from kohort.log.strays import DELETED, remove_strays
 from kohort.log.validator import CheckedBatches
 
@@ -372,12 +372,12 @@ class LogStore(ClosedOnExit):
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        (made,) = run_steps(self.creating([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
+        (made,) = run_steps(self.create_in_steps([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
         if isinstance(made, KafkaError):
             raise made
         return made
 
-    def creating(
+    def create_in_steps(
         self, plans: Sequence[TopicPlan], unseen: Callable[[], tuple[int, ...]] = tuple
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics, each completely or not at all. None is visible before all exist.
@@ -481,14 +481,14 @@ class LogStore(ClosedOnExit):
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        run_steps(self.deleting([name]))
-        run_steps(self.removing())
+        run_steps(self.delete_in_steps([name]))
+        run_steps(self.remove_folders_in_steps())
         return topic
 
-    def deleting(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
+    def delete_in_steps(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
         """Remove existing topics from the catalog, then from memory, then rename their folders.
 
-        `removing` deletes the renamed folders later.
+        `remove_folders_in_steps` deletes the renamed folders later.
 
         Returns:
             The logs of the removed topics.
@@ -526,7 +526,7 @@ class LogStore(ClosedOnExit):
             return False
         return True
 
-    def removing(self) -> Steps[None]:
+    def remove_folders_in_steps(self) -> Steps[None]:
         """Delete the folders of removed topics. A failure is left to the next start."""
         while self._doomed:
             shutil.rmtree(self._doomed.popleft(), ignore_errors=True)
@@ -539,12 +539,12 @@ class LogStore(ClosedOnExit):
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
             NotFoundError: there is no such topic.
         """
-        (grown,) = run_steps(self.growing({name: partitions}))
+        (grown,) = run_steps(self.grow_in_steps({name: partitions}))
         if isinstance(grown, KafkaError):
             raise grown
         return grown
 
-    def growing(
+    def grow_in_steps(
         self, counts: Mapping[str, int], *, validate_only: bool = False
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Increase topics to the given numbers of partitions, each completely or not at all.
@@ -635,7 +635,7 @@ class LogStore(ClosedOnExit):
 
     def _maintain_slice(self, now_ms: int) -> bool:
         began = time.monotonic()
-        for _ in self.removing():
+        for _ in self.remove_folders_in_steps():
             if time.monotonic() >= began + _SLICE_S / 2:
                 break
         if self._upkeep is None:
@@ -681,7 +681,7 @@ class LogStore(ClosedOnExit):
             try:
                 partition.settle()
                 if aged:
-                    enforce(partition, now_ms)
+                    delete_old_segments(partition, now_ms)
                 flush_settled(partition, now_ms)
                 yield False
                 if self._logs.get(tp) is partition:
@@ -702,7 +702,7 @@ class LogStore(ClosedOnExit):
             return  # as long as the damaged segment is there: another run would read and write everything before it
         run: Compaction | None = None
         try:
-            run = Compaction.due(partition, now_ms, self.compact_in)
+            run = Compaction.if_due(partition, now_ms, self.compact_in)
             if run is None:
                 return
             for waits in run.steps():

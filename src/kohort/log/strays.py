@@ -30,7 +30,7 @@ log = logging.getLogger("kohort.log")
 def remove_strays(
     data_dir: Path, topics: Mapping[str, CatalogTopic], removed: Collection[uuid.UUID]
 ) -> tuple[dict[str, uuid.UUID], set[uuid.UUID]]:
-    """Remove what an interrupted deletion left.
+    """Remove partition folders that an interrupted deletion of a topic left.
 
     Args:
         data_dir: the data folder.
@@ -99,7 +99,7 @@ def _remove(path: str) -> bool:
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
     """Keep a folder that looks like a partition's but is not the broker's: an operator may have put it there."""
     if in_the_way:
-        stays = step_aside(data_dir / name).name
+        stays = rename_stray(data_dir / name).name
         log.warning(
             "data folder %s: renamed folder %s to %s: it belongs to no topic of the catalog", data_dir, name, stays
         )
@@ -107,7 +107,7 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
         log.warning("data folder %s: kept folder %s, which belongs to no topic of the catalog", data_dir, name)
 
 
-def step_aside(path: Path) -> Path:
+def rename_stray(path: Path) -> Path:
     """Rename a folder that blocks a partition's name to a free name, and return that."""
     names = (f"{path.name}{number}{STRAY}" for number in ("", *(f".{n}" for n in range(1, 1_000_000))))
     free = next(candidate for candidate in map(path.with_name, names) if not os.path.lexists(candidate))
@@ -115,7 +115,7 @@ def step_aside(path: Path) -> Path:
     return free
 
 
-def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTEM) -> None:
+def clear_partition_folder(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTEM) -> None:
     """Remove or rename an existing folder in a new partition's place.
 
     It may be left from a failed attempt or a deleted topic. A folder with records, or without a topic id, is renamed.
@@ -125,7 +125,7 @@ def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTE
     if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in names):
         return
     if found is None or any(name.endswith(".log") and fs.stat(path / name).st_size for name in names):
-        log.warning("folder %s renamed to %s: it belongs to no topic of the catalog", path, step_aside(path).name)
+        log.warning("folder %s renamed to %s: it belongs to no topic of the catalog", path, rename_stray(path).name)
     else:
         shutil.rmtree(path)
     fs.mkdir(path, folder_mode(path))

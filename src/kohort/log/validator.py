@@ -113,7 +113,7 @@ class BatchValidator:
         codec = attributes & _CODEC_MASK
         limit = self._decompressed_max
         if budget is not None:
-            limit = min(limit, budget.covers(size, codec))
+            limit = min(limit, budget.decompressed_bytes_max(size, codec))
         if crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
@@ -311,7 +311,7 @@ def _place_around(
     return offset, parts
 
 
-def stamp(batches: ReadBuffer, now_ms: int) -> bytearray:
+def with_append_time(batches: ReadBuffer, now_ms: int) -> bytearray:
     """Return a copy of the batches with the broker's time as log append time."""
     stamped = bytearray(batches)
     view, at = memoryview(stamped), 0

@@ -104,7 +104,7 @@ class Disagreement:
     remedy: str
 
 
-def compare(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
+def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
     """Compare what a sink shows with the topic; return None if they agree."""
     if bounds.allow(shows):
         return None
@@ -152,7 +152,7 @@ class History:
         return staged or place in self.last.places or (shown is not None and shown.sequence > 0)
 
 
-def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
+def facts_after_adoption(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
     """Return the facts with which the region continues from what a sink shows.
 
     If the sink is ahead, the region continues numbering from there. The last sequence is written again under that

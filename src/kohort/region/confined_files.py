@@ -120,7 +120,7 @@ class ConfinedFiles:
         os.fsync(fd)
 
     def stat(self, path: str) -> os.stat_result:
-        """Return what the system knows of a file."""
+        """Return a file's size, times and mode."""
         with self._at(path) as spot:
             return os.stat(spot.name, dir_fd=spot.fd, follow_symlinks=False)
 
@@ -170,7 +170,7 @@ class ConfinedFiles:
 
 
 class _FoldersKeptOpen(ConfinedFiles):
-    """Confined operations that open each folder once: what is put in a folder's place meanwhile is not followed."""
+    """Confined file operations that open each folder once and keep it, whatever replaces its name meanwhile."""
 
     def __init__(self, files: ConfinedFiles) -> None:
         self.__dict__.update(files.__dict__)

@@ -29,9 +29,9 @@ from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, RegionOptions
 from kohort.region.consuming.staging import Stager, sink_wait
 from kohort.region.consuming.waits import RetryWait
-from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
 from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
-from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
+from kohort.region.member.events import CheckpointWanted, CloseRequested, Event, ResetWanted
 from kohort.region.records import Part
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
@@ -153,7 +153,7 @@ class RegionConsumer(OneProcess):
         if self._asked_to_close:
             self._wait_for_the_end()
 
-    def _next_piece(self) -> Piece | None:
+    def _next_piece(self) -> FetchedTable | None:
         """Count the current table as processed, and wait for the next one."""
         self._refuse_handler("tables")
         with self._in_use():
@@ -181,7 +181,7 @@ class RegionConsumer(OneProcess):
             self._records = 0
             self._events.post(CheckpointWanted())
 
-    def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
+    def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
         """Abandon a table that is still in progress. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
@@ -318,7 +318,7 @@ class RegionConsumer(OneProcess):
             )
         return table
 
-    def _wait_for_sink(self, give: Callable[[Piece], None]) -> None:
+    def _wait_for_sink(self, give: Callable[[FetchedTable], None]) -> None:
         """Submit rows to a sink as soon as it is available."""
         wait, taken = sink_wait(self.name), False
         try:
@@ -328,7 +328,7 @@ class RegionConsumer(OneProcess):
             if wait.end_wait(works=taken):
                 self._events.sink_waits("")
 
-    def _add(self, rows: pa.Table, records: pa.Table | None, piece: Piece) -> None:
+    def _add(self, rows: pa.Table, records: pa.Table | None, piece: FetchedTable) -> None:
         """Submit rows to the stager; an error or a dead letter names the records that they may come from."""
 
         def made_of() -> str:
@@ -343,7 +343,7 @@ class RegionConsumer(OneProcess):
                 raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
-    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: RetryWait) -> bool:
+    def _try_to_give(self, give: Callable[[FetchedTable], None], piece: FetchedTable, wait: RetryWait) -> bool:
         """Return whether the sink accepted the rows. If not, it is unavailable; this call has waited a while."""
         try:
             give(piece)
@@ -428,7 +428,7 @@ class RegionConsumer(OneProcess):
             self._asked_to_close = True
             self._flow.stop_delivery()
             self._events.end_within(timeout_s)
-            self._events.post_quietly(Closing())
+            self._events.post_quietly(CloseRequested())
 
     def _wait_for_the_end(self) -> None:
         with self._in_use():
@@ -477,12 +477,12 @@ class RegionConsumer(OneProcess):
                 log.warning("[member %s] still closing, after an error of the application: %s", self.name, late)
 
 
-def _part_in(piece: Piece, topic: str, partition: int) -> Part | None:
+def _part_in(piece: FetchedTable, topic: str, partition: int) -> Part | None:
     """Return the partition of a table's records; None: the table has none of it."""
     return next((part for part in piece.ends if (part.topic, part.partition) == (topic, partition)), None)
 
 
-def _made_of(piece: Piece) -> str:
+def _made_of(piece: FetchedTable) -> str:
     """Describe the current table's records, for the error of a row that does not name its own record."""
     table = piece.table.select(["topic", "partition", "offset"])
     spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()

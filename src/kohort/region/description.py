@@ -26,7 +26,7 @@ def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[d
 
 
 def why_stopped(saved: SavedFacts) -> str:
-    """Return why a region stands still; empty: it does not."""
+    """Return why a region is stopped; empty: it is not stopped."""
     if saved.birth is None and saved.ignored_because:
         return f"its records are ignored here: the last {saved.ignored_because}"
     return "" if saved.stopped is None else saved.stopped.cause

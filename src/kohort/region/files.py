@@ -44,7 +44,7 @@ class FileCalls(Protocol):
         """Make a file's bytes, or a folder's names, survive a power loss."""
 
     def stat(self, path: str) -> os.stat_result:
-        """Return what the system knows of a file; only its size is used."""
+        """Return a file's size, times and mode; only the size is used."""
 
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder, in any order."""

@@ -18,7 +18,7 @@ from kohort.io.backoff import exponential_backoff
 from kohort.io.chance import CHANCE
 from kohort.io.channel import Link, greet_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
-from kohort.region.server import FINAL, ControlPlane, OverError, RegionLog, listen
+from kohort.region.server import FINAL, ControlPlane, RegionLog, TermOverError, listen
 
 log = logging.getLogger("kohort.region")
 
@@ -132,9 +132,16 @@ class LeaderElection:
             raise
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
-        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it."""
+        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it.
+
+        One that runs here is asked on its own loop, and not replaced while it answers. Strangers may use up its places
+        for new connections, and a new term would take its members back.
+        """
         until_s = self._missed.setdefault(address.term, time.monotonic() + CHANCE.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
+            raise error
+        plane = self.plane()
+        if plane is not None and plane.term == address.term and plane.describe() is not None:
             raise error
         if address.term not in self._announced_term:
             self._announced_term.add(address.term)
@@ -153,7 +160,7 @@ class LeaderElection:
             raise NobodyServesError("another application is taking over")
         try:
             address = self._take_over()
-        except OverError as error:
+        except TermOverError as error:
             self._losses += 1
             self._stays_behind_s = time.monotonic() + _backoff_s(self._losses)
             raise NobodyServesError(f"another application is taking over: {error}") from error
@@ -184,7 +191,7 @@ class LeaderElection:
         """Take over as control plane now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
 
         Raises:
-            OverError: another candidate won each time.
+            TermOverError: another candidate won each time.
             KafkaError: the region's topic can't be read or written.
         """
         with self._lock:

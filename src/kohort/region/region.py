@@ -21,11 +21,11 @@ from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
-from kohort.region.agreement import compare
+from kohort.region.agreement import disagreement_with
 from kohort.region.consumer import CallingThreads, RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import Publisher
-from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
+from kohort.region.consuming.settings import MemberConfig, MemberSettings, split_options
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
@@ -235,7 +235,7 @@ class Region(ClosedOnExit):
         topics = tuple(topics)
         if bool(topics) == (pattern is not None):
             raise InvalidInputError("say what a member reads: topics, or a pattern")
-        own, settings = split(options)
+        own, settings = split_options(options)
         check_dead_letters(own.on_bad_record, into, own.dead_letters)
         begin = start_of(own.start, own.auto_offset_reset)
         group_id = settings.get("group_id")
@@ -492,7 +492,7 @@ class Region(ClosedOnExit):
         if saved.birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, saved.birth.region_id)
-        found = compare(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
+        found = disagreement_with(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
         return "" if found is None else found.cause
 
     def reseal(self) -> int:

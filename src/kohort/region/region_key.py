@@ -54,7 +54,7 @@ class RegionKey:
 
     @property
     def name(self) -> str:
-        """A short name of the key, which tells two keys apart and reveals neither."""
+        """A short name of the key, which distinguishes two keys and reveals neither."""
         return self._id().hex()
 
     def seal(self, region: str, author: Author, key: bytes, value: bytes | None) -> bytes:

@@ -27,8 +27,8 @@ from kohort.client.settings import Servers
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, NotFoundError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.channel import Link
-from kohort.region.agreement import adopt
-from kohort.region.control_plane.events import Offsets, Outsider
+from kohort.region.agreement import facts_after_adoption
+from kohort.region.control_plane.events import MemberOffsets, Outsider
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.fact_table import FactTable, TrustingTable, seal_headers
 from kohort.region.leader_election import ControlPlaneAddress
@@ -49,7 +49,7 @@ from kohort.region.region_topic import (
     saved_of,
     transactional_id_of,
 )
-from kohort.region.server import FINAL, OffsetsRefusal, OverError, RegionLog, UnknownOutcomeError
+from kohort.region.server import FINAL, OffsetsRefusal, RegionLog, TermOverError, UnknownOutcomeError
 
 log = logging.getLogger("kohort.region")
 T = TypeVar("T")
@@ -245,10 +245,10 @@ class RegionLogView:
                 self._put(key_of(fact), None)
 
     def adopt(self, place: str, was: str, shows: int) -> None:
-        """Continue from what a sink shows, as `agreement.adopt` says. No application serves the region.
+        """Continue from the sequence that a sink shows (`facts_after_adoption`). No application may serve the region.
 
         Raises:
-            OverError: a control plane has begun meanwhile.
+            TermOverError: a control plane has begun meanwhile.
         """
         writer = self._new_writer()
         try:
@@ -260,7 +260,7 @@ class RegionLogView:
         """Delete the region's records in its topic, and release its consumer groups. Rows in its sinks stay.
 
         Raises:
-            OverError: a control plane has begun a term meanwhile.
+            TermOverError: a control plane has begun a term meanwhile.
         """
         writer = self._new_writer()
         try:
@@ -278,7 +278,7 @@ class RegionLogView:
             The number of records.
 
         Raises:
-            OverError: a control plane has begun meanwhile.
+            TermOverError: a control plane has begun meanwhile.
         """
         writer = self._new_writer(TrustingTable(self._key, self._region))
         try:
@@ -366,7 +366,7 @@ class RegionLogWriter:
         """Begin a new term.
 
         Raises:
-            OverError: another control plane has begun one meanwhile.
+            TermOverError: another control plane has begun one meanwhile.
             KafkaError: the topic can't be read or written, or the outcome is unknown. A new attempt continues from what
                 was written.
         """
@@ -437,14 +437,14 @@ class RegionLogWriter:
         return Producer(self._servers, **{**self._settings, **own})
 
     def _followed(self) -> SavedFacts:
-        """Return the region's current facts; raise OverError if a later term has begun."""
+        """Return the region's current facts; raise TermOverError if a later term has begun."""
         saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
-            raise OverError(f"term {saved.term.term} has begun")
+            raise TermOverError(f"term {saved.term.term} has begun")
         return saved
 
     def check_term(self) -> None:
-        """Raise `OverError` if a later term has begun."""
+        """Raise `TermOverError` if a later term has begun."""
         self._followed()
 
     def _drop_producer(self) -> None:
@@ -468,7 +468,7 @@ class RegionLogWriter:
         self._transact(lambda producer: self._send_records(producer, records))
 
     def commit(
-        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
     ) -> dict[str, OffsetsRefusal]:
         """Commit a sequence in one transaction, or nothing: then return why, by member."""
         records: list[tuple[bytes, bytes | None]] = [
@@ -523,7 +523,7 @@ class RegionLogWriter:
         """Run one transaction: commit if `commits` accepts what `fill` returns, otherwise abort.
 
         Raises:
-            OverError: another control plane has taken over.
+            TermOverError: another control plane has taken over.
             UnknownOutcomeError: the outcome of the commit is unknown.
             KafkaError: the transaction was not committed.
         """
@@ -541,7 +541,7 @@ class RegionLogWriter:
                 self._commit(producer)
                 self._stated_by = self._sent_by
                 return told
-        except (OverError, UnknownOutcomeError):
+        except (TermOverError, UnknownOutcomeError):
             self._drop_producer()
             raise
         except KafkaError as error:
@@ -561,7 +561,7 @@ class RegionLogWriter:
             producer.commit_transaction()
         except KafkaError as error:
             fenced = _over(error)
-            if isinstance(fenced, OverError):
+            if isinstance(fenced, TermOverError):
                 raise fenced from error
             raise UnknownOutcomeError(f"whether a transaction was committed is not known: {error}") from error
 
@@ -579,7 +579,7 @@ class RegionLogWriter:
 
     def adopt(self, place: str, was: str, shows: int) -> None:
         """Write the facts with which the region continues from what a sink shows."""
-        facts = adopt(self._settled().history(self._region), place, was, shows, _now_ms())
+        facts = facts_after_adoption(self._settled().history(self._region), place, was, shows, _now_ms())
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 
@@ -603,7 +603,7 @@ class RegionLogWriter:
         """Return the last complete sequence, after an answer was lost."""
         try:
             return self._settled().sequence
-        except OverError:
+        except TermOverError:
             raise
         except KafkaError as error:
             raise _over(error) from error
@@ -636,11 +636,11 @@ class RegionLogWriter:
 
 def _over(error: KafkaError) -> KafkaError:
     if isinstance(error, FencedError) or error.code in _OVER:
-        return OverError(f"another control plane has taken over, or a transaction took too long: {error}")
+        return TermOverError(f"another control plane has taken over, or a transaction took too long: {error}")
     return error
 
 
-def _metadata(offsets: Offsets) -> GroupMetadata:
+def _metadata(offsets: MemberOffsets) -> GroupMetadata:
     who = offsets.identity
     return GroupMetadata(offsets.group, who.generation, who.member_id, who.instance_id)
 

@@ -361,5 +361,5 @@ def transactional_id_of(region: str) -> str:
 
 
 def client_id_of(region: str, member: str) -> str:
-    """Return the client id of a region member; no region's name has a `/`."""
+    """Return the Kafka client id of a region member: `REGION/MEMBER`. A region's name never contains a `/`."""
     return f"{region}/{member}"

@@ -25,7 +25,7 @@ from kohort.io.pinned_tls import listener_context
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages
 from kohort.region.control_plane import events
-from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
+from kohort.region.control_plane.events import Effect, Event, MemberOffsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.message_codec import decode_report, encode
@@ -55,7 +55,7 @@ AGAIN_S = (0.1, 0.2, 0.5, 1.0)
 """Delays in seconds before a failed write is retried."""
 
 
-class OverError(KafkaError):
+class TermOverError(KafkaError):
     """The error that another control plane has taken over: this one may write nothing more."""
 
 
@@ -82,14 +82,14 @@ class OffsetsRefusal:
 class RegionLog(Protocol):
     """The region's topic as a control plane writes it.
 
-    All methods block; `OverError` means that another has taken over.
+    All methods block; `TermOverError` means that another has taken over.
     """
 
     def save(self, facts: Iterable[Fact]) -> None:
         """Write facts, in one transaction."""
 
     def commit(
-        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
     ) -> dict[str, OffsetsRefusal]:
         """Commit a sequence in one transaction, or nothing: then return why, by member.
 
@@ -101,7 +101,7 @@ class RegionLog(Protocol):
         """Return the last complete sequence, after an answer was lost."""
 
     def check_term(self) -> None:
-        """Raise `OverError` if this is no longer the newest term. Any thread may call this."""
+        """Raise `TermOverError` if this is no longer the newest term. Any thread may call this."""
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
         """Return the clients outside the region that hold these partitions; None: the group is not stable."""
@@ -114,17 +114,17 @@ class FactWriter:
     """The writes of a control plane, each retried until it is known to be committed.
 
     Each method is a generator: it yields how many seconds to wait before it continues, and returns the resulting
-    event. `OverError` ends it when another control plane has taken over.
+    event. `TermOverError` ends it when another control plane has taken over.
     """
 
     def __init__(self, region_log: RegionLog, region: str) -> None:
         self._region_log, self._region = region_log, region
 
-    def save(self, effect: events.Save) -> Pauses[Event]:
+    def save(self, effect: events.SaveFacts) -> Pauses[Event]:
         """Write facts."""
         facts = [_stamped(fact) for fact in effect.facts]
         yield from self._retry_until_written("facts", lambda: self._region_log.save(facts))
-        return events.Saved(effect.token)
+        return events.FactsSaved(effect.token)
 
     def commit(self, effect: events.Commit) -> Pauses[Event]:
         """Write a sequence; if the outcome of a commit is unknown, continue from what was committed."""
@@ -156,14 +156,14 @@ class FactWriter:
         while True:
             try:
                 return write()
-            except (OverError, UnknownOutcomeError):
+            except (TermOverError, UnknownOutcomeError):
                 raise
             except KafkaError as error:
                 log.warning(
                     "[region %s] %s could not be written to the region's topic, retrying: %s", self._region, what, error
                 )
                 if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
-                    raise OverError(f"{what} can't be written: {error}") from error
+                    raise TermOverError(f"{what} can't be written: {error}") from error
             yield AGAIN_S[min(failures, len(AGAIN_S) - 1)]
             failures += 1
 
@@ -352,7 +352,7 @@ class ControlPlane:
         connection, link = self._connections, None
         try:
             link = await greet_caller_async(sock, self._token, self._listening.tls)
-            if not place.prove():
+            if not place.mark_authenticated():
                 log.warning(
                     "[region %s] connection refused: %s members and operators are connected, the most that it serves",
                     self.region,
@@ -387,7 +387,7 @@ class ControlPlane:
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
             case messages.ResumeRegion():
-                self._step(events.Resumed())
+                self._step(events.ResumeRequested())
             case _:
                 self._step(events.MessageReceived(connection, said))
 
@@ -429,17 +429,17 @@ class ControlPlane:
         match effect:
             case events.SendMessage(connection, order):
                 self._send(connection, order)
-            case events.Close(connection):
+            case events.EndConnection(connection):
                 link = self._links.pop(connection, None)
                 if link is not None:
                     link.close()
-            case events.Save():
+            case events.SaveFacts():
                 self._writing.put_nowait(self._writer.save(effect))
             case events.Commit():
                 self._writing.put_nowait(self._writer.commit(effect))
-            case events.LookAt():
+            case events.DescribeGroup():
                 self._spawn(self._look(effect))
-            case events.LookAtProcess(process):
+            case events.CheckProcess(process):
                 self._spawn(self._look_at_process(process))
             case events.RegionLogLine(level, text):
                 log.log(level, "%s", text)
@@ -447,7 +447,7 @@ class ControlPlane:
     # -- the topic
 
     async def _keep_looking(self) -> None:
-        """End if another control plane has taken over and no write has shown it."""
+        """Check at intervals whether another control plane has taken over, which no write has shown yet; then end."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -455,7 +455,7 @@ class ControlPlane:
                 continue
             try:
                 await loop.run_in_executor(self._pool, self._region_log.check_term)
-            except OverError as error:
+            except TermOverError as error:
                 self._is_over(error)
                 return
             except KafkaError as error:
@@ -465,7 +465,7 @@ class ControlPlane:
                     error,
                 )
 
-    def _is_over(self, error: OverError) -> None:
+    def _is_over(self, error: TermOverError) -> None:
         log.warning("[region %s] this control plane stops serving, term %s is over: %s", self.region, self.term, error)
         self._end.set()
 
@@ -475,7 +475,7 @@ class ControlPlane:
             writing = await self._writing.get()
             try:
                 event = await loop.run_in_executor(self._pool, self._written, writing)
-            except OverError as error:
+            except TermOverError as error:
                 self._is_over(error)
                 return
             self._wrote_s = loop.time()
@@ -491,9 +491,9 @@ class ControlPlane:
                 return event
             time.sleep(pause_s)
             if self._end.is_set():
-                raise OverError("the control plane was closed")
+                raise TermOverError("the control plane was closed")
 
-    async def _look(self, effect: events.LookAt) -> None:
+    async def _look(self, effect: events.DescribeGroup) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(

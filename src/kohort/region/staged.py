@@ -54,7 +54,7 @@ class StagedKey:
     member: str
     unit: int
 
-    def text(self) -> str:
+    def file_stem(self) -> str:
         """Return the key as a file name without a suffix: readable, unique, and never hidden from readers.
 
         Raises:
@@ -74,7 +74,7 @@ class StagedKey:
         try:
             member = _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].replace("~", "")).decode(), found["member"])
             key = cls(UUID(hex=found["region"]), int(found["epoch"]), member, int(found["unit"]))
-            return key if key.text() == text else None
+            return key if key.file_stem() == text else None
         except ValueError:
             return None
 

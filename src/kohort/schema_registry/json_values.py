@@ -105,7 +105,7 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
         raise
     except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
-    validator = bounded(kind)(schema, registry=known)
+    validator = bounded_validator(kind)(schema, registry=known)
     unseen = unseen_patterns([schema, *(json.loads(text) for _, text in imports)])
 
     def check_value(value: Any) -> None:
@@ -140,7 +140,7 @@ def _check_schema(kind: Any, schema: Any) -> None:
     from jsonschema.validators import validator_for
 
     meta = validator_for(kind.META_SCHEMA, default=kind)
-    validator = bounded(meta)(kind.META_SCHEMA, format_checker=meta.FORMAT_CHECKER)
+    validator = bounded_validator(meta)(kind.META_SCHEMA, format_checker=meta.FORMAT_CHECKER)
     error = next(validator.iter_errors(schema), None)
     if error is not None:
         raise InvalidInputError(f"no JSON Schema: {error.json_path}: {error.message[:_REASON_MAX]}")
@@ -214,7 +214,7 @@ _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
 
 @lru_cache(maxsize=PATTERNS_KEPT)
 def _searcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that says whether a text has a match.
+    """Return a function that returns whether a text has a match.
 
     Raises:
         re.error: the pattern is malformed.
@@ -347,7 +347,7 @@ def _repeat(low: int, high: int, body: tuple[int, int]) -> tuple[int, int]:
 
 
 @cache
-def bounded(kind: Any) -> Any:
+def bounded_validator(kind: Any) -> Any:
     """Return a validator class of jsonschema whose checks take bounded time and memory."""
     from jsonschema.validators import extend
 
@@ -373,7 +373,7 @@ def bounded(kind: Any) -> Any:
             return found
         facts = {field.alias: getattr(found, field.name) for field in type(found).__attrs_attrs__ if field.init}
         draft: Any = type(found)
-        return bounded(draft)(**facts)
+        return bounded_validator(draft)(**facts)
 
     made.evolve = evolve_bounded
     return made
@@ -455,7 +455,7 @@ def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Itera
 
 
 def _identity(value: Any) -> Hashable:
-    """Return what equal JSON values have in common: 1 and 1.0 are equal, 1 and true are not.
+    """Return a key that equal JSON values share: 1 and 1.0 are equal, 1 and true are not.
 
     Numbers become text, because others can choose numbers of equal hashes.
     """

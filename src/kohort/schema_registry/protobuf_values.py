@@ -125,7 +125,10 @@ def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
 
 @lru_cache(maxsize=1)
 def message_methods() -> Any:
-    """Return a class whose methods are called with any message: a field may have the name of a method, and hide it."""
+    """Return the message class `Empty`, through which methods of any message are called.
+
+    A message's own attribute may be a field that has the name of a method.
+    """
     from google.protobuf.empty_pb2 import Empty
 
     return Empty
@@ -449,7 +452,7 @@ def _difference(wanted: Descriptor, given: Descriptor) -> str:
 
 
 def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
-    """Return what must be equal in two versions of a field.
+    """Return the facts of a field that two compatible versions must share.
 
     Readers refuse a value without a required field, and take their own default for a field that is not set. They drop a
     number that a closed enum does not have.

@@ -330,7 +330,7 @@ def _convert(kind: Any, raw: Any) -> Any:
 
 
 def _how_to_write(setting: Setting, raw: Any, name: str) -> str:
-    """Return how to write a value: a string for what should have been one, milliseconds for a duration with a unit."""
+    """Return a hint for a refused value: quotes for a string, milliseconds for a duration with a unit."""
     if isinstance(raw, str) and re.split(r"[._]", setting.declaration.name)[-1] == "ms" and raw[-1:].isalpha():
         try:
             return f"; write {duration_ms(name, raw)}, in milliseconds"

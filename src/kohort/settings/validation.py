@@ -162,6 +162,8 @@ def hides_value(name: str) -> bool:
 
 _URLS = ("url", "registryurl", "schemaregistryurl")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)+(?://)?")
+_ASSIGNED_SECRET = re.compile(r"(?:pass\w*|pwd|secret\w*|token)\s*=", re.IGNORECASE)
+"""A secret among parameters in place of a URL, such as `host=db password=…`."""
 
 
 def shown_url(url: str) -> str:
@@ -169,7 +171,7 @@ def shown_url(url: str) -> str:
     found = _SCHEME.match(url)
     scheme, rest = (found[0], url[found.end() :]) if found and ("//" in found[0] or "@" not in url) else ("", url)
     address, more = re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
-    if "@" in more:  # a password with ? or # in it
+    if "@" in more or _ASSIGNED_SECRET.search(address):  # in the first case a password with ? or # in it
         return f"{scheme}…"
     if "@" in address:
         address = f"…@{address.rpartition('@')[2]}"

@@ -59,11 +59,14 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
         spark: the session.
         in_place_of_kafka: run code of this session that uses `format("kafka")` on kohort too, unchanged and without a
             jar, until the session ends; `in_place_of_kafka.py` lists what is replaced.
+
+    Raises:
+        InvalidInputError: PySpark is missing in this Python, or older than 4.2.
     """
     from kohort.spark.registration import register_source
 
     register_source(spark)
     if in_place_of_kafka:
-        from kohort.spark.in_place_of_kafka import cover
+        from kohort.spark.in_place_of_kafka import replace_kafka_in
 
-        cover(spark)
+        replace_kafka_in(spark)

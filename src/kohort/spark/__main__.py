@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError, KafkaError
 
 USAGE = "usage: python -m kohort.spark JOB.py [ARGUMENT...]"
 ACCOUNT_MS = 5_000
@@ -33,16 +33,14 @@ def main() -> None:
         sys.exit(0 if len(sys.argv) > 1 else 2)
     job = Path(sys.argv[1])
     if not job.is_file():
-        print_error_line(f"{job}: there is no such program")
+        print_error_line(f"kohort: {job}: there is no such program")
         sys.exit(2)
     from kohort.spark.in_place_of_kafka import cover_everything
 
     try:
         cover_everything()
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pyspark":
-            raise
-        print_error_line("PySpark is not installed in this Python: pip install 'kohort[spark]'")
+    except InvalidInputError as error:
+        print_error_line(f"kohort: {error.message}")
         sys.exit(2)
     sys.argv = sys.argv[1:]
     sys.path[0] = str(job.resolve().parent)
@@ -117,13 +115,13 @@ class ClosingSummary:
         self._restore_mask()
 
     def _signal(self, signalnum: int, handler: Any) -> Any:
-        """Do what `signal.signal` does; SIG_DFL stands for this object's handler."""
+        """Stand in for `signal.signal`: SIG_DFL restores this object's handler."""
         if signalnum == signal.SIGTERM and handler == signal.SIG_DFL and os.getpid() == self._owner:
             handler = self._exit
         return self._as_default(self._set(signalnum, handler))
 
     def _getsignal(self, signalnum: int) -> Any:
-        """Do what `signal.getsignal` does; this object's handler is SIG_DFL."""
+        """Stand in for `signal.getsignal`: report this object's handler as SIG_DFL."""
         return self._as_default(self._get(signalnum))
 
     def _as_default(self, handler: Any) -> Any:

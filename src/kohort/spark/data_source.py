@@ -27,6 +27,7 @@ from kohort.errors import InvalidInputError, KafkaError
 from kohort.spark.option_names import ignored_warning
 from kohort.spark.options import SourceOptions, is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
+from kohort.spark.source.bounds import check_forms
 from kohort.spark.source.error_frames import reason_first
 from kohort.spark.source.single_reader_lock import Load
 
@@ -134,6 +135,7 @@ class KohortDataSource(DataSource):
             self._warn(table.ignored)
             return table_schema(table)
         options = self._options()
+        check_forms(options)
         self._warn(options.ignored)  # every load() calls this method once
         found = _schema_from_registry(options)
         if found is not None:  # kept in the read, which Spark pickles after this call: the subject may get a newer one

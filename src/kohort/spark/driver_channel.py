@@ -161,7 +161,7 @@ class ChannelServer:
         link: Link | None = None
         try:
             link = greet_caller(sock, self.address.token)
-            if not place.prove():
+            if not place.mark_authenticated():
                 log.warning(
                     "the driver program refuses a source's connection: the limit of %s connections is reached",
                     SOURCES_MAX,

@@ -59,7 +59,7 @@ class CompletedBatches:
         self._lock = threading.Lock()
         self._runs: dict[str, dict[str, Message]] = {}
 
-    def progress(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
+    def batch_completed(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
         """Record that a batch of a query's run is done.
 
         Args:
@@ -81,7 +81,7 @@ class CompletedBatches:
                     del self._runs[next(iter(self._runs))]
         return messages
 
-    def terminated(self, run: str) -> dict[str, Message]:
+    def run_ended(self, run: str) -> dict[str, Message]:
         """Forget a run that is over, all its batches reported; return the messages to send, by query identity."""
         with self._lock:
             return {query: {"kind": "over"} for query in self._runs.pop(run, {})}
@@ -156,11 +156,11 @@ class SinkListener(StreamingQueryListener):
             source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_of(end)
         )
         stateful = bool(report.get("stateOperators"))
-        self._send_messages(self._completed.progress(report["runId"], ends, stateful=stateful))
+        self._send_messages(self._completed.batch_completed(report["runId"], ends, stateful=stateful))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._read_twice.terminated(str(event.runId))
-        self._send_messages(self._completed.terminated(str(event.runId)))
+        self._send_messages(self._completed.run_ended(str(event.runId)))
 
     def _send_messages(self, messages: dict[str, Message]) -> None:
         for query, message in messages.items():
@@ -193,7 +193,7 @@ class Application:
         self.pid = os.getpid()
         self._completed = CompletedBatches()
         answers = {"ask": SOURCE_SESSIONS.answer, "initial": self._initial}
-        self._server = ChannelServer(self._completed.last_message, {"lost": SOURCE_SESSIONS.lost}, answers)
+        self._server = ChannelServer(self._completed.last_message, {"lost": SOURCE_SESSIONS.report_lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 

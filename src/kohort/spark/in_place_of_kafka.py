@@ -10,6 +10,7 @@ end.
 | `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
+| `asyncProgressTrackingEnabled` into Kafka | without it: Spark refuses it to a Python sink |
 | `spark.jars.packages` with Spark's Kafka source | without it: no jar is needed |
 """
 
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from kohort.spark.registration import register_source, require_pyspark, use_in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +50,7 @@ _CLASSES: Final = (
 _PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-")
 _SAVE: Final = ("path", "format", "mode", "partitionBy")
 _START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
+_ASYNCHRONOUS: Final = "asyncProgressTrackingEnabled"
 _WITHOUT_A_MODE: Final = (None, "error", "errorifexists", "default")
 """Modes in which Spark's own sink appends too."""
 
@@ -109,14 +113,19 @@ class WriteBatch:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
-def cover(session: SparkSession) -> None:
+def replace_kafka_in(session: SparkSession) -> None:
     """Run a session's jobs for "kafka" on kohort until the session ends."""
     CHANGES.sessions.add(session)
     install()
 
 
 def cover_everything() -> None:
-    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source."""
+    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source.
+
+    Raises:
+        InvalidInputError: PySpark is missing in this Python, or too old.
+    """
+    require_pyspark()
     CHANGES.everywhere = True
     install()
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
@@ -199,16 +208,12 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     if hasattr(end, "_spark"):
-        from kohort.spark.registration import use_in_thread
-
         use_in_thread(session)
     return original(end, "kohort")
 
 
 def _register(session: Any) -> None:
     if session not in CHANGES.registered:
-        from kohort.spark.registration import register_source
-
         register_source(session)
         CHANGES.registered.add(session)
 
@@ -282,7 +287,17 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
         end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
         CHANGES.count_change("update mode writes each batch by foreachBatch")
     _remember_checkpoint(end, arguments)
+    if given_options.is_kafka and _is_asynchronous(given_options.options | arguments):
+        arguments = {key: value for key, value in arguments.items() if key.lower() != _ASYNCHRONOUS.lower()}
+        end.option(_ASYNCHRONOUS, False)
+        CHANGES.count_change("progress is tracked with each batch, not asynchronously")
     return original(end, **arguments)
+
+
+def _is_asynchronous(options: Mapping[str, Any]) -> bool:
+    """Return whether a streaming write asks Spark to write its offset log behind the batches."""
+    given = {key.lower(): value for key, value in options.items()}
+    return str(given.get(_ASYNCHRONOUS.lower())).strip().lower() == "true"
 
 
 def _to_table(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:

@@ -31,6 +31,8 @@ _KERBEROS = "it belongs to Kerberos, which a query can't log in by"
 _PLACING = "records go by the hash of their key, and keyless ones by batches"
 _NONE_OF_JAVA = "it names Java's part of TLS, which Python's takes the place of"
 _COMMITS = "offsets are committed when a batch is done"
+_BROKERS = "it is a setting of brokers"
+_NO_LOGIN = "there is no login unless kafka.security.protocol is SASL_SSL or SASL_PLAINTEXT"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "auto.commit.interval.ms": _COMMITS,
@@ -54,8 +56,10 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "partitioner.adaptive.partitioning.enable": _PLACING,
     "partitioner.availability.timeout.ms": _PLACING,
     "partitioner.rack.aware": _PLACING,
+    "sasl.enabled.mechanisms": _BROKERS,
     "sasl.kerberos.kinit.cmd": _KERBEROS,
     "sasl.kerberos.min.time.before.relogin": _KERBEROS,
+    "sasl.kerberos.principal.to.local.rules": _BROKERS,
     "sasl.kerberos.service.name": _KERBEROS,
     "sasl.kerberos.ticket.renew.jitter": _KERBEROS,
     "sasl.kerberos.ticket.renew.window.factor": _KERBEROS,
@@ -67,11 +71,20 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "sasl.login.refresh.window.jitter": _OAUTH,
     "sasl.login.retry.backoff.max.ms": _OAUTH,
     "sasl.login.retry.backoff.ms": _OAUTH,
+    "sasl.mechanism.controller.protocol": _BROKERS,
+    "sasl.mechanism.inter.broker.protocol": _BROKERS,
+    "sasl.server.callback.handler.class": _BROKERS,
+    "sasl.server.max.receive.size": _BROKERS,
     "schema.registry.url": "a registry is named by the option schemaRegistryUrl, with valueFormat",
+    "security.inter.broker.protocol": _BROKERS,
     "share.acknowledgement.mode": _SHARE,
     "share.acquire.mode": _SHARE,
     "socket.connection.setup.timeout.max.ms": "kafka.socket.connection.setup.timeout.ms bounds every attempt",
+    "ssl.allow.dn.changes": _BROKERS,
+    "ssl.allow.san.changes": _BROKERS,
+    "ssl.client.auth": _BROKERS,
     "ssl.keymanager.algorithm": _NONE_OF_JAVA,
+    "ssl.principal.mapping.rules": _BROKERS,
     "ssl.protocol": "the highest version that both ends speak is taken; kafka.ssl.enabled.protocols bounds it",
     "ssl.secure.random.implementation": _NONE_OF_JAVA,
     "ssl.trustmanager.algorithm": _NONE_OF_JAVA,
@@ -83,7 +96,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 _CLASSES = "it names a class of Java's, and there is no JVM in the client: leave it out"
 REFUSED: Mapping[str, str] = {
     "config.providers": "what it stands for would not be looked up: write the values themselves",
-    "sasl.client.callback.handler.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
+    "sasl.client.callback.handler.class": _CLASSES
+    + ", and give kafka.sasl.username and kafka.sasl.password; for AWS_MSK_IAM those of MSK's SCRAM-SHA-512",
     "sasl.login.callback.handler.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
     "sasl.login.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
     "security.providers": _CLASSES,
@@ -184,6 +198,7 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
     refused = {**REFUSED, **({"source": REFUSED_OF_SOURCE, "sink": REFUSED_OF_SINK}.get(side, {}))}
     found = ClientSettings()
     by_reason: dict[str, list[str]] = {}
+    logs_in = _logs_in(kafka)
     for name, value in kafka.items():
         if name == _LOGIN_HANDLER and _SHADED.sub("", value.strip()) in _OAUTH_HANDLERS and _TOKEN_URL in kafka:
             continue
@@ -199,6 +214,8 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
                 by_reason.setdefault("of another codec than compression.type", []).append(KAFKA_PREFIX + name)
             continue
         reason = WITHOUT_EFFECT.get(name)
+        if name == "sasl.mechanism" and not logs_in:  # templates leave it empty, or name Kerberos' mechanism
+            reason = _NO_LOGIN
         if reason is None and name in known:
             found.taken[name] = _as_named_here(name, value)
             continue
@@ -265,13 +282,17 @@ def _why_ignored(name: str, config: type, known: set[str]) -> str:
 _TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
 
 
+def _logs_in(kafka: Mapping[str, str]) -> bool:
+    return kafka.get("security.protocol", "").strip().upper().startswith("SASL")
+
+
 def _check_login(taken: Mapping[str, str]) -> None:
     """Check that a query can log in with its settings.
 
     Raises:
         InvalidInputError: it can't.
     """
-    if not taken.get("security.protocol", "").strip().upper().startswith("SASL"):
+    if not _logs_in(taken):
         return
     if taken.get("sasl.mechanism", "").strip() == "OAUTHBEARER" and _TOKEN_URL not in taken:
         raise InvalidInputError(

@@ -72,7 +72,7 @@ def _ends(offset: Any) -> Offsets:
 
 
 def _metrics(consumed: Offsets, latest: Offsets, report: Mapping[str, Any]) -> dict[str, str]:
-    """Return how far a query is behind, as Spark's own source says it, and the query's membership."""
+    """Return the lag of a query in the metrics of Spark's own Kafka source, and the query's membership."""
     behind = [
         max(0, end - consumed.get(topic, {}).get(number, end))
         for topic, partitions in latest.items()

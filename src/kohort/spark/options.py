@@ -264,8 +264,8 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     """
     if any(name.lower() == "region" for name in raw):
         raise InvalidInputError(
-            "a source can't join a region by the option region: queries of a region are started by SparkRegion, which "
-            "also restarts them; leave the option out"
+            "the option region can't be set for a source: queries of a region are started by SparkRegion, which also "
+            "restarts them; leave the option out"
         )
     given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, *NOT_OF_A_GROUP})
     own = given.own

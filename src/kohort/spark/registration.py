@@ -4,19 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from kohort.errors import InvalidInputError
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+PYSPARK_MIN: Final = (4, 2)
+"""The oldest PySpark whose interface of Python sources has what the source needs: read limits and Arrow writers."""
+
+
+def require_pyspark() -> None:
+    """Check that this Python has a PySpark that the source runs on.
+
+    Raises:
+        InvalidInputError: it has none, or an older one.
+    """
+    remedy = "pip install 'kohort[spark]'"
+    try:
+        version = str(importlib.import_module("pyspark").__version__)
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise InvalidInputError(f"PySpark is not installed in this Python: {remedy}") from None
+    found = re.match(r"(\d+)\.(\d+)", version)  # a platform's own build may have any name
+    if found is not None and tuple(map(int, found.groups())) < PYSPARK_MIN:
+        least = ".".join(map(str, PYSPARK_MIN))
+        raise InvalidInputError(
+            f"kohort's Spark source needs PySpark {least} or newer, and this Python has {version}: "
+            f"pip install --upgrade 'pyspark>={least}'; a cluster must run that version too"
+        )
+
+
 def register_source(spark: SparkSession) -> None:
     """Make `format("kohort")` known to a session and its listener known to Spark, as `kohort.spark.register` says."""
     require_posix("kohort's Spark source")
+    require_pyspark()
     from kohort.spark import kafka_progress
     from kohort.spark.data_source import KohortDataSource
     from kohort.spark.driver_server import install

@@ -28,6 +28,8 @@ OF_SPARK = frozenset(
 They are the name of a query (`queryName`), its checkpoint, and the argument of `save` or `start`.
 """
 
+UNACKNOWLEDGED = "kafka.acks=0 (a task has to know that its records have arrived: it is as kafka.acks=1)"
+
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions(ClientOptions):
@@ -91,15 +93,15 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
             "delivery=exactly-once and transactionalIdPrefix are not there yet: a sink is at-least-once, and a reader "
             "that must not count twice needs a key of its own in the records"
         )
-    if options.kafka.get("acks") == "0":
-        raise InvalidInputError(
-            "kafka.acks=0 acknowledges nothing, so no task could know that it is done: use all or 1"
-        )
+    unacknowledged = options.kafka.get("acks", "").strip() == "0"
+    if unacknowledged:
+        options.kafka["acks"] = "1"
     try:
         producer_config(options.bootstrap_servers, options.producer_settings())
     except InvalidInputError as error:
         raise InvalidInputError(with_prefix(error.message, ProducerConfig), error.code) from None
     ignored_options = [
+        UNACKNOWLEDGED if unacknowledged else None,
         *client.ignored,
         ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
     ]

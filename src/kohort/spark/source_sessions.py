@@ -212,7 +212,7 @@ class SourceSession(Protocol):
     def complete_batch(self, batch: int) -> None:
         """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
-    def lost(self, lost: LostRecords) -> None:
+    def report_lost(self, lost: LostRecords) -> None:
         """Report lost records, before a batch begins after the gap, or before the query ends."""
 
 
@@ -256,7 +256,7 @@ class SourceSessions:
         except InvalidInputError as error:
             return {"refused": error.message}
 
-    def lost(self, query: str, message: Message) -> None:
+    def report_lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; only log it if that has ended."""
         lost = LostRecords.from_message(message)
         log.warning("a source reports records that may be lost: %s", lost.text)
@@ -264,7 +264,7 @@ class SourceSessions:
             seat = self._session(query, message.get("seat"))
         except InvalidInputError:
             return
-        seat.lost(lost)
+        seat.report_lost(lost)
 
     def _session(self, query: str, id: object) -> SourceSession:
         with self._lock:

@@ -47,6 +47,10 @@ microseconds.
 """
 BY_PARTITION: Final = frozenset({0, 1, 2, 8, 9, 14, 21, 23, 24, 28, 47, 68})
 """The APIs whose requests name partitions one by one, and SyncGroup, which names members."""
+ANSWER_ELEMENTS_MAX: Final = 10_000_000
+"""The maximum number of elements in the arrays of one response together: Metadata of 1.4 million partitions with three
+replicas each has as many. Two or three bytes of a response can stand for an element that takes 150 bytes in memory.
+"""
 TAGS_MAX: Final = 10_000
 """The maximum number of tagged fields that are skipped in one structure."""
 
@@ -179,8 +183,8 @@ def elements_max(api_key: int) -> int:
 
 
 def too_many(name: str, limit: int) -> WireError:
-    """Return the error for a request whose arrays have more elements than one request may have."""
-    return WireError(f"{name}: more than {limit} elements in one request")
+    """Return the error for a request or response whose arrays have more elements than one message may have."""
+    return WireError(f"{name}: more than {limit} elements in one message")
 
 
 def min_size(field: Field, version: int, flexible: bool) -> int:

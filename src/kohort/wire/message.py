@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.wire.codec import (
+    ANSWER_ELEMENTS_MAX,
     FIXED,
     SHORT_ARRAYS,
     TAGS_MAX,
@@ -54,10 +55,10 @@ class EncoderSource(FunctionSource):
             "pack": packing.pack,
         }
 
-    def function(self, cls: type[Struct]) -> Callable[[Any], list[Buffer]]:
+    def compile_codec(self, cls: type[Struct]) -> Callable[[Any], list[Buffer]]:
         """Return the encoder of `cls`."""
         self.write_line("out = []")
-        self.structure(cls, "o")
+        self.write_struct(cls, "o")
         self.flush()
         encoder: Callable[[Any], list[Buffer]] = self.compile_function("o", ["return out"])
         return encoder
@@ -83,29 +84,29 @@ class EncoderSource(FunctionSource):
         elif items:
             self.write_line(f"{self.out} += ({', '.join(items)})")
 
-    def structure(self, cls: type[Struct], instance: str) -> None:
+    def write_struct(self, cls: type[Struct], instance: str) -> None:
         """Write the code that encodes all fields of one structure, then its tagged fields."""
         tagged = []
         for field in cls.FIELDS:
             if not field.present(self.version):
-                self.absent(field, instance)
+                self.write_absence_check(field, instance)
             elif field.tag is not None:
                 tagged.append(field)
             else:
-                self.value(field, f"{instance}.{field.name}")
+                self.write_value(field, f"{instance}.{field.name}")
         if self.flexible:
-            self.tags(sorted(tagged, key=lambda field: field.tag or 0), instance)
+            self.write_tags(sorted(tagged, key=lambda field: field.tag or 0), instance)
 
-    def absent(self, field: Field, instance: str) -> None:
+    def write_absence_check(self, field: Field, instance: str) -> None:
         """Write the check that a field which the version lacks has its default, unless it may be dropped."""
         if field.ignorable:
             return
         self.flush()
         here = f"{instance}.{field.name}"
-        self.write_line(f"if {self.differs(field, here)}:")
+        self.write_line(f"if {self.not_default_condition(field, here)}:")
         self.write_line(f"    raise refuse({self.owner!r}, {field.name!r}, {self.version})")
 
-    def differs(self, field: Field, here: str) -> str:
+    def not_default_condition(self, field: Field, here: str) -> str:
         """Return the condition that a value is not the default."""
         default = field.fresh_default()
         if default is None:
@@ -113,32 +114,32 @@ class EncoderSource(FunctionSource):
         if field.struct is not None:
             inner = field.struct.FIELDS
             return f"{here} is None or " + " or ".join(
-                f"({self.differs(part, f'{here}.{part.name}')})" for part in inner
+                f"({self.not_default_condition(part, f'{here}.{part.name}')})" for part in inner
             )
         if field.kind in ("array", "bytes"):
             return here if field.null_since > self.version else f"{here} is None or len({here})"
         return f"{here} != {self.literal(default)}"
 
-    def value(self, field: Field, here: str) -> None:
+    def write_value(self, field: Field, here: str) -> None:
         """Write the code that encodes one value, with its length or its null where it has one."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
         elif field.kind == "uuid":
             self.run.append(("", f"{here}.bytes"))
         elif field.kind in ("string", "bytes"):
-            self.text(field, here)
+            self.write_text(field, here)
         elif field.kind == "records":
             self.flush()
             nullable = field.null_since <= self.version
             self.write_line(f"put_records({self.out}, {here}, {self.flexible}, {nullable})")
         elif field.kind == "array":
-            self.nullable(field, here, "", self.array)
+            self.write_nullable(field, here, "", self.write_array)
         elif field.null_since <= self.version:
-            self.nullable(field, here, "b", self.nested)
+            self.write_nullable(field, here, "b", self.write_nested)
         else:
-            self.nested(field, here)
+            self.write_nested(field, here)
 
-    def nullable(self, field: Field, here: str, marker: str, body: Callable[[Field, str], None]) -> None:
+    def write_nullable(self, field: Field, here: str, marker: str, body: Callable[[Field, str], None]) -> None:
         """Write a branch for null, where it is allowed, around the code for other values."""
         value = self.name("v")
         self.write_line(f"{value} = {here}")
@@ -157,7 +158,7 @@ class EncoderSource(FunctionSource):
         self.flush()
         self.depth -= 1
 
-    def length(self, code: str, size: str) -> None:
+    def write_length(self, code: str, size: str) -> None:
         """Write a length prefix: variable and one more than the size in flexible versions, else fixed."""
         if not self.flexible:
             self.run.append((code, size))
@@ -166,14 +167,14 @@ class EncoderSource(FunctionSource):
         self.write_line(f"{number} = {size} + 1")
         self.run.append(("", f"short[{number}] if {number} < {len(VARINTS)} else long({number})"))
 
-    def text(self, field: Field, here: str) -> None:
+    def write_text(self, field: Field, here: str) -> None:
         """Write the code that encodes a string or bytes."""
         value = self.name("v")
         code = "h" if field.kind == "string" else "i"
         encoded = f"{here}.encode()" if field.kind == "string" else here
         if field.null_since > self.version:
             self.write_line(f"{value} = {encoded}")
-            self.length(code, f"len({value})")
+            self.write_length(code, f"len({value})")
             self.run.append(("", value))
             return
         self.write_line(f"{value} = {here}")
@@ -190,13 +191,13 @@ class EncoderSource(FunctionSource):
             self.run.append((code, number))
         self.run.append(("", value))
 
-    def array(self, field: Field, value: str) -> None:
+    def write_array(self, field: Field, value: str) -> None:
         """Write the code that encodes an array that is not null."""
         element = field.element
         assert element is not None
         size = self.name("size")
         self.write_line(f"{size} = len({value})")
-        self.length("i", size)
+        self.write_length("i", size)
         if element.kind in FIXED:
             layout = FIXED[element.kind]
             table = self.constant(f"packers_{layout}_", short_arrays(layout, "pack"))
@@ -205,14 +206,14 @@ class EncoderSource(FunctionSource):
             return
         self.flush()
         item = self.name("x")
-        plain = self.plain_rows(element.struct, value) if field.columns and element.struct is not None else None
+        plain = self.write_plain_rows(element.struct, value) if field.columns and element.struct is not None else None
         self.write_line(f"for {item} in {value if plain is None else f'({plain} is None and {value}) or ()'}:")
         self.depth += 1
-        self.value(element, item)
+        self.write_value(element, item)
         self.flush()
         self.depth -= 1
 
-    def plain_rows(self, cls: type[Struct], value: str) -> str | None:
+    def write_plain_rows(self, cls: type[Struct], value: str) -> str | None:
         """Write `StructRows` whose strings are all empty by column.
 
         Returns the name of what is None if the structures have still to be written; None if they never have one size.
@@ -228,12 +229,12 @@ class EncoderSource(FunctionSource):
         self.write_line(f"if {packed} is not None: {self.out} += {packed}")
         return packed
 
-    def nested(self, field: Field, value: str) -> None:
+    def write_nested(self, field: Field, value: str) -> None:
         """Write the code that encodes a structure that is not null."""
         assert field.struct is not None
-        self.structure(field.struct, value)
+        self.write_struct(field.struct, value)
 
-    def tags(self, fields: list[Field], instance: str) -> None:
+    def write_tags(self, fields: list[Field], instance: str) -> None:
         """Write the code that encodes the tagged fields that differ from their defaults, by rising tag."""
         if not fields:
             self.run.append(("x", ""))
@@ -244,11 +245,11 @@ class EncoderSource(FunctionSource):
         self.write_line(f"{section} = []")
         for field in fields:
             here = f"{instance}.{field.name}"
-            self.write_line(f"if {self.differs(field, here)}:")
+            self.write_line(f"if {self.not_default_condition(field, here)}:")
             self.depth += 1
             self.out = self.name("tag")
             self.write_line(f"{self.out} = []")
-            self.value(field, here)
+            self.write_value(field, here)
             self.flush()
             data = self.name("data")
             self.write_line(f"{data} = b''.join({self.out})")
@@ -278,7 +279,7 @@ class DecoderSource(FunctionSource):
         self.run: list[tuple[str, str]] = []
         self.uuids: list[str] = []
         self.views = False
-        self.counted = owner.endswith("Request")
+        self.counted = owner.endswith(("Request", "Response"))
         self.elements_max = 0
         self.names |= {
             "bad_length": bad_length,
@@ -294,7 +295,7 @@ class DecoderSource(FunctionSource):
             "text_column": text_column,
         }
 
-    def function(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
+    def compile_codec(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
         """Return the decoder of `cls`."""
         self.views = self.has_records(cls)
         if self.views:
@@ -302,11 +303,11 @@ class DecoderSource(FunctionSource):
         else:
             self.write_line("if type(buf) is not bytes: buf = bytes(buf)")
         self.write_line("end = len(buf)")
-        self.elements_max = elements_max(cls.API_KEY)
+        self.elements_max = ANSWER_ELEMENTS_MAX if cls.__name__.endswith("Response") else elements_max(cls.API_KEY)
         if self.counted:
             self.write_line(f"left = {self.elements_max}")
         self.write_line("p = 0")
-        self.structure(cls, "o")
+        self.write_struct(cls, "o")
         self.flush()
         decoder: Callable[[Buffer], tuple[Any, int]] = self.compile_function("buf", ["return o, p"])
         return decoder
@@ -335,23 +336,23 @@ class DecoderSource(FunctionSource):
             self.write_line(line)
         self.uuids.clear()
 
-    def structure(self, cls: type[Struct], instance: str) -> None:
+    def write_struct(self, cls: type[Struct], instance: str) -> None:
         """Write the code that reads all fields of one structure, then its tagged fields."""
         self.write_line(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
         tagged = []
         for field in cls.FIELDS:
             here = f"{instance}.{field.name}"
             if not field.present(self.version):
-                self.default(field, here)
+                self.write_default(field, here)
             elif field.tag is not None:
-                self.default(field, here)
+                self.write_default(field, here)
                 tagged.append(field)
             else:
-                self.value(field, here)
+                self.write_value(field, here)
         if self.flexible:
-            self.tags(tagged, instance)
+            self.write_tags(tagged, instance)
 
-    def default(self, field: Field, here: str) -> None:
+    def write_default(self, field: Field, here: str) -> None:
         """Write the code that sets a field to its default, because the version does not carry it."""
         default = field.fresh_default()
         if default is field.default:
@@ -363,10 +364,10 @@ class DecoderSource(FunctionSource):
             inner = self.name("s")
             self.write_line(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
             for part in field.struct.FIELDS:
-                self.default(part, f"{inner}.{part.name}")
+                self.write_default(part, f"{inner}.{part.name}")
             self.write_line(f"{here} = {inner}")
 
-    def value(self, field: Field, here: str) -> None:
+    def write_value(self, field: Field, here: str) -> None:
         """Write the code that reads one value into `here`."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
@@ -375,18 +376,18 @@ class DecoderSource(FunctionSource):
             self.run.append(("16s", raw))
             self.uuids.append(f"{here} = known_uuid({raw}) or make_uuid({raw})")
         elif field.kind in ("string", "bytes", "records"):
-            self.text(field, here)
+            self.write_text(field, here)
         elif field.kind == "array":
-            self.array(field, here)
+            self.write_array(field, here)
         elif field.null_since <= self.version:
-            self.nullable_struct(field, here)
+            self.write_nullable_struct(field, here)
         else:
             assert field.struct is not None
             inner = self.name("s")
-            self.structure(field.struct, inner)
+            self.write_struct(field.struct, inner)
             self.write_line(f"{here} = {inner}")
 
-    def length(self, code: str) -> str:
+    def write_length(self, code: str) -> str:
         """Write the code that reads a length, and return the variable that holds it; -1 is null."""
         number = self.name("n")
         if not self.flexible:
@@ -400,7 +401,7 @@ class DecoderSource(FunctionSource):
         self.write_line(f"{number} -= 1")
         return number
 
-    def null(self, field: Field, number: str, here: str) -> None:
+    def write_null_branch(self, field: Field, number: str, here: str) -> None:
         """Write the branch for a length below zero."""
         refuse = f"raise bad_length({self.owner + '.' + field.name!r}, {number})"
         if field.null_since <= self.version:
@@ -409,27 +410,27 @@ class DecoderSource(FunctionSource):
         else:
             self.write_line(f"else: {refuse}")
 
-    def text(self, field: Field, here: str) -> None:
+    def write_text(self, field: Field, here: str) -> None:
         """Write the code that decodes a string, bytes or a record set."""
         if self.flexible:
-            self.compact_text(field, here)
+            self.write_compact_text(field, here)
             return
-        number = self.length("h" if field.kind == "string" else "i")
+        number = self.write_length("h" if field.kind == "string" else "i")
         stop = self.name("e")
         self.write_line(f"if {number} >= 0:")
         self.write_line(f"    {stop} = p + {number}")
         self.write_line(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
-        self.write_line(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
+        self.write_line(f"    {here} = {self.converted_expression(field, f'buf[p:{stop}]')}")
         self.write_line(f"    p = {stop}")
-        self.null(field, number, here)
+        self.write_null_branch(field, number, here)
 
-    def converted(self, field: Field, piece: str) -> str:
+    def converted_expression(self, field: Field, piece: str) -> str:
         """Return the expression that converts a slice to the field's type."""
         if field.kind == "string":
             return f"str({piece}, 'utf-8')" if self.views else f"{piece}.decode()"
         return f"bytes({piece})" if field.kind == "bytes" and self.views else piece
 
-    def compact_text(self, field: Field, here: str) -> None:
+    def write_compact_text(self, field: Field, here: str) -> None:
         """Write the code that reads a string, bytes or a record set of a flexible version.
 
         Its length is one more than its size, and zero for null.
@@ -443,17 +444,17 @@ class DecoderSource(FunctionSource):
         self.write_line(f"if {number}:")
         self.write_line(f"    {stop} = p + {number} - 1")
         self.write_line(f"    if {stop} > end: raise bad_length({name!r}, {number} - 1)")
-        self.write_line(f"    {here} = {self.converted(field, f'buf[p:{stop}]')}")
+        self.write_line(f"    {here} = {self.converted_expression(field, f'buf[p:{stop}]')}")
         self.write_line(f"    p = {stop}")
         self.write_line(
             f"else: {here} = None" if field.null_since <= self.version else f"else: raise bad_length({name!r}, -1)"
         )
 
-    def array(self, field: Field, here: str) -> None:
+    def write_array(self, field: Field, here: str) -> None:
         """Write the code that reads an array; it checks the length against the remaining bytes before it allocates."""
         element = field.element
         assert element is not None
-        number = self.length("i")
+        number = self.write_length("i")
         least = min_size(element, self.version, self.flexible)
         self.write_line(f"if {number} >= 0:")
         self.depth += 1
@@ -472,23 +473,23 @@ class DecoderSource(FunctionSource):
         else:
             items, item = self.name("l"), self.name("x")
             self.write_line(f"{items} = []")
-            plain = None if element.struct is None else self.plain_elements(field, number, items)
+            plain = None if element.struct is None else self.write_plain_elements(field, number, items)
             self.write_line(
                 f"for _ in range({number}):" if plain is None else f"for _ in range(0 if {plain} else {number}):"
             )
             self.depth += 1
             if element.struct is not None:
-                self.structure(element.struct, item)
+                self.write_struct(element.struct, item)
             else:
-                self.value(element, item)
+                self.write_value(element, item)
             self.flush()
             self.write_line(f"{items}.append({item})")
             self.depth -= 1
             self.write_line(f"{here} = {items}")
         self.depth -= 1
-        self.null(field, number, here)
+        self.write_null_branch(field, number, here)
 
-    def plain_elements(self, array: Field, number: str, items: str) -> str | None:
+    def write_plain_elements(self, array: Field, number: str, items: str) -> str | None:
         """Write the code that reads an array in one go, if it is long and its elements have equal sizes.
 
         Their strings are empty then, and they have no tagged fields: clients commit offsets a hundred at a time with
@@ -523,13 +524,13 @@ class DecoderSource(FunctionSource):
                 f.name: f"{block}[{at}::{size}]" for f, at in zip(fields, sizes, strict=False) if f.kind == "string"
             }
             layout = layout.replace("B", "x")
-            self.write_line(f"{items} = {self.plain_columns(cls, (layout, block, number), texts)}")
+            self.write_line(f"{items} = {self.plain_columns_expression(cls, (layout, block, number), texts)}")
         else:
-            self.plain_rows(cls, f"{self.packer(layout, 'iter_unpack')}({block})", items)
+            self.write_plain_rows(cls, f"{self.packer(layout, 'iter_unpack')}({block})", items)
         self.depth -= 2
         return plain
 
-    def plain_rows(self, cls: type[Struct], rows: str, items: str) -> None:
+    def write_plain_rows(self, cls: type[Struct], rows: str, items: str) -> None:
         """Write the code that appends a structure to `items` for each row of values of the expression `rows`."""
         fields = {field.name: self.name("v") for field in cls.FIELDS if field.present(self.version)}
         item = self.name("x")
@@ -539,13 +540,13 @@ class DecoderSource(FunctionSource):
         for field in cls.FIELDS:
             here, value = f"{item}.{field.name}", fields.get(field.name)
             if value is None:
-                self.default(field, here)
+                self.write_default(field, here)
             else:
                 self.write_line(f"{here} = '' if {value} else None" if field.kind == "string" else f"{here} = {value}")
         self.write_line(f"{items}.append({item})")
         self.depth -= 1
 
-    def plain_columns(self, cls: type[Struct], rows: tuple[str, str, str], texts: dict[str, str]) -> str:
+    def plain_columns_expression(self, cls: type[Struct], rows: tuple[str, str, str], texts: dict[str, str]) -> str:
         """Return the expression of an array as `StructRows`.
 
         Args:
@@ -564,7 +565,7 @@ class DecoderSource(FunctionSource):
                 entries.append(f"{field.name!r}: ({self.literal(field.fresh_default())},) * {number}")
         return f"rows({self.constant('C_' + cls.__name__, cls)}, {{{', '.join(entries)}}})"
 
-    def nullable_struct(self, field: Field, here: str) -> None:
+    def write_nullable_struct(self, field: Field, here: str) -> None:
         """Write the code that reads a nullable structure: its first byte is negative for null (zero if tagged)."""
         assert field.struct is not None
         marker, inner = self.name("m"), self.name("s")
@@ -573,12 +574,12 @@ class DecoderSource(FunctionSource):
         self.write_line(f"if {marker} {'< 0' if field.tag is None else '== 0'}: {here} = None")
         self.write_line("else:")
         self.depth += 1
-        self.structure(field.struct, inner)
+        self.write_struct(field.struct, inner)
         self.flush()
         self.write_line(f"{here} = {inner}")
         self.depth -= 1
 
-    def tags(self, fields: list[Field], instance: str) -> None:
+    def write_tags(self, fields: list[Field], instance: str) -> None:
         """Write the code that reads the tagged fields that this version knows, and skips the others."""
         self.flush()
         if not fields:
@@ -597,7 +598,7 @@ class DecoderSource(FunctionSource):
         for word, field in zip(["if"] + ["elif"] * len(fields), fields, strict=False):
             self.write_line(f"{word} {tag} == {field.tag}:")
             self.depth += 1
-            self.value(field, f"{instance}.{field.name}")
+            self.write_value(field, f"{instance}.{field.name}")
             self.flush()
             self.depth -= 1
         self.write_line(f"else: p = {stop}")
@@ -677,8 +678,8 @@ class Message(Struct):
             span = f"{cls.MIN_VERSION} to {cls.MAX_VERSION}"
             raise InvalidInputError(f"{cls.__name__} has versions {span}, not {version}", ErrorCode.UNSUPPORTED_VERSION)
         flexible = version >= cls.FLEXIBLE_SINCE
-        cls.ENCODERS[version] = EncoderSource(flexible, version, cls.__qualname__).function(cls)
-        cls.DECODERS[version] = DecoderSource(flexible, version, cls.__qualname__).function(cls)
+        cls.ENCODERS[version] = EncoderSource(flexible, version, cls.__qualname__).compile_codec(cls)
+        cls.DECODERS[version] = DecoderSource(flexible, version, cls.__qualname__).compile_codec(cls)
         return cls.ENCODERS[version], cls.DECODERS[version]
 
 
@@ -686,7 +687,7 @@ R_co = TypeVar("R_co", bound=Message, covariant=True)
 
 
 class RequestMessage(Message, Generic[R_co]):
-    """A message whose response has the type `R_co`, so that type checkers know what a request returns."""
+    """A request whose response has the type `R_co`, so that type checkers know the type of a reply."""
 
 
 _SMALL: Final = 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 from collections.abc import Callable
@@ -185,6 +186,27 @@ def test_options_that_do_not_fit_are_refused(
     assert text in reported
 
 
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (("broker", "--data", "{folder}/data", "--set", "no.such.setting=1"), "the file of --config"),
+        (("coordinator", "--kafka", "127.0.0.1:1", "--set", "no.such.setting=1"), "users by --sasl"),
+    ],
+    ids=["broker", "coordinator"],
+)
+def test_passwords_in_arguments_are_noted(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], command: tuple[str, ...], instead: str
+) -> None:
+    given = [word.format(folder=tmp_path) for word in command]
+    jaas = "listener.name.inside.plain.sasl.jaas.config"
+    for pair, noted in ((f"{jaas}=s3cret-word", True), ("sasl.oauthbearer.token.endpoint.url=x", False)):
+        process = start(*given, "--set", pair)
+        _, reported = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert (f"--set {jaas}: other users of this machine see" in reported and instead in reported) is noted
+        assert "s3cret" not in reported
+
+
 # -- Development files
 
 
@@ -213,6 +235,29 @@ def test_secure_folder_has_all_that_clients_need_and_keeps_it(
         kept = ("ca.pem", "ca-key.pem", "server.pem", "users.properties")
         seen.append({name: (folder / name).read_bytes() for name in kept})
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777], ids=oct)
+def test_secure_folder_that_others_may_write_into_is_refused(tmp_path: Path, mode: int) -> None:
+    """Another user may have put an authority and a password of its own there."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    (folder / "users.properties").write_text(f"{USER}=known-to-another-user\n")
+    folder.chmod(mode)
+    with pytest.raises(InvalidInputError, match=r"others may write into .*planted.* chmod 700"):
+        development_files(folder, [])
+    assert [file.name for file in folder.iterdir()] == ["users.properties"]
+    folder.chmod(0o755)
+    assert development_files(folder, []).client_properties("127.0.0.1:1")["sasl.password"] == "known-to-another-user"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given_away", [".", "ca-key.pem", "server.pem", "users.properties"])
+def test_secure_folder_of_another_user_is_refused(tmp_path: Path, given_away: str) -> None:
+    development_files(tmp_path, [])
+    os.chown(tmp_path / given_away, 65_534, -1)
+    with pytest.raises(InvalidInputError, match="belongs to another user"):
+        development_files(tmp_path, [])
 
 
 def test_certificate_is_made_anew_for_another_host_and_the_authority_is_not(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_long_salt_of_one_user_does_not_lock_the_others_out(tmp_path: Path, mech
 def test_made_up_salts_are_bounded_even_if_stored_ones_are_not(tmp_path: Path) -> None:
     users = Users(tmp_path)
     users.change((), [("old", 1, 4096, bytes(1 << 20), b"x")])
-    assert 0 < len(users.made_up("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
+    assert 0 < len(users.made_up_credential("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [(0o644, 1), (0o640, 0), (0o600, 0)], ids=oct)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.config.live_settings import alterable
+from kohort.broker.config.live_settings import alterable_settings
 from kohort.wire.cluster_admin import ListConfigResourcesRequest
 from kohort.wire.discovery import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from tests.peers.alike.harness import Side, scenario
@@ -23,7 +23,7 @@ paced assignments."""
 OTHERWISE = {"max.connections", "log.cleaner.dedupe.buffer.size", "log.cleaner.io.max.bytes.per.second"}
 """Settings with a limit of our own, another value in the test's Apache Kafka, and a number that Java writes
 otherwise."""
-SAME_OF_BROKERS = sorted(alterable().keys() - OTHERWISE)
+SAME_OF_BROKERS = sorted(alterable_settings().keys() - OTHERWISE)
 
 
 def describing(kind: int, name: str, keys: list[str] | None = None, **fields: Any) -> DescribeConfigsRequest:

@@ -10,7 +10,7 @@ from kohort.region.member import events as member_events
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Part, Position
 from kohort.region.sinks.availability import AWAY
-from kohort.region.sinks.dead_letters import divide, letters_of
+from kohort.region.sinks.dead_letters import letters_of, split_refused
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
@@ -61,7 +61,7 @@ class BatchMember(Member):
 
     def close(self) -> None:
         """Leave with the batches that are finished."""
-        self.step(member_events.Closing())
+        self.step(member_events.CloseRequested())
 
     def read(self) -> None:
         """Plan the next batch, if none runs and nothing is to be given up."""
@@ -125,7 +125,7 @@ class BatchMember(Member):
             self.folder.stage(keys[0], table)
             return Staged(keys[:1])
         self.check_letters()
-        good, reasons = divide(self.folder, table)
+        good, reasons = split_refused(self.folder, table)
         self.folder.stage(keys[0], good)
         if not reasons:
             return Staged(keys[:1])
@@ -145,13 +145,13 @@ class BatchMember(Member):
     def revoked(self, parts: tuple[Part, ...]) -> None:
         """The running batch is finished first, and none is planned until then."""
         if self.running is None:
-            self.step(member_events.Revoked(parts))
+            self.step(member_events.PartitionsRevoked(parts))
         else:
             self.wanted_back.append(parts)
 
     def hand_back(self) -> None:
         while self.alive and self.wanted_back and self.running is None:
-            self.step(member_events.Revoked(self.wanted_back.pop(0)))
+            self.step(member_events.PartitionsRevoked(self.wanted_back.pop(0)))
 
     def hear_of_eviction(self) -> None:
         """Handle an eviction: partitions to be released now belong to another member."""
@@ -168,7 +168,7 @@ class BatchMember(Member):
             case member_events.StopPolling() | member_events.ResetApplication():
                 self.running = None
                 self.clock.after(1, self.hand_back)
-            case member_events.Retire(counts=True):
+            case member_events.RetireSequences(counts=True):
                 self.keys = [(number, staged) for number, staged in self.keys if number > self.given]
             case _:
                 pass

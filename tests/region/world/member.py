@@ -18,7 +18,7 @@ from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
 from kohort.region.consuming.settings import RegionOptions
 from kohort.region.consuming.staging import Stager
-from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
@@ -189,7 +189,7 @@ class Member:
 
     def obey(self, connection: int, order: Order) -> None:
         if self.alive and connection == self.connection:
-            before, acted = self.term, self.step(member_events.Ordered(order))
+            before, acted = self.term, self.step(member_events.OrderReceived(order))
             self.term = max(before, order.term)
             if acted and order.term < before:
                 raise ViolatedError(f"{self.name} has heard of term {before}, and does what {order} says")
@@ -198,12 +198,12 @@ class Member:
 
     def revoked(self, parts: tuple[Part, ...]) -> None:
         """The group wants these back."""
-        self.step(member_events.Revoked(parts))
+        self.step(member_events.PartitionsRevoked(parts))
 
     def hear_of_eviction(self) -> None:
         if self.alive:
-            self.step(member_events.Lost(tuple(self.machine.assigned)))
-            self.step(member_events.Assigned(Identity(), ()))
+            self.step(member_events.PartitionsLost(tuple(self.machine.assigned)))
+            self.step(member_events.PartitionsAssigned(Identity(), ()))
             self.world.group.join(self)
 
     # -- records
@@ -230,7 +230,7 @@ class Member:
         ]
         self.positions[part] = stop
         end = Position(part.group, part.topic, part.topic_id, part.partition, stop)
-        self.flow.put(Piece(pa.table(columns, names=["topic", *SCHEMA.names]), {part: end}))
+        self.flow.put(FetchedTable(pa.table(columns, names=["topic", *SCHEMA.names]), {part: end}))
 
     # -- the application
 
@@ -364,19 +364,19 @@ class Member:
             case member_events.SendReport(report):
                 if self.plane is not None:
                     self.plane.send_in(self.connection, report)
-            case member_events.Begin(epoch):
+            case member_events.BeginEpoch(epoch):
                 self.begin_epoch(epoch)
                 self.flow.open()
             case member_events.Poll():
                 self.polls = True
             case member_events.StopPolling(clear):
                 self.polls = False
-                self.flow.shut()
+                self.flow.close_to_application()
                 if clear:
                     self.flow.discard_all()
             case member_events.Quiesce(cut):
                 self.polls = False
-                self.flow.shut()
+                self.flow.close_to_application()
                 self.drains = cut
                 self.look_whether_idle()
             case member_events.SaveState(cut):
@@ -386,7 +386,7 @@ class Member:
                 self.flow.open()
             case member_events.ResetApplication():
                 self.drains, self.goes_back = None, effect
-                self.flow.shut()
+                self.flow.close_to_application()
                 self.look_whether_idle()
             case member_events.Seek(positions):
                 for position in positions:
@@ -394,9 +394,9 @@ class Member:
                     self.flow.begin(position, part_of(position))
                     if self.states is not None:
                         self.states.kept.begin(part_of(position), position.state)
-            case member_events.LookUp(number, first, added):
+            case member_events.LookUpStarts(number, first, added):
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
-                self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
+                self.later(lambda: self.step(member_events.StartsLookedUp(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
                 self.flow.discard_partitions(parts)
                 if self.states is not None:
@@ -405,7 +405,7 @@ class Member:
                     self.positions.pop(part, None)
                     self.back.discard(part)
                 self.world.group.released(self, parts)
-            case member_events.Retire():
+            case member_events.RetireSequences():
                 if effect.counts:
                     self.stager.forget_contribution()
                     self.touched.clear()
@@ -415,7 +415,7 @@ class Member:
                 place = effect.place or self.disk.place
                 self.to_publish[place] = effect
                 self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), lambda: self.publish(place))
-            case member_events.End():
+            case member_events.EndMember():
                 self.ended = effect.cause or "closed"
                 self.die()
             case _:

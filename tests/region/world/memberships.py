@@ -121,7 +121,7 @@ class GroupMembership:
         if announced != self.announced and self.sits():
             self.announced = announced
             who = Identity(self.member_id, self.epoch)
-            self.member.step(member_events.Assigned(who, tuple(sorted(self.owned))))
+            self.member.step(member_events.PartitionsAssigned(who, tuple(sorted(self.owned))))
             self.member.in_turn(self.say)
 
 

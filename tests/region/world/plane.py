@@ -12,7 +12,7 @@ from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import MemberPhase, RegionFacts
 from kohort.region.messages import AskReset, Emptying, Report, Stop
 from kohort.region.records import Manifest
-from kohort.region.server import LOOK_S, FactWriter, OverError, Pauses
+from kohort.region.server import LOOK_S, FactWriter, Pauses, TermOverError
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION, REGION_ID
@@ -45,7 +45,7 @@ class Plane:
         self._writes: list[tuple[Pauses[plane_events.Event], Callable[[], None]]] = []
         self._wrote_ms = self.clock.now_ms
         for process in sorted(set(self.machine.plane.expected.values()) - {""}):
-            self.carry_out(plane_events.LookAtProcess(process))
+            self.carry_out(plane_events.CheckProcess(process))
         self._tick()
         self.clock.after(LOOK_MS, self._look)
 
@@ -72,12 +72,12 @@ class Plane:
         if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS:
             try:
                 self._pen.check_term()
-            except OverError as error:
+            except TermOverError as error:
                 self._is_over(error)
                 return
         self.clock.after(LOOK_MS, self._look)
 
-    def _is_over(self, error: OverError) -> None:
+    def _is_over(self, error: TermOverError) -> None:
         """Members that are hung up on begin another term, if none has begun."""
         self.clock.log(f"term {self.term}: is over: {error}")
         self.die()
@@ -215,20 +215,20 @@ class Plane:
                     at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(key, 0))
                     self.world.busy[key] = at_ms
                     self.clock.after(at_ms - self.clock.now_ms, partial(client.hear, connection, order))
-            case plane_events.Close(connection):
+            case plane_events.EndConnection(connection):
                 client = self.clients.pop(connection, None)
                 if client is not None:
                     self.clock.after(100, lambda: client.disconnect(connection))
-            case plane_events.Save():
+            case plane_events.SaveFacts():
                 self._emptying += [fact for fact in effect.facts if isinstance(fact, Manifest)]
                 self._write(self._writer.save(effect), lambda: self._is_saved(effect))
             case plane_events.Commit():
                 self._write(self._writer.commit(effect))
             case plane_events.RegionLogLine(_, text):
                 self.clock.log(f"term {self.term}: {text}")
-            case plane_events.LookAt(group):
+            case plane_events.DescribeGroup(group):
                 self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)
-            case plane_events.LookAtProcess(process):
+            case plane_events.CheckProcess(process):
                 self.clock.after(self.clock.chance.randint(1, 150), lambda: self._look_at_process(process))
 
     def _look_at_process(self, process: str) -> None:
@@ -253,7 +253,7 @@ class Plane:
         except StopIteration as done:
             self._wrote_ms = self.clock.now_ms
             self._answer(done.value, then)
-        except OverError as error:
+        except TermOverError as error:
             self._is_over(error)
         else:
             self.clock.after(int(pause_s * 1000) + self.clock.chance.randint(1, 60), self._next_write)
@@ -273,7 +273,7 @@ class Plane:
 
         self.clock.after(self.clock.chance.randint(1, 60), arrive)
 
-    def _is_saved(self, effect: plane_events.Save) -> None:
+    def _is_saved(self, effect: plane_events.SaveFacts) -> None:
         self._emptying = [manifest for manifest in self._emptying if manifest not in effect.facts]
 
     def die(self) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.region.control_plane.events import Offsets
+from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.fact_table import FactTable, StoredRecord
 from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term, part_of
@@ -344,7 +344,7 @@ class WorldPen(RegionLogWriter):
         super().__init__(REGION, None, {}, 1, KEY)
 
     def commit(
-        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
     ) -> dict[str, OffsetsRefusal]:
         """Commit, and tell the checkers that a sequence is committed."""
         self._log.writes_sequence = True

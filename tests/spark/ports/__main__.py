@@ -34,6 +34,10 @@ CHAPTERS = (
     "monitors",
     "progress",
     "habits",
+    "reports",
+    "exchanges",
+    "restarts",
+    "launchers",
 )
 
 

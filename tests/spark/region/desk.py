@@ -210,7 +210,7 @@ def region(place: Place) -> Iterator[Region]:
     place.produce(range(20))
     sessions = SourceSessions()
     desk = Desk(place.topic(), uuid.UUID(topic_id))
-    board = ChannelServer(handlers={"lost": sessions.lost}, answers={"ask": sessions.answer})
+    board = ChannelServer(handlers={"lost": sessions.report_lost}, answers={"ask": sessions.answer})
     region = Region(place, desk, sessions, board)
     sessions.add(region.session, desk)
     yield region

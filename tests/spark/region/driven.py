@@ -166,7 +166,7 @@ class Run:
 
     def collect(self) -> list[Any]:
         key = StagedKey(REGION_ID, self.epoch, "q", self._number)
-        return [SimpleNamespace(key=key.text(), letters=0)]
+        return [SimpleNamespace(key=key.file_stem(), letters=0)]
 
 
 def _tp(part: HandedPart) -> TopicPartition:
@@ -245,7 +245,7 @@ class Driven:
 
     def order(self, *orders: messages.Order, member: int = 0) -> None:
         for order in orders:
-            self.threads[member].post(events.Ordered(order))
+            self.threads[member].post(events.OrderReceived(order))
             self.turn(member)
 
     def turn(self, member: int = 0) -> None:
@@ -268,14 +268,14 @@ class Driven:
         """The group wants partitions back."""
         parts = [TopicPartition(self.topics[member], number) for number in numbers]
         self.groups[member].back |= set(parts)
-        self.threads[member]._hear_group(events.Revoked, parts)
+        self.threads[member]._hear_group(events.PartitionsRevoked, parts)
         self.turn(member)
 
     def lose(self, *numbers: int, member: int = 0) -> None:
         """The group has given partitions to others: heard in a turn in which something has happened before that."""
         parts = [TopicPartition(self.topics[member], number) for number in numbers]
         self.groups[member].held -= set(parts)
-        self.threads[member]._hear_group(events.Lost, parts)
+        self.threads[member]._hear_group(events.PartitionsLost, parts)
         self.threads[member]._follow_group()
 
     def contribute(self, cut: CheckpointAttempt, member: int = 0, term: int = TERM) -> Contribution:

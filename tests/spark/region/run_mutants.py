@@ -20,7 +20,7 @@ _CONTRIBUTE = RegionQuery.contribute
 
 
 def _by_the_last_batch_alone(self: RegionQuery, run: Any, member: QueryThread, last: int | None) -> Any:
-    with mock.patch.object(StagedBatches, "after", return_value=-1 if last is None else last - 1):
+    with mock.patch.object(StagedBatches, "last_included_batch", return_value=-1 if last is None else last - 1):
         return _ENDS(self, run, member, last)
 
 
@@ -36,7 +36,7 @@ def _under_any_assignment_version(self: RegionQuery, run: Any, member: QueryThre
 
     with (
         mock.patch.object(SourceAssignments, "handed", handed),
-        mock.patch.object(StagedBatches, "after", return_value=-1),
+        mock.patch.object(StagedBatches, "last_included_batch", return_value=-1),
     ):
         return _ENDS(self, run, member, last)
 
@@ -58,7 +58,7 @@ def _keeps_in_a_batch(self: QueryThread) -> None:
 
 def _leaves_in_a_cut(self: QueryThread) -> None:
     if self._leaves and not self.machine.closing:
-        self._step(events.Closing())
+        self._step(events.CloseRequested())
 
 
 def _contributes_what_it_finds(self: RegionQuery, member: int, cut: CheckpointAttempt, names: tuple[str, ...]) -> Any:

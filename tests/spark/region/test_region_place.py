@@ -21,7 +21,7 @@ from kohort.ids import TopicPartition
 from kohort.spark import source_sessions as sessions
 from kohort.spark.source import region_offsets
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source.catalog import Present
+from kohort.spark.source.catalog import PresentTopics
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
 
@@ -77,7 +77,7 @@ def a_day(region: Region) -> None:
     query.finish(four)
     present, looked = query._catalog.present, []
 
-    def short(topics: Any) -> Present:
+    def short(topics: Any) -> PresentTopics:
         """A broker that does not know all partitions yet, once."""
         there = present(topics)
         looked.append(there)

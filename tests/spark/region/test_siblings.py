@@ -184,8 +184,8 @@ def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
     cut = both.plane.orders(both.connections[1], messages.Drain)[-1].cut
     second = both.query.threads[1]
     second.abandon()
-    second._step(events.Ordered(messages.Drain(TERM, cut)))
-    second._step(events.Ordered(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
+    second._step(events.OrderReceived(messages.Drain(TERM, cut)))
+    second._step(events.OrderReceived(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
     assert both.query.said(messages.Drained, 1) == []
     assert both.query.said(messages.Contributed, 1) == []
 
@@ -303,7 +303,7 @@ MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[st
         {"all_at_once": False},
     ),
     "nobody misses a sibling": (
-        lambda: mock.patch.object(Plane, "miss_siblings"),
+        lambda: mock.patch.object(Plane, "await_siblings"),
         "test_who_waits_for_its_sibling_for_too_long_has_all_go_back",
         {"first": 0},
     ),

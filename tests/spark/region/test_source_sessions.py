@@ -234,9 +234,9 @@ def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFix
     sessions, desk = SourceSessions(), Desk("a", A)
     sessions.add("s", desk)
     lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
-    sessions.lost("q1", lost.to_message("s"))
+    sessions.report_lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
-    sessions.lost("q1", lost.to_message("t"))
+    sessions.report_lost("q1", lost.to_message("t"))
     assert desk.lost_parts == [lost]
     assert caplog.messages == ["a source reports records that may be lost: records are gone"] * 2
 

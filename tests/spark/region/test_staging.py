@@ -44,7 +44,7 @@ def test_what_came_after_the_contribution_is_for_the_next() -> None:
     staged.add(8, Staged((key(8),)))
     staged.forget_contribution()
     assert staged.unacknowledged_keys(8).keys == (key(8),)
-    assert staged.ahead(8) == 1
+    assert staged.batches_ahead(8) == 1
 
 
 def test_a_batch_in_the_log_that_staged_nothing_fails_the_cut() -> None:
@@ -105,7 +105,7 @@ def test_a_new_worker_stages_without_pandas(tmp_path: Path) -> None:
 
 
 def key_text(unit: int) -> str:
-    return StagedKey(REGION, 4, "q", unit).text()
+    return StagedKey(REGION, 4, "q", unit).file_stem()
 
 
 def test_a_task_waits_for_a_sink_that_is_away_and_stages_under_a_key_of_its_own(

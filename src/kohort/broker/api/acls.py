@@ -13,7 +13,7 @@ from typing import Any
 from kohort.broker.acls import AclRule, AclRuleFilter, address_range
 from kohort.broker.authorization import CLUSTER_NAME, Resource
 from kohort.broker.config.acl_store import AclStore
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.framing import BadFrame
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -222,7 +222,7 @@ def _check_numbers(request: Request[Any], numbers: Iterable[int]) -> None:
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
-    handled(CreateAclsRequest, CreateAclsResponse, create_acls),
-    handled(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
+    api_handler(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
+    api_handler(CreateAclsRequest, CreateAclsResponse, create_acls),
+    api_handler(DeleteAclsRequest, DeleteAclsResponse, delete_acls),
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -295,7 +295,7 @@ def _write_marker(
             Marker(marker.producer_id, marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch),
             now_ms,
         )
-        node.waits.changed([target])
+        node.waits.answer_waiting([target])
     except KafkaError as error:
         part.error_code = error.code
     except OSError as error:
@@ -306,12 +306,12 @@ def _write_marker(
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum),
-    handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
-    handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),
-    handled(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, list_partition_reassignments),
-    handled(DescribeLogDirsRequest, DescribeLogDirsResponse, describe_log_dirs),
-    handled(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, alter_replica_log_dirs),
-    handled(UpdateFeaturesRequest, UpdateFeaturesResponse, update_features),
-    handled(WriteTxnMarkersRequest, WriteTxnMarkersResponse, write_txn_markers),
+    api_handler(DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum),
+    api_handler(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
+    api_handler(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),
+    api_handler(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, list_partition_reassignments),
+    api_handler(DescribeLogDirsRequest, DescribeLogDirsResponse, describe_log_dirs),
+    api_handler(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, alter_replica_log_dirs),
+    api_handler(UpdateFeaturesRequest, UpdateFeaturesResponse, update_features),
+    api_handler(WriteTxnMarkersRequest, WriteTxnMarkersResponse, write_txn_markers),
 ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
+from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable_settings
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
@@ -97,7 +97,7 @@ def type_of(name: str, setting: Setting) -> Type:
 
 
 def shown_value(setting: Setting, text: str) -> str:
-    """Return a value as Kafka shows it: what was understood, and not what was written (` 05 `, `TRUE`, `a, b, b`)."""
+    """Return a value as Kafka shows it: parsed and written again, where the input was ` 05 `, `TRUE` or `a, b, b`."""
     value = parse_value(setting, text)
     if value is None:
         return text
@@ -147,7 +147,7 @@ def broker_entries(node: Node) -> list[Entry]:
             name = BROKER_NAMES.get(key, key)
             layers = _layers(node, name, setting, given)
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
-            why, fixed = setting.declaration.why, name not in alterable()
+            why, fixed = setting.declaration.why, name not in alterable_settings()
             value = None if first.value is None else shown_value(setting, first.value)
             entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
     return [*entries, *_facts(node), *_stores(node)]
@@ -222,7 +222,7 @@ def cluster_entries(node: Node) -> list[Entry]:
     """Return the settings that were altered for all brokers."""
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
-        setting, synonyms = alterable()[name], (Synonym(name, value, source),)
+        setting, synonyms = alterable_settings()[name], (Synonym(name, value, source),)
         kind = type_of(setting.declaration.name, setting)
         entries.append(Entry(name, value, source, kind, setting.declaration.why, False, synonyms))
     return entries

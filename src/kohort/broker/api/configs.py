@@ -23,7 +23,7 @@ from kohort.broker.api.config_entries import (
 )
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
 from kohort.broker.config.live_settings import ALL, stores_of
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.security.settings import reloadable
 from kohort.broker.security.store_changes import StoreChanges
@@ -362,8 +362,8 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
-    handled(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
-    handled(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
-    handled(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
+    api_handler(DescribeConfigsRequest, DescribeConfigsResponse, describe_configs),
+    api_handler(AlterConfigsRequest, AlterConfigsResponse, alter_configs),
+    api_handler(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, incremental_alter_configs),
+    api_handler(ListConfigResourcesRequest, ListConfigResourcesResponse, list_config_resources),
 ]

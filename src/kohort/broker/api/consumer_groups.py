@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
 from kohort.broker.authorization import Resource, permitted_operations, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import ErrorCode, InvalidInputError
@@ -116,7 +116,7 @@ def _event(
     message, client = request.message, request.client
     delay_ms, short_interval = client.delay_tolerance(host.group_config.notify_at_once)
     member_id = message.member_id
-    new_member_id = "" if member_id else fresh_id()
+    new_member_id = "" if member_id else generated_member_id()
     member = (message.group_id, member_id, new_member_id, message.member_epoch, client_of(request))
     return _NEW_HEARTBEAT((host.next_request_id(), *member, *fixed, delay_ms, short_interval, client.number))
 
@@ -150,7 +150,7 @@ def _settled_body(version: int, member_id: str, epoch: int, interval_ms: int) ->
     return _response(ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member_id, epoch, interval_ms)).encode(version)
 
 
-def fresh_id() -> str:
+def generated_member_id() -> str:
     """Generate a unique member id in the form of Kafka's ids."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "_")
 
@@ -237,6 +237,6 @@ def _described_assignment(partitions: Iterable[PartitionsOfTopic]) -> _Describe.
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
-    handled(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
+    api_handler(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, consumer_group_heartbeat),
+    api_handler(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, consumer_group_describe),
 ]

@@ -8,7 +8,7 @@ the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. De
 from __future__ import annotations
 
 from kohort.broker.authorization import Resource, is_allowed, permitted_on_cluster
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.endpoints import NOWHERE, CoordinatorKind, Endpoint
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
@@ -136,7 +136,7 @@ def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key:
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(ApiVersionsRequest, ApiVersionsResponse, api_versions),
-    handled(DescribeClusterRequest, DescribeClusterResponse, describe_cluster),
-    handled(FindCoordinatorRequest, FindCoordinatorResponse, find_coordinator),
+    api_handler(ApiVersionsRequest, ApiVersionsResponse, api_versions),
+    api_handler(DescribeClusterRequest, DescribeClusterResponse, describe_cluster),
+    api_handler(FindCoordinatorRequest, FindCoordinatorResponse, find_coordinator),
 ]

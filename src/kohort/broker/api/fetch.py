@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.fetch_sessions import FetchedPartition, FetchSession, Key
 from kohort.broker.node import Node
 from kohort.broker.purgatory import WaitingFetch
@@ -132,7 +132,7 @@ class Fetch:
             request.reply(self._answer(*self._read()[:2]))
 
     def _read(self) -> tuple[list[Found], int, int, list[PartitionLog]]:
-        """Read all partitions that the client may read, asked again after it has waited.
+        """Read all partitions that the client may still read; permissions are checked again after a wait.
 
         Whole batches fill a limit only nearly. So a partition that has more than its limit counts with the whole limit
         towards the least size of a response. If all have more, waiting can bring nothing.
@@ -171,7 +171,7 @@ class Fetch:
                 urgent = True
                 found.append((part, cut_off, 0))
                 continue
-            if incremental and part.quiet(source.end_offset, source.log_start_offset):
+            if incremental and part.has_nothing_new(source.end_offset, source.log_start_offset):
                 may_grow = True
                 continue
             limit = max(0, min(part.max_bytes, left))
@@ -247,14 +247,14 @@ class Fetch:
 
     def _answer(self, found: list[Found], size: int) -> FetchResponse:
         session, meter = self._session, self._request.meter
-        if meter is not None and meter.fetched(size):
+        if meter is not None and meter.record_fetch(size):
             return self._throttled()
         if session is not None:
             incremental = session.epoch > 1
             found = [entry for entry in found if _has_news(entry) or not incremental]
             for part, _, size in found:
                 if size:
-                    session.to_end(part.key)
+                    session.move_to_end(part.key)
         topics: dict[str | uuid.UUID, list[_Partition]] = {}
         for part, answer, _ in found:
             topics.setdefault(part.key[0], []).append(answer)
@@ -396,5 +396,5 @@ def _fetch_on(
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(FetchRequest, FetchResponse, fetch),
+    api_handler(FetchRequest, FetchResponse, fetch),
 ]

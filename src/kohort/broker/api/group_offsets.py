@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.errors import NO_ERROR, ErrorCode, InvalidInputError
@@ -328,8 +328,8 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     message, version = request.message, request.version
     topics = message.topics
     everything = topics is None and version >= 2
-    may_fetch = is_allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
-    refused = _refused_topics(host, request, topics or ()) if may_fetch else frozenset()
+    fetch_error = is_allowed(host, request, AclOperation.DESCRIBE, Resource.GROUP, message.group_id)
+    refused = _refused_topics(host, request, topics or ()) if fetch_error else frozenset()
     partitions = (
         None
         if everything
@@ -378,7 +378,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
             )
         )
 
-    if not may_fetch:
+    if not fetch_error:
         send_response(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         return
     host.groups.ask(request.client, event, send_response)
@@ -530,7 +530,7 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(OffsetCommitRequest, OffsetCommitResponse, offset_commit),
-    handled(OffsetFetchRequest, OffsetFetchResponse, offset_fetch),
-    handled(OffsetDeleteRequest, OffsetDeleteResponse, offset_delete),
+    api_handler(OffsetCommitRequest, OffsetCommitResponse, offset_commit),
+    api_handler(OffsetFetchRequest, OffsetFetchResponse, offset_fetch),
+    api_handler(OffsetDeleteRequest, OffsetDeleteResponse, offset_delete),
 ]

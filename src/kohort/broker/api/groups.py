@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, permitted_operations, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.rebalance_history import RebalanceRecord
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -396,11 +396,11 @@ def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> Non
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(JoinGroupRequest, JoinGroupResponse, join_group),
-    handled(SyncGroupRequest, SyncGroupResponse, sync_group),
-    handled(HeartbeatRequest, HeartbeatResponse, heartbeat),
-    handled(LeaveGroupRequest, LeaveGroupResponse, leave_group),
-    handled(DescribeGroupsRequest, DescribeGroupsResponse, describe_groups),
-    handled(ListGroupsRequest, ListGroupsResponse, list_groups),
-    handled(DeleteGroupsRequest, DeleteGroupsResponse, delete_groups),
+    api_handler(JoinGroupRequest, JoinGroupResponse, join_group),
+    api_handler(SyncGroupRequest, SyncGroupResponse, sync_group),
+    api_handler(HeartbeatRequest, HeartbeatResponse, heartbeat),
+    api_handler(LeaveGroupRequest, LeaveGroupResponse, leave_group),
+    api_handler(DescribeGroupsRequest, DescribeGroupsResponse, describe_groups),
+    api_handler(ListGroupsRequest, ListGroupsResponse, list_groups),
+    api_handler(DeleteGroupsRequest, DeleteGroupsResponse, delete_groups),
 ]

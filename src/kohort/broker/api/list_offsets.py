@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
@@ -145,6 +145,6 @@ def _epoch_end(
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
-    handled(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
+    api_handler(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
+    api_handler(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
 ]

@@ -18,7 +18,7 @@ from kohort.broker.authorization import (
     permitted_operations,
     refused_names,
 )
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
@@ -42,8 +42,10 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     """Answer Metadata: return nodes and topics, without creating topics."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
-        return metadata_of(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
-    return metadata_of(host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)])
+        return metadata_response(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
+    return metadata_response(
+        host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)]
+    )
 
 
 def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
@@ -72,7 +74,9 @@ def without_duplicates(asked: list[Asked]) -> list[Asked]:
     return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 
 
-def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]) -> MetadataResponse:
+def metadata_response(
+    host: GroupHost, request: Request[MetadataRequest], topics: list[TopicMetadata]
+) -> MetadataResponse:
     """Return a Metadata response with the nodes and these topics."""
     message, endpoints = request.message, host.endpoints
     make = MetadataResponse.MetadataResponseBroker
@@ -211,7 +215,7 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
+    api_handler(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
-AS_IT_IS: list[ApiHandler[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
+AS_IT_IS: list[ApiHandler[GroupHost]] = [api_handler(MetadataRequest, MetadataResponse, metadata_when_found)]
 """Metadata handlers of a host that creates no topics."""

@@ -7,7 +7,7 @@ topics by id, and has errors for a missing group and a stale member epoch (KIP-1
 from __future__ import annotations
 
 from kohort.broker.api.group_offsets import CommitPlan, commit_targets
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
@@ -43,7 +43,9 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
     if host.groups.is_damaged(partition.partition):  # the transaction could not be ended there
         return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
-    error = host.transactions.add(message.transactional_id, (message.producer_id, message.producer_epoch), [partition])
+    error = host.transactions.add_partitions(
+        message.transactional_id, (message.producer_id, message.producer_epoch), [partition]
+    )
     return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
 
 
@@ -94,7 +96,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         reply_commit(NOT_TAKEN)
         return
     if version >= 5:
-        error = transactions.add(message.transactional_id, producer, [partition])
+        error = transactions.add_partitions(message.transactional_id, producer, [partition])
     else:
         error = transactions.check_member(message.transactional_id, producer, partition)
         if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
@@ -118,6 +120,6 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, add_offsets_to_txn),
-    handled(TxnOffsetCommitRequest, TxnOffsetCommitResponse, txn_offset_commit),
+    api_handler(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, add_offsets_to_txn),
+    api_handler(TxnOffsetCommitRequest, TxnOffsetCommitResponse, txn_offset_commit),
 ]

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.authorization import Resource, is_allowed
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.requests import Request
@@ -127,7 +127,7 @@ def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]
                         added.setdefault(producer, []).append(TopicPartition(name, part.index))
     for producer, partitions in added.items():
         if len(partitions) > 1:
-            node.transactions.add(message.transactional_id or "", producer, partitions)
+            node.transactions.add_partitions(message.transactional_id or "", producer, partitions)
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
@@ -142,7 +142,7 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         )
         request.connection.close()
     else:
-        request.skip()
+        request.send_no_response()
 
 
 def _prepare(
@@ -290,7 +290,7 @@ def _append_batches(
             error,
         )
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
-    node.waits.appended(target, len(records))
+    node.waits.on_append(target, len(records))
     return _Partition(
         index=index,
         error_code=0,
@@ -319,5 +319,5 @@ def _rejected_response(request: Request[ProduceRequest], index: int, error: Kafk
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(ProduceRequest, ProduceResponse, produce),
+    api_handler(ProduceRequest, ProduceResponse, produce),
 ]

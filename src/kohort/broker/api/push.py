@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from kohort.broker.authorization import PUSH_NEEDS, Right
+from kohort.broker.authorization import PUSH_NEEDS, PushAuthorization
 from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.host import GroupHost
 from kohort.broker.server.connection import Connection
@@ -60,11 +60,11 @@ def handle_admitted(
     host: GroupHost,
     request: PushRequest,
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
-    run: Callable[[Right | None], None],
+    run: Callable[[PushAuthorization | None], None],
 ) -> None:
     """Handle a decoded request as a dispatcher does: count it, check its authorization, apply fault rules."""
     request.begin(asked, host.metrics.apis[request.kind])
-    right = Right(host.authorizer, request) if host.authorizer is not None else None
+    right = PushAuthorization(host.authorizer, request) if host.authorizer is not None else None
     if right is not None and (refused := right.refusal()):
         request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
     elif not (host.faults.active and host.faults.on_request(request, lambda: run(right))):
@@ -83,7 +83,7 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
     """Answer ClusterMetadata with the group's coordinator and the brokers."""
-    found, nodes = host.endpoints.pushing(asked.group_id, request.connection)
+    found, nodes = host.endpoints.push_coordinators(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):
         request.answer(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
@@ -115,7 +115,11 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> No
 
 
 def register(
-    host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount, right: Right | None
+    host: GroupHost,
+    request: PushRequest,
+    asked: RegisterConsumerRequest,
+    topics: TopicCount,
+    right: PushAuthorization | None,
 ) -> None:
     """Register the consumer with its group's shard, and reverse the connection."""
     connection = request.connection
@@ -166,7 +170,7 @@ def answer_to(
             return
         why = refused_why(asked, error)
         if error is ErrorCode.NOT_COORDINATOR:
-            place, _ = host.endpoints.pushing(asked.group_id, request.connection)
+            place, _ = host.endpoints.push_coordinators(asked.group_id, request.connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
         request.refuse(body, why)
 

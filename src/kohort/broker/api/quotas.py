@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -92,6 +92,6 @@ def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only:
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeClientQuotasRequest, DescribeClientQuotasResponse, describe_quotas),
-    handled(AlterClientQuotasRequest, AlterClientQuotasResponse, alter_quotas),
+    api_handler(DescribeClientQuotasRequest, DescribeClientQuotasResponse, describe_quotas),
+    api_handler(AlterClientQuotasRequest, AlterClientQuotasResponse, alter_quotas),
 ]

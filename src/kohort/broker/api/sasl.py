@@ -5,7 +5,7 @@ Versions: SaslHandshake 0 is followed by raw tokens. SaslAuthenticate 1 adds the
 
 from __future__ import annotations
 
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
@@ -36,6 +36,6 @@ def sasl_authenticate(_host: GroupHost, request: Request[SaslAuthenticateRequest
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [
-    handled(SaslHandshakeRequest, SaslHandshakeResponse, sasl_handshake),
-    handled(SaslAuthenticateRequest, SaslAuthenticateResponse, sasl_authenticate),
+    api_handler(SaslHandshakeRequest, SaslHandshakeResponse, sasl_handshake),
+    api_handler(SaslAuthenticateRequest, SaslAuthenticateResponse, sasl_authenticate),
 ]

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TypeAlias
 
 from kohort.broker.config.users import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS, SALT_BYTES_MAX
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
@@ -148,10 +148,10 @@ def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenReques
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, describe_users),
-    handled(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, alter_users),
-    handled(CreateDelegationTokenRequest, CreateDelegationTokenResponse, create_token),
-    handled(RenewDelegationTokenRequest, RenewDelegationTokenResponse, renew_token),
-    handled(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, expire_token),
-    handled(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, describe_tokens),
+    api_handler(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, describe_users),
+    api_handler(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, alter_users),
+    api_handler(CreateDelegationTokenRequest, CreateDelegationTokenResponse, create_token),
+    api_handler(RenewDelegationTokenRequest, RenewDelegationTokenResponse, renew_token),
+    api_handler(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, expire_token),
+    api_handler(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, describe_tokens),
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
@@ -35,5 +35,5 @@ def streams_group_heartbeat(
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse, streams_group_heartbeat)
+    api_handler(StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse, streams_group_heartbeat)
 ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from kohort.broker.api.config_entries import check_written, topic_entries
 from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
@@ -66,7 +66,7 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
         CatalogTopic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans
     ]
     if not message.validate_only:
-        found = yield from node.topics.making(plans, request)
+        found = yield from node.topics.create_in_steps(plans, request)
     made = dict(zip((plan.name for plan in plans), found, strict=True))
     results = []
     for name, entry in planned.items():
@@ -176,7 +176,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
             _refuse_topic(result, error, version)
 
     if doomed:
-        found = yield from node.topics.deleting([*doomed], request)
+        found = yield from node.topics.delete_in_steps([*doomed], request)
         for result, gone in zip(doomed.values(), found, strict=True):
             if isinstance(gone, KafkaError):
                 _refuse_topic(result, gone, version)
@@ -261,7 +261,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
         except KafkaError as error:
             errors[topic.name] = error.with_traceback(None)
 
-    found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
+    found = yield from node.topics.grow_in_steps(counts, request, validate_only=message.validate_only)
     errors |= {
         name: result if isinstance(result, KafkaError) else None for name, result in zip(counts, found, strict=True)
     }
@@ -315,7 +315,7 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
             else:
                 try:
                     result.low_watermark = target.delete_records(part.offset)
-                    node.waits.changed([target])
+                    node.waits.answer_waiting([target])
                 except KafkaError as error:
                     result.error_code = error.code
                 except OSError as error:  # others of the request may have been moved
@@ -333,8 +333,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
-    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
-    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),
-    handled(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
+    api_handler(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
+    api_handler(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
+    api_handler(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),
+    api_handler(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
 ]

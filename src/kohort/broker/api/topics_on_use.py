@@ -10,12 +10,12 @@ from kohort.broker.api.metadata import (
     asked_topic,
     is_by_id,
     metadata,
-    metadata_of,
+    metadata_response,
     without_duplicates,
 )
 from kohort.broker.audit import AuditedChange
 from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_see
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
 from kohort.broker.slices import in_slices
@@ -86,11 +86,11 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}
-    found = yield from node.topics.making([*plans.values()], request, on_use=True)
+    found = yield from node.topics.create_in_steps([*plans.values()], request, on_use=True)
     if node.audit is not None:
         for name, result in zip(plans, found, strict=True):
             if not isinstance(result, KafkaError):
-                node.audit.changed(request, AuditedChange("CREATE", "TOPIC", name, details="because it was used"))
+                node.audit.record_change(request, AuditedChange("CREATE", "TOPIC", name, details="because it was used"))
     refused |= {name: result for name, result in zip(plans, found, strict=True) if isinstance(result, KafkaError)}
     unknown = deleted - refused.keys()
     topics = []
@@ -100,7 +100,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         else:
             topics.append(asked_topic(node, request, topic, refused))
         yield
-    return metadata_of(node, request, topics)
+    return metadata_response(node, request, topics)
 
 
 def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaError | None:
@@ -113,4 +113,4 @@ def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaErro
     return None
 
 
-HANDLERS: list[ApiHandler[Node]] = [handled(MetadataRequest, MetadataResponse, metadata_making_topics)]
+HANDLERS: list[ApiHandler[Node]] = [api_handler(MetadataRequest, MetadataResponse, metadata_making_topics)]

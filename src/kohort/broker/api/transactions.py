@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
 from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
-from kohort.broker.dispatch import ApiHandler, handled
+from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request, without_many_repeats
 from kohort.broker.transactions.log import Status, Transaction
@@ -65,7 +65,7 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
         )
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.init(transactional_id, message.transaction_timeout_ms, producer, reply_init)
+    node.transactions.init_producer(transactional_id, message.transaction_timeout_ms, producer, reply_init)
     return None
 
 
@@ -81,7 +81,7 @@ def _refused_producer(node: Node, request: Request[InitProducerIdRequest]) -> Er
     if transactional_id is not None:
         may = guard.allows(request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)
         return ErrorCode.NONE if may else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if guard.allows_some(request, AclOperation.WRITE, Resource.TOPIC):
+    if guard.allows_on_any(request, AclOperation.WRITE, Resource.TOPIC):
         return ErrorCode.NONE
     may = is_allowed(node, request, AclOperation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     return ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -149,7 +149,7 @@ def _added(
     elif verify_only:
         errors = {tp: node.transactions.check_member(transactional_id, producer, tp) for tp in wanted}
     else:
-        error = node.transactions.add(transactional_id, producer, wanted)
+        error = node.transactions.add_partitions(transactional_id, producer, wanted)
         errors = dict.fromkeys(wanted, error)
     return _results(topics, lambda tp: for_version(errors[tp], knows_fenced))
 
@@ -200,7 +200,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
                 unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             state.error_code = unknown
             continue
-        state.transaction_state = known.status.shown
+        state.transaction_state = known.status.admin_name
         state.transaction_timeout_ms = known.timeout_ms
         state.transaction_start_time_ms = known.start_ms
         state.producer_id, state.producer_epoch = known.producer_id, known.epoch
@@ -222,8 +222,8 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
     age = message.duration_filter
     found = [
         transaction
-        for transaction in node.transactions.all()
-        if (not wanted or transaction.status.shown in wanted)
+        for transaction in node.transactions.all_transactions()
+        if (not wanted or transaction.status.admin_name in wanted)
         and (not producers or transaction.producer_id in producers)
         and (age < 0 or now_ms - transaction.start_ms > age)
         and may_see(node, request, AclOperation.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.id)
@@ -244,7 +244,7 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
 
 
 def _listed(message: ListTransactionsRequest, found: list[Transaction]) -> ListTransactionsResponse:
-    shown = {status.shown for status in Status}
+    shown = {status.admin_name for status in Status}
     make = ListTransactionsResponse.TransactionState
     return ListTransactionsResponse(
         unknown_state_filters=[state for state in message.state_filters if state not in shown],
@@ -252,7 +252,7 @@ def _listed(message: ListTransactionsRequest, found: list[Transaction]) -> ListT
             make(
                 transactional_id=transaction.id,
                 producer_id=transaction.producer_id,
-                transaction_state=transaction.status.shown,
+                transaction_state=transaction.status.admin_name,
             )
             for transaction in found
         ],
@@ -310,10 +310,10 @@ def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    handled(InitProducerIdRequest, InitProducerIdResponse, init_producer_id),
-    handled(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, add_partitions_to_txn),
-    handled(EndTxnRequest, EndTxnResponse, end_txn),
-    handled(DescribeTransactionsRequest, DescribeTransactionsResponse, describe_transactions),
-    handled(ListTransactionsRequest, ListTransactionsResponse, list_transactions),
-    handled(DescribeProducersRequest, DescribeProducersResponse, describe_producers),
+    api_handler(InitProducerIdRequest, InitProducerIdResponse, init_producer_id),
+    api_handler(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, add_partitions_to_txn),
+    api_handler(EndTxnRequest, EndTxnResponse, end_txn),
+    api_handler(DescribeTransactionsRequest, DescribeTransactionsResponse, describe_transactions),
+    api_handler(ListTransactionsRequest, ListTransactionsResponse, list_transactions),
+    api_handler(DescribeProducersRequest, DescribeProducersResponse, describe_producers),
 ]

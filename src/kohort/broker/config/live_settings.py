@@ -46,7 +46,7 @@ OF_TOPICS_ONLY = frozenset({"follower.replication.throttled.replicas", "leader.r
 
 
 @cache
-def alterable() -> dict[str, Setting]:
+def alterable_settings() -> dict[str, Setting]:
     """Return the settings that can be altered, by their broker names. They are the same as Kafka's."""
     of_brokers = settings(BrokerConfig)
     of_logs = {BROKER_NAMES.get(key, key): setting for key, setting in settings(LogConfig).items()}
@@ -104,7 +104,7 @@ class LiveSettings:
             for key, text in altered.items():
                 if reloadable(key):
                     continue
-                field = alterable()[key].field
+                field = alterable_settings()[key].field
                 (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
             broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
         return broker, topics
@@ -182,9 +182,9 @@ def stores_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _parsed(key: str, text: str) -> Any:
     of_listener = reloadable(key)
-    setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable().get(key)
+    setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable_settings().get(key)
     if setting is not None:
         return parse_value(setting, text, key)
     if key in known_names() or is_security(key):
         raise InvalidInputError(f"{key} can't be altered while the broker runs: it is given at its start")
-    raise unknown_key(key, alterable())
+    raise unknown_key(key, alterable_settings())

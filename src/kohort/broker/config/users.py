@@ -93,7 +93,7 @@ class Users:
         salt, stored_key, server_key = (bytes.fromhex(str(found[key])) for key in ("salt", "stored_key", "server_key"))
         return StoredCredential(salt, int(found["iterations"]), stored_key, server_key)
 
-    def made_up(self, user: str, mechanism: str) -> StoredCredential:
+    def made_up_credential(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, for a user that may not exist.
 
         Its salt is always the same for a name. The salt's length and the iterations are those of an existing user, so

@@ -134,7 +134,7 @@ def addresses_of(listen: str) -> list[ListenerAddress]:
 def advertised_of(
     listeners: list[ListenerAddress], properties: Mapping[str, Any]
 ) -> dict[str, tuple[str | None, int | None]]:
-    """Return the advertised host and port of each listener by name; what is not given is None.
+    """Return the advertised host and port of each listener by name; a part that is not configured is None.
 
     Raises:
         InvalidInputError: `advertised.listeners` names an unknown listener or an address that no client can use.

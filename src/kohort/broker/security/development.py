@@ -83,14 +83,15 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
-    """Make what is missing in a folder of development files.
+    """Create the missing files of a folder of development keys and certificates.
 
     Args:
         folder: created if missing.
         hosts: names and addresses that clients connect to, besides this machine's own.
 
     Raises:
-        InvalidInputError: the package cryptography is missing, or a file in the folder has something else.
+        InvalidInputError: the package cryptography is missing, or a file in the folder has something else. Also if
+            another user may have put files there.
         OSError: a file can't be written.
     """
     try:
@@ -100,6 +101,7 @@ def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
     del cryptography
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = folder.resolve()
+    _refuse_others_files(folder)
     try:
         own = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
         _make_certificates(folder, (own | {*hosts}) - {"", "0.0.0.0", "::"})
@@ -111,6 +113,18 @@ def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
     elif USER not in read_properties(users):
         raise InvalidInputError(f"{users} has no user {USER}; add a line, or remove the file")
     return DevelopmentFiles(folder)
+
+
+def _refuse_others_files(folder: Path) -> None:
+    """Refuse a folder in which another user may have put an authority, or a user, whose secrets are known to it."""
+    if folder.stat().st_mode & 0o022:
+        raise InvalidInputError(
+            f"others may write into {folder}, so keys and passwords there may be theirs: name another folder, or look "
+            f"at the files and chmod 700 {folder}"
+        )
+    for path in (folder, *(folder / name for name in (AUTHORITY, AUTHORITY_KEY, SERVER, USERS))):
+        if path.exists() and path.lstat().st_uid != os.geteuid():
+            raise InvalidInputError(f"{path} belongs to another user, who may know what is in it: name another folder")
 
 
 def _make_certificates(folder: Path, hosts: set[str]) -> None:

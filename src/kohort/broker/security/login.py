@@ -307,7 +307,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run(exchange.threads, lambda: exchange.take_token(token), on_token_checked)
+        self._server.logins.run_in_thread(exchange.threads, lambda: exchange.take_token(token), on_token_checked)
 
     def _continue_exchange(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]

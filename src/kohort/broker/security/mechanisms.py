@@ -41,7 +41,7 @@ class Credentials(Protocol):
     def credential(self, user: str, mechanism: str) -> StoredCredential | None:
         """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
 
-    def made_up(self, user: str, mechanism: str) -> StoredCredential:
+    def made_up_credential(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, always the same for a name, and of the form of real ones."""
 
 
@@ -128,7 +128,7 @@ class PlainExchange(SaslExchange):
 
     def _fits_stored(self, user: str, password: str, mechanism: str) -> bool:
         found = self._store.credential(user, mechanism)
-        made_up = self._store.made_up(user, mechanism)  # also for a known user, which takes as long
+        made_up = self._store.made_up_credential(user, mechanism)  # also for a known user, which takes as long
         known = found or made_up
         name = HASHES[mechanism]
         salted = hashlib.pbkdf2_hmac(name, password.encode(), known.salt, known.iterations)
@@ -182,7 +182,7 @@ class ScramExchange(SaslExchange):
         self._header = f"{flag},{'a=' + asked if asked else ''},".encode()
         found_credential = self._store.credential(user, self._mechanism)
         self._known = found_credential is not None
-        made_up = self._store.made_up(user, self._mechanism)  # also for a known user, which takes as long
+        made_up = self._store.made_up_credential(user, self._mechanism)  # also for a known user, which takes as long
         credential = self._credential = found_credential or made_up
         self._nonce = nonce + secrets.token_urlsafe(24)
         salt = base64.b64encode(credential.salt).decode()

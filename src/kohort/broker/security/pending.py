@@ -121,7 +121,7 @@ class PendingLogins:
         """Stop counting a client as not authenticated, because it is known or gone."""
         self._clients.pop(pending, None)
 
-    def run(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
+    def run_in_thread(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
         """Run a blocking function in a thread of this purpose. Then call `done` with its future on the loop."""
         threads = self._threads.get(purpose)
         if threads is None:
@@ -202,7 +202,7 @@ class TlsHandshake:
 
     def _on_readable(self) -> None:
         try:
-            data = self._transport.feed()
+            data = self._transport.receive_handshake()
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -220,7 +220,7 @@ class TlsHandshake:
         self._loop.remove_reader(self._transport.fd)
         self._pending.waits = False
         self._stepping = True
-        self._logins.run("handshake", self._transport.continue_handshake, self._on_step)
+        self._logins.run_in_thread("handshake", self._transport.continue_handshake, self._on_step)
 
     def _on_step(self, finished: asyncio.Future[bool]) -> None:
         self._stepping = False
@@ -254,7 +254,7 @@ class TlsHandshake:
             return
         assert self._pending is not None
         try:
-            user = self._tls.user(self._transport.certificate)
+            user = self._tls.user_of_certificate(self._transport.certificate)
         except ValueError as error:
             self._report("", succeeded=False)
             self._end(f"the client's certificate names no user: {error}")

@@ -190,7 +190,7 @@ class ServerTls:
                 self.context = context
                 log.info("[listener %s] changed TLS certificate files loaded: new connections get them", self._name)
 
-    def user(self, certificate: bytes | None) -> str | None:
+    def user_of_certificate(self, certificate: bytes | None) -> str | None:
         """Return the user's name for a client's DER certificate; None for a client that sent no certificate.
 
         Raises:
@@ -211,7 +211,7 @@ def _with(config: SecurityConfig, altered: Mapping[str, str]) -> SecurityConfig:
 
 
 def _file_stamps(config: SecurityConfig) -> list[_Stamp | None]:
-    """Return what changes about the files when their content does."""
+    """Return modification time, size and inode of the key and trust stores, which change with their content."""
     stamps: list[_Stamp | None] = []
     for location in (config.keystore_location, config.truststore_location):
         stamp: _Stamp | None = None
@@ -260,7 +260,7 @@ class TlsTransport:
 
     # -- handshake
 
-    def feed(self) -> bytes:
+    def receive_handshake(self) -> bytes:
         """Receive bytes of the handshake; return them. Empty: the client has closed the connection.
 
         Raises:
@@ -328,7 +328,7 @@ class TlsTransport:
                 return 0
             for piece, records in self._records.pieces(data):
                 self._incoming.write(piece)
-                self._silent.begun(records)
+                self._silent.count_records(records)
                 found = self._decrypt(buffer[count:])
                 if found < 0:
                     return count
@@ -353,7 +353,7 @@ class TlsTransport:
                 if not size:
                     return count or -1
                 count += size
-                self._silent.carried(size)
+                self._silent.uncount_carried(size)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

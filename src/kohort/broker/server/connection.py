@@ -263,7 +263,7 @@ class Handler(Protocol):
     def on_closed(self, connection: Connection) -> None:
         """Handle the event that a connection has closed."""
 
-    def wake(self, connection: Connection) -> None:
+    def send_soon(self, connection: Connection) -> None:
         """Schedule a `flush` of a connection that has responses to send."""
 
     def is_new_problem(self, connection: Connection, why: str) -> bool:
@@ -460,7 +460,7 @@ class Connection:
         self._pause()
 
     def _count_unfinished(self) -> None:
-        """Report the bytes that are kept for later, which may close this connection."""
+        """Report the bytes of incomplete requests to the host's budget, which may close this connection."""
         self._begun = self._frames.begun + len(self._frames.kept)
         self._handler.unfinished.hold_bytes(self, self._begun)
 
@@ -501,7 +501,7 @@ class Connection:
         self._on_frame = on_frame
         self._frames.size_max = self._limits.request_bytes_max if size_max is None else size_max
 
-    def mute(self, seconds: float) -> None:
+    def pause_reading(self, seconds: float) -> None:
         """Read nothing for a time. Requests that were read before are still answered."""
         until = self._loop.time() + seconds
         if self.closed or (self._unmuting is not None and self._unmuting.when() >= until):
@@ -548,7 +548,7 @@ class Connection:
         if self.pending and self.pending[0].parts is not None:
             self.flush()
 
-    def reverse(self) -> ServerRequests:
+    def reverse_direction(self) -> ServerRequests:
         """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
         turned = ServerRequests(self.send_raw)
         self._on_frame = lambda _, frame: turned.handle_response(frame)
@@ -557,20 +557,20 @@ class Connection:
 
     # -- responses
 
-    def ready(self, answer: Answer) -> None:
+    def send_when_next(self, answer: Answer) -> None:
         """Schedule sending of a completed response if it is the next one."""
         if self.closed:
             return
         if not self.dirty and not self.corked and self.pending and self.pending[0] is answer:
             self.dirty = True
-            self._handler.wake(self)
+            self._handler.send_soon(self)
 
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
         if not self.closed:
             unasked = UnrequestedFrame(parts)
             self.pending.append(unasked)
-            self.ready(unasked)
+            self.send_when_next(unasked)
 
     def flush(self) -> None:
         """Send the completed responses at the front."""

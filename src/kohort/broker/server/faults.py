@@ -16,7 +16,7 @@ from typing import Protocol
 from kohort.broker.metrics import API_NAMES
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.fault_kinds import Fault
-from kohort.broker.server.refusals import refusal
+from kohort.broker.server.refusals import error_response
 from kohort.broker.server.requests import Request
 from kohort.broker.transport import Parts
 from kohort.errors import ErrorCode, InvalidInputError
@@ -49,7 +49,7 @@ class FaultSubject(Protocol):
     def send(self, parts: Parts) -> None:
         """Send a response."""
 
-    def unreadable(self) -> Parts:
+    def undecodable_response(self) -> Parts:
         """Return a response that can't be decoded."""
 
 
@@ -220,7 +220,7 @@ class Faults:
 def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
     why = "injected fault"
     if isinstance(request, Request):
-        request.reply(refusal(request, error, why))
+        request.reply(error_response(request, error, why))
     else:
         request.fail(error, why)
 
@@ -232,7 +232,7 @@ def _close_instead(request: FaultSubject) -> bool:
 
 def _garble(request: FaultSubject) -> bool:
     request.on_reply = None
-    request.send(request.unreadable())
+    request.send(request.undecodable_response())
     return False
 
 

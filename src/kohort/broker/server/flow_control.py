@@ -103,7 +103,7 @@ class ByteBudget:
         while self.used > self.limit:
             self._shed()
 
-    def since(self) -> Iterator[tuple[ByteHolder, float]]:
+    def holding_since(self) -> Iterator[tuple[ByteHolder, float]]:
         """Return the holders and since when each has held bytes, the oldest first."""
         return iter(self._since.items())
 

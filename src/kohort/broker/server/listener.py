@@ -41,7 +41,7 @@ MACOS_FILES_MAX = 10_240
 """The most open files that macOS gives to a process whose hard limit is "unlimited": OPEN_MAX in sys/syslimits.h."""
 
 
-class Descriptors(NamedTuple):
+class DescriptorShares(NamedTuple):
     """The division of the process's file descriptors between connections and log files."""
 
     files: int
@@ -60,7 +60,7 @@ def open_file_limit() -> int:
     return int(soft)
 
 
-def shares(limit: int) -> Descriptors:
+def divide_descriptors(limit: int) -> DescriptorShares:
     """Divide a limit: a quarter and an eighth at most for log files, the rest for connections.
 
     Raises:
@@ -72,7 +72,7 @@ def shares(limit: int) -> Descriptors:
         )
     left = limit - OTHERS
     files, lent = min(FILES_MAX, left // 4), min(LENT_MAX, left // 8)
-    return Descriptors(files, lent, left - files - lent)
+    return DescriptorShares(files, lent, left - files - lent)
 
 
 log = logging.getLogger("kohort.broker")
@@ -351,7 +351,7 @@ class Server:
         else:
             self._by_host.pop(host, None)
 
-    def wake(self, connection: Connection) -> None:
+    def send_soon(self, connection: Connection) -> None:
         """Send a connection's completed responses in the loop's next iteration, with those of other connections."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
@@ -379,7 +379,7 @@ class Server:
                 )
                 connection.close()
         stopped = now - UNFINISHED_S
-        for holder, since in list(self.unfinished.since()):
+        for holder, since in list(self.unfinished.holding_since()):
             if since < stopped and holder.last_active < stopped and holder.is_reading:
                 log.info(
                     "closing the connection from %s: its request is incomplete, and no more bytes of it came for %.0f "

@@ -42,7 +42,7 @@ _AT_THE_TOP = frozenset({"DescribeQuorum", "LeaveGroup", "OffsetDelete", "SyncGr
 """APIs whose error is only at the top of the answer, as in Kafka. LeaveGroup's is, for members of version 3 and up."""
 
 
-def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
+def error_response(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
     """Build the response to `request` with `error` in every error field, at the top and for each requested item."""
     response = APIS[request.key].response()
     asked: Struct = request.message

@@ -121,9 +121,9 @@ class PushRequest:
         self.parts = parts
         if self.latency is not None:
             self.latency.observe(perf_counter() - self.began)
-        self.connection.ready(self)
+        self.connection.send_when_next(self)
 
-    def unreadable(self) -> Parts:
+    def undecodable_response(self) -> Parts:
         """Return a response that no client can decode: it ends within its error code."""
         return [with_length_prefix(b"\xff")]
 
@@ -148,7 +148,7 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 class RequestMeter(Protocol):
     """The measurement of one request for quotas; `kohort.broker.server.throttling` has the only kind."""
 
-    def fetched(self, size: int) -> bool:
+    def record_fetch(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether none may be sent."""
 
     def fetch_bytes_max(self, asked: int) -> int:
@@ -161,7 +161,7 @@ class RequestMeter(Protocol):
             RetriableError: the client has used up its quota.
         """
 
-    def handled(self) -> None:
+    def stop_measuring(self) -> None:
         """Stop the measurement of a request whose response comes later."""
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
@@ -251,7 +251,7 @@ class Request(Generic[M_co]):
         """The client's address."""
         return self.client.host
 
-    def unreadable(self) -> Parts:
+    def undecodable_response(self) -> Parts:
         """Return a response that no client can decode: it is too short for any."""
         body = self.correlation_id.to_bytes(4, "big", signed=True) + b"\xff" * 3
         return [len(body).to_bytes(4, "big") + body]
@@ -301,9 +301,9 @@ class Request(Generic[M_co]):
         self.parts = parts
         if self.latency is not None:
             self.latency.observe(perf_counter() - self.began)
-        self.connection.ready(self)
+        self.connection.send_when_next(self)
 
-    def skip(self) -> None:
+    def send_no_response(self) -> None:
         """Send no response (acks=0)."""
         if self.meter is not None:
             self.meter.finish_request(self, None)

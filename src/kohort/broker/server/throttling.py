@@ -135,7 +135,7 @@ class RequestQuotaMeter:
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
         return found
 
-    def fetched(self, size: int) -> bool:
+    def record_fetch(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether they exceed the quota, so that none are sent.
 
         They are not charged then, because the client fetches them again.
@@ -166,14 +166,14 @@ class RequestQuotaMeter:
         """Return the most bytes of one fetch: those that all windows together allow, so that it can ever be sent."""
         return self._throttling.fetch_bytes_max(self._user, self._client_id, asked)
 
-    def handled(self) -> None:
+    def stop_measuring(self) -> None:
         """Stop the measurement of a request whose response comes later."""
         if self._used_s is None:
             self._used_s = time.perf_counter() - self._began
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
         """Name the throttle time in the response (None: there is none), and stop reading from the connection."""
-        self.handled()
+        self.stop_measuring()
         assert self._used_s is not None
         self.count_value(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
         throttle_ms = min(int(self.throttle_ms), THROTTLE_MS_MAX)
@@ -181,7 +181,7 @@ class RequestQuotaMeter:
             return
         if message is not None and hasattr(message, "throttle_time_ms"):
             message.throttle_time_ms = throttle_ms
-        request.connection.mute(throttle_ms / 1000)
+        request.connection.pause_reading(throttle_ms / 1000)
 
 
 class Throttling:
@@ -246,7 +246,7 @@ class Throttling:
         client = connection.client
         found = self.record(PERCENTAGE, client.principal.name, client.client_id, 100 * seconds)
         if found > 0:
-            connection.mute(min(found, self.window_ms) / 1000)
+            connection.pause_reading(min(found, self.window_ms) / 1000)
 
     def change_partitions(self, user: str, client_id: str, count: int, knows_error: bool) -> tuple[float, bool]:
         """Record that partitions will be created or deleted; return the throttle time, and whether it is refused."""

@@ -103,16 +103,16 @@ class MarkerWaits:
             transactional_id: the transaction's id.
             ended: called when all markers are written.
             otherwise: called with an error code if the wait fails, perhaps before this method returns: the code
-                that `refusal` returns.
+                that `error_while_waiting` returns.
         """
         waiting = self._waiting.get(transactional_id, [])
         if transactional_id in self._stuck or len(waiting) >= WAITING_MAX:
-            otherwise(self.refusal(transactional_id))
+            otherwise(self.error_while_waiting(transactional_id))
             return
         waiting.append(_Wait(time.monotonic(), ended, otherwise))
         self._waiting[transactional_id] = waiting
 
-    def refusal(self, transactional_id: str) -> ErrorCode:
+    def error_while_waiting(self, transactional_id: str) -> ErrorCode:
         """Return the error code while markers are missing: retriable, unless a retry can't succeed."""
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
@@ -130,7 +130,7 @@ class MarkerWaits:
             self._waiting[transactional_id] = left
         for wait in waiting:
             if wait.since_s <= before_s:
-                wait.otherwise(self.refusal(transactional_id))
+                wait.otherwise(self.error_while_waiting(transactional_id))
 
     def answer_waiting(self, transactional_id: str) -> None:
         """Answer all waiting requests, because all markers are written."""
@@ -180,7 +180,7 @@ class Transactions:
     def __init__(self, host: TransactionHost) -> None:
         self._host = host
         older_values = host.config.older_values
-        self._log = TransactionLog(host.store, older_values=older_values, on_append=host.waits.appended_soon)
+        self._log = TransactionLog(host.store, older_values=older_values, on_append=host.waits.on_append_after_step)
         self._known: dict[str, Transaction] = {}
         self._id_chars = 0
         self._unmarked: dict[str, set[TopicPartition]] = {}
@@ -209,7 +209,7 @@ class Transactions:
         """Stop the coordinator. Unfinished transactions are resumed at the next start."""
         self._closed = True
 
-    def all(self) -> Iterable[Transaction]:
+    def all_transactions(self) -> Iterable[Transaction]:
         """Return all transactional ids, for admin requests."""
         return self._known.values()
 
@@ -241,7 +241,7 @@ class Transactions:
 
     # -- beginning
 
-    def init(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
+    def init_producer(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
         """Assign a producer id and epoch. An unfinished transaction of an older producer is aborted first.
 
         Args:
@@ -276,7 +276,7 @@ class Transactions:
                 producer = (-1, -1)
             # Else the abort's epoch is the one that the producer gets, as after EndTxn. Source: KAFKA-19367.
         if self._known[transactional_id].status.preparing:
-            again = partial(self.init, transactional_id, timeout_ms, producer, done)
+            again = partial(self.init_producer, transactional_id, timeout_ms, producer, done)
             self._when_ended(transactional_id, again, lambda error: done(error, -1, -1))
             return
         known = self._known[transactional_id]
@@ -311,7 +311,9 @@ class Transactions:
 
     # -- writing
 
-    def add(self, transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]) -> ErrorCode:
+    def add_partitions(
+        self, transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]
+    ) -> ErrorCode:
         """Add partitions to the transaction, which begins with the first one."""
         known, error = self._check_producer(transactional_id, producer)
         if known is None or error:
@@ -346,7 +348,7 @@ class Transactions:
         if not header.is_transactional:
             raise KafkaError("a batch outside any transaction", ErrorCode.INVALID_RECORD)
         if adds:
-            error = self.add(transactional_id, producer, [partition])
+            error = self.add_partitions(transactional_id, producer, [partition])
         else:
             error = self.check_member(transactional_id, producer, partition)
         if error is ErrorCode.PRODUCER_FENCED:
@@ -370,13 +372,13 @@ class Transactions:
         if known is None and not self.serves(transactional_id):
             return None, ErrorCode.UNKNOWN_SERVER_ERROR
         if known is not None and _is_next_producer(known, producer):
-            return None, self._waits.refusal(transactional_id)
+            return None, self._waits.error_while_waiting(transactional_id)
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
             return None, ErrorCode.PRODUCER_FENCED
         if known.status.preparing:
-            return None, self._waits.refusal(transactional_id)
+            return None, self._waits.error_while_waiting(transactional_id)
         return known, ErrorCode.NONE
 
     # -- ending
@@ -395,7 +397,7 @@ class Transactions:
         """
         known = self._known.get(transactional_id)
         if known is not None and _is_next_producer(known, producer):
-            done(self._waits.refusal(transactional_id), -1, -1)
+            done(self._waits.error_while_waiting(transactional_id), -1, -1)
             return
         if known is None or producer[0] < 0 or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
@@ -420,7 +422,7 @@ class Transactions:
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
             self._end_transaction(known, commit, new_epoch, done)
         elif known.status.preparing:
-            done(self._waits.refusal(transactional_id), -1, -1)
+            done(self._waits.error_while_waiting(transactional_id), -1, -1)
         else:
             done(ErrorCode.INVALID_TXN_STATE, -1, -1)
 
@@ -594,7 +596,7 @@ class Transactions:
                     tp,
                     error,
                 )
-        self._host.waits.changed([target])
+        self._host.waits.answer_waiting([target])
         return True
 
     def _mark_offsets(self, transaction: Transaction, tp: TopicPartition) -> None:

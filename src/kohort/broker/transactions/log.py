@@ -50,7 +50,7 @@ class Status(IntEnum):
         return self in (Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
 
     @property
-    def shown(self) -> str:
+    def admin_name(self) -> str:
         """The name of the state that admin tools show."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 

@@ -64,7 +64,7 @@ def _with_nearest(
 # -- Topics and partitions as arguments name them: TOPIC for all of a topic's partitions, TOPIC:0,1 for some
 
 
-def name_of(text: str) -> str:
+def topic_of_option(text: str) -> str:
     """Return the topic that an option names."""
     return text.partition(":")[0]
 
@@ -334,13 +334,13 @@ def _groups_to_set(
             errors[name] = error
             continue
         elif found.values[name].members:
-            errors[name] = has_members(name, len(found.values[name].members))
+            errors[name] = has_members_error(name, len(found.values[name].members))
             continue
         ready.append(name)
     return ready, errors
 
 
-def has_members(group: str, count: int) -> KafkaError:
+def has_members_error(group: str, count: int) -> KafkaError:
     """Return the error for a group whose offsets can't be set because it has members."""
     members, them, they = ("member", "it", "it") if count == 1 else ("members", "them", "they")
     return KafkaError(
@@ -349,7 +349,7 @@ def has_members(group: str, count: int) -> KafkaError:
 
 
 def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartition]:
-    described = admin.describe_topics(sorted({name_of(text) for text in topics}))
+    described = admin.describe_topics(sorted({topic_of_option(text) for text in topics}))
     for error in topic_errors_with_suggestions(admin, described.errors).values():
         raise error
     found = described.values
@@ -363,7 +363,7 @@ class OutcomeUnknownError(KafkaError):
     """A change that may have been made: its answer was lost, or only a repetition of it was refused."""
 
 
-def is_done(error: KafkaError | None) -> bool | None:
+def was_changed(error: KafkaError | None) -> bool | None:
     """Return whether a change was made, by its error; None: that is not known."""
     if error is None:
         return True
@@ -389,7 +389,7 @@ def set_offsets(
     for group, own in by_group.items():
         befell = set_group_offsets(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
         errors |= {(group, key): error for key, error in befell.items()}
-        done += [{**change.row(), "done": is_done(befell.get(change.key))} for change in own]
+        done += [{**change.row(), "done": was_changed(befell.get(change.key))} for change in own]
     return done, errors
 
 

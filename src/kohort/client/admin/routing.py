@@ -82,6 +82,7 @@ async def at_leaders(
 
     async def at_leaders_once() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
+        moved: KafkaError | None = None
         wanted = [partition for partition in partitions if partition not in done]
         topics = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
         for partition in wanted:
@@ -90,16 +91,23 @@ async def at_leaders(
             if topic is not None and not topic.error and partition.partition not in topic.partitions:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 done[partition] = error_for(code, f"{partition}: the topic has {len(topic.partitions)} partitions")
-            elif topic is None or topic.error:
+            elif topic is None or (topic.error and topic.error is not ErrorCode.LEADER_NOT_AVAILABLE):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error
                 done[partition] = error_for(code, f"topic {partition.topic!r}: {code.topic_text}")
-            elif node < 0:
-                raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader now")
+            elif topic.error or node < 0:
+                moved = error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader now")
             else:
                 nodes.setdefault(node, []).append(partition)
-        moved: KafkaError | None = None
         for node, theirs in sorted(nodes.items()):
-            for partition, outcome in (await ask(node, theirs)).items():
+            try:
+                outcomes = await ask(node, theirs)
+            except RetriableError as error:
+                moved = error
+                continue
+            for partition in [partition for partition in theirs if partition not in outcomes]:
+                text = f"{what}: the answer of broker {node} says nothing of {partition}"
+                done[partition] = error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+            for partition, outcome in outcomes.items():
                 if isinstance(outcome, KafkaError) and outcome.code.retriable:
                     moved = outcome
                 else:

@@ -20,7 +20,7 @@ from kohort.client.admin.values import (
 )
 from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
 from kohort.client.net.security import salted_password
-from kohort.errors import KafkaError
+from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import AclOperation
 from kohort.wire.cluster_admin import (
     AlterClientQuotasRequest,
@@ -195,7 +195,29 @@ async def describe_acls(
     cluster: Cluster, matching: AclFilter | None = None, *, timeout_ms: float | None = None
 ) -> list[Acl]:
     """List the access rules that match a filter, sorted; None: all."""
-    matching = matching or AclFilter()
+    found = await _described_acls(cluster, matching or AclFilter(), timeout_ms)
+    return sorted(_acl(resource, rule) for resource in found for rule in resource.acls)
+
+
+async def deciding_acls(cluster: Cluster, *, timeout_ms: float) -> list[Acl]:
+    """List the access rules that decide about requests of this version.
+
+    A rule for an operation or a kind of resource of a later version of Kafka decides about none of them.
+    """
+    return [
+        _acl(resource, rule)
+        for resource in await _described_acls(cluster, AclFilter(), timeout_ms)
+        for rule in resource.acls
+        if rule.operation in _OPERATIONS and resource.resource_type in _RESOURCES
+    ]
+
+
+_OPERATIONS, _RESOURCES = {*AclOperation}, {*AclResource}
+
+
+async def _described_acls(
+    cluster: Cluster, matching: AclFilter, timeout_ms: float | None
+) -> list[DescribeAclsResponse.DescribeAclsResource]:
     request = DescribeAclsRequest(
         resource_type_filter=matching.resource_type,
         resource_name_filter=matching.resource_name,
@@ -206,11 +228,11 @@ async def describe_acls(
         permission_type=matching.permission,
     )
 
-    async def describe_acls_once() -> list[Acl]:
+    async def describe_acls_once() -> list[DescribeAclsResponse.DescribeAclsResource]:
         answer = await cluster.send(request, ANY)
         if answer.error_code:
             raise error_of_result(answer, "describe access rules")
-        return sorted(_acl(resource, rule) for resource in answer.resources for rule in resource.acls)
+        return answer.resources
 
     return await cluster.retrying(describe_acls_once, "describe access rules", timeout_ms)
 
@@ -283,12 +305,22 @@ def _acl(
     resource: DescribeAclsResponse.DescribeAclsResource | _Deleted,
     rule: DescribeAclsResponse.DescribeAclsResource.AclDescription | _Deleted,
 ) -> Acl:
-    return Acl(
-        rule.principal,
-        AclOperation(rule.operation),
-        AclResource(resource.resource_type),
-        resource.resource_name,
-        AclPattern(resource.pattern_type),
-        rule.host,
-        AclPermission(rule.permission_type),
-    )
+    """Return a rule of an answer.
+
+    Raises:
+        KafkaError: it has a number that this version does not know.
+    """
+    try:
+        return Acl(
+            rule.principal,
+            AclOperation(rule.operation),
+            AclResource(resource.resource_type),
+            resource.resource_name,
+            AclPattern(resource.pattern_type),
+            rule.host,
+            AclPermission(rule.permission_type),
+        )
+    except ValueError as error:
+        raise error_for(
+            ErrorCode.UNSUPPORTED_VERSION, f"a rule of {rule.principal} is of a later version of Kafka: {error}"
+        ) from None

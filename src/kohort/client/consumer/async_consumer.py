@@ -58,7 +58,7 @@ class AsyncConsumer(SyncMethods):
         )
         self._client = AsyncClient(self.config)
         self._core = core = ConsumerCore(self._client.cluster, self.config)
-        self._client.guard(self, core.goodbye, core.left_behind)
+        self._client.close_when_collected(self, core.leave_without_commit, core.unclosed_text)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
         self._idle = asyncio.Event()  # no task is using this consumer
         self._idle.set()
@@ -98,7 +98,7 @@ class AsyncConsumer(SyncMethods):
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for record in self._core.record_iterator.give(await self._poll(self._limit, _ITERATION_POLL_MS)):
+            for record in self._core.record_iterator.iterate(await self._poll(self._limit, _ITERATION_POLL_MS)):
                 self._iterating = asyncio.current_task()
                 yield record
                 await self._client.give_turn()

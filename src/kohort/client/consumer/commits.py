@@ -49,11 +49,11 @@ class CloseDeadline:
         if timeout_ms is not None:
             self._until_ms = self._runtime.now_ms + timeout_ms
 
-    def leave_out(self, since_ms: float) -> None:
+    def extend_by_time_since(self, since_ms: float) -> None:
         """Extend the close's time limit by the time since `since_ms`, which the application's callback used."""
         self._until_ms += self._runtime.now_ms - since_ms
 
-    def at_most(self, limit_ms: float, keep: float = 0.0) -> float:
+    def step_limit_ms(self, limit_ms: float, keep: float = 0.0) -> float:
         """Return the time limit for one step of the close, in milliseconds.
 
         Args:
@@ -129,7 +129,7 @@ class Commits:
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
 
-    def last(self, partition: TopicPartition, since: int) -> OffsetAndMetadata | None:
+    def last_committed(self, partition: TopicPartition, since: int) -> OffsetAndMetadata | None:
         """Return the last offset committed here since the partition's position had this version.
 
         An earlier commit says nothing about the records behind that position. The application has sought back, or
@@ -140,7 +140,7 @@ class Commits:
 
     def _is_due(self, partition: TopicPartition, offset: int) -> bool:
         """Return whether auto commit is to commit this offset: another one than the last, or the same after long."""
-        known = self.last(partition, self._version(partition))
+        known = self.last_committed(partition, self._version(partition))
         if known is None or known.offset != offset:
             return True
         return self._cluster.runtime.now_ms - self._committed[partition].at_ms >= RECOMMIT_MS
@@ -173,7 +173,7 @@ class Commits:
         commit.on_done(lambda _: self._running.discard(commit))
         return commit
 
-    def auto(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
+    def commit_if_due(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
         """Commit positions in the background, if the auto commit interval is over.
 
         The positions must have moved or `RECOMMIT_MS` have passed, and the last auto commit must be complete.
@@ -234,7 +234,7 @@ class Commits:
         """Wait for a commit, but for those before it only within its own time limit."""
         if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
-            why = self._cluster.unreachable() or "an earlier commit has no answer yet"
+            why = self._cluster.unreachable_text() or "an earlier commit has no answer yet"
             raise TimedOutError(f"nothing was committed within {limit_ms:g} ms: {why}")
         await commit
 
@@ -273,8 +273,8 @@ class Commits:
     def _joined_member(self, group: str) -> Membership | None:
         """Return the membership that a commit needs; None where partitions were assigned by hand."""
         member = self._membership()
-        if member is not None and not member.joined:
-            why = self._cluster.unreachable()
+        if member is not None and not member.is_joined:
+            why = self._cluster.unreachable_text()
             text = f"group {group!r}: this consumer is not a member now, nothing was committed"
             raise CommitFailedError(f"{text}: {why}" if why else text)
         return member

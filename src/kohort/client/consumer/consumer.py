@@ -81,7 +81,7 @@ class Consumer(Lookups, SyncMethods):
         self._user_thread: int | None = None
         self._in_listener = False
         self._close_asked: tuple[float | None] | None = None
-        self._client.guard(self, _abandon, self._core)
+        self._client.close_when_collected(self, _abandon, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
 
     # Subscription and assignment.
@@ -125,7 +125,7 @@ class Consumer(Lookups, SyncMethods):
     def __iter__(self) -> Iterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            yield from self._core.record_iterator.give(self._poll(self._limit, _ITERATION_POLL_MS))
+            yield from self._core.record_iterator.iterate(self._poll(self._limit, _ITERATION_POLL_MS))
         self._client.raise_failure()
 
     # Offsets.
@@ -342,4 +342,4 @@ class Consumer(Lookups, SyncMethods):
 def _abandon(client: ThreadClient, core: ConsumerCore) -> None:
     """Leave the group for a consumer that nobody closed, so that its group need not wait for the session timeout."""
     if not client.closed:
-        client.abandon(core.goodbye())
+        client.abandon(core.leave_without_commit())

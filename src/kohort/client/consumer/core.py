@@ -103,7 +103,7 @@ class RecordIterator:
         self._partitions = partitions
         self._config = config
 
-    def give(self, slices: Sequence[Slice]) -> Iterator[Record]:
+    def iterate(self, slices: Sequence[Slice]) -> Iterator[Record]:
         """Yield records one by one; the position follows each.
 
         A partition ends early when the application seeks or pauses it meanwhile, and all end when it polls. The records
@@ -122,7 +122,7 @@ class RecordIterator:
             self.giving = False
         self.open = {}
 
-    def returned(self, slices: Sequence[Slice]) -> None:
+    def begin_poll(self, slices: Sequence[Slice]) -> None:
         """Record the slices that a poll returns; none: a new poll begins, and the records before count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
@@ -190,7 +190,7 @@ class RecordIterator:
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
-            self._partitions.place(partition, state.position)
+            self._partitions.set_position(partition, state.position)
 
     def take_back(self) -> None:
         """End the iteration; the records that were not yielded are fetched again."""
@@ -229,8 +229,8 @@ class ConsumerCore:
         self.partitions = Partitions()
         self.buffer = FetchBuffer(self.partitions)
         self.fetcher = Fetcher(cluster, config, self.partitions, self.buffer, self._changed)
-        self.positions = PositionFinder(cluster, config, self.partitions, self.pump, self._changed)
-        self.fetcher.on_lost_position(self.positions.out_of_range, self.positions.truncated)
+        self.positions = PositionFinder(cluster, config, self.partitions, self.send_due_fetches, self._changed)
+        self.fetcher.on_lost_position(self.positions.reset_out_of_range, self.positions.reset_to_common_position)
         self.membership: Membership | None = None
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
@@ -276,7 +276,7 @@ class ConsumerCore:
             self.membership = join_group(self.cluster, self.config, changed=self._changed)
         # A topic that a pattern matches is named by requests only: they would bring it back when it is deleted.
         self.cluster.auto_create_topics = self.config.allow_auto_create_topics and pattern is None
-        self.membership.polled()
+        self.membership.record_poll()
         self.membership.subscribe(subscription)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -292,7 +292,7 @@ class ConsumerCore:
         self._manual = bool(wanted)
         kept = set(wanted)
         self.commits.commit_released({part: at for part, at in self.partitions.positions().items() if part not in kept})
-        self.partitions.set(wanted)
+        self.partitions.set_assigned(wanted)
         self.partitions.store_ids(self.cluster.metadata.topic_id)
         self.cluster.auto_create_topics = self.config.allow_auto_create_topics
         self.cluster.want_topics(self, {part.topic for part in wanted})
@@ -305,8 +305,8 @@ class ConsumerCore:
         elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
             yield from self._last_commit(self.partitions.positions())
         self._manual = False
-        self.partitions.set(())
-        self.positions.see_topics(())  # a later subscription begins with what there is then
+        self.partitions.set_assigned(())
+        self.positions.record_topics_seen(())  # a later subscription begins with what there is then
         self.cluster.drop_interest(self)
         self._moved()
 
@@ -328,32 +328,32 @@ class ConsumerCore:
         self._begin_poll(limit)
         taken = self.buffer.take_records(limit, proportional=self.config.poll_share == "proportional")
         self._return(taken)
-        self.fetcher.refill()
+        self.fetcher.send_fetches_if_free()
         return taken
 
     def _return(self, taken: list[Slice]) -> None:
         self.taken = taken
         self.returned += sum(map(len, taken))
-        self.record_iterator.returned(taken if self.config.enable_auto_commit else ())
+        self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
 
     def take_back(self) -> None:
         """Fetch the records in `taken` again: a signal's handler has raised an exception, and nobody got them."""
         taken, self.taken = self.taken, []
         if taken:
-            self.record_iterator.returned(())
+            self.record_iterator.begin_poll(())
             for part in reversed(taken):  # the first rows of each partition last
                 if self.partitions.get(part.partition) is not None:
-                    self.partitions.place(part.partition, _position_in(part, part.start))
+                    self.partitions.set_position(part.partition, _position_in(part, part.start))
             self._moved()
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
         self.fetcher.unbounded = limit is None
-        self.record_iterator.returned(())
+        self.record_iterator.begin_poll(())
         if self.membership is not None:
-            self.membership.polled()
+            self.membership.record_poll()
         if self.config.enable_auto_commit:
-            self.commits.auto(self.partitions.positions)
+            self.commits.commit_if_due(self.partitions.positions)
 
     def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
         """Return records as soon as there are any, at most `limit`; None: those of one fetch.
@@ -369,7 +369,7 @@ class ConsumerCore:
             self._raise_errors()
             yield from self._follow_group()
             while self._wants_more(limit) and (fetched := self.fetcher.next_ready()) is not None:
-                self.fetcher.refill()
+                self.fetcher.send_fetches_if_free()
                 try:
                     decoded = yield Decode(fetched.sets, self._options)
                 except BaseException:  # Ctrl-C or a cancelled task: the next poll decodes them
@@ -378,7 +378,7 @@ class ConsumerCore:
                 self._keep(fetched, decoded)
             share = self.config.poll_share == "proportional"
             taken = self.buffer.take_records(limit, proportional=share) if self._owns() else []
-            self.fetcher.refill()
+            self.fetcher.send_fetches_if_free()
             if taken:
                 self._return(taken)
                 return taken
@@ -404,9 +404,9 @@ class ConsumerCore:
     def _while_polling(self) -> None:
         """Prove to the membership that the application polls, and commit automatically if that is due."""
         if self.membership is not None:
-            self.membership.polled()
+            self.membership.record_poll()
         if self.config.enable_auto_commit:
-            self.commits.auto(self.partitions.positions)
+            self.commits.commit_if_due(self.partitions.positions)
 
     def wakeup(self) -> None:
         """Make the running poll, or the next one, raise WakeupError."""
@@ -416,7 +416,7 @@ class ConsumerCore:
     def _follow_metadata(self, metadata: Metadata) -> None:
         """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
         subscribed = self.subscription()
-        self.positions.see_topics({*subscribed, *(part.topic for part in self.partitions)})
+        self.positions.record_topics_seen({*subscribed, *(part.topic for part in self.partitions)})
         self._missing.check_topics(metadata, subscribed, self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
@@ -426,14 +426,14 @@ class ConsumerCore:
             )
             self.partitions.forget_position(partition, None)
         self.partitions.store_ids(metadata.topic_id, again)
-        self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
+        self.partitions.withhold(set() if self.membership is None else self.membership.recreated_topics())
         if again:
             self._moved()
-        self.pump()
+        self.send_due_fetches()
 
-    def pump(self) -> None:
+    def send_due_fetches(self) -> None:
         """Send the fetches that are due."""
-        self.fetcher.pump()
+        self.fetcher.send_fetches()
 
     def _wants_more(self, limit: int | None) -> bool:
         """Return whether a poll decodes another response: 40 kilobytes of zstd can stand for 500 records of 100 MB."""
@@ -457,7 +457,7 @@ class ConsumerCore:
         return self.membership is None or self.membership.owns
 
     def _keep(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        self.fetcher.decoded(fetched)
+        self.fetcher.count_decoded(fetched)
         for index, given in enumerate(decoded.sets):
             partition = TopicPartition(given.topic, given.partition)
             rows = decoded.ranges[index]
@@ -488,7 +488,7 @@ class ConsumerCore:
                 f"{partition}: the batch at offset {first_offset} is larger than max.partition.fetch.bytes "
                 f"({self.config.max_partition_fetch_bytes}) and the broker sends no whole one"
             )
-            self.partitions.fail(partition, KafkaError(text, ErrorCode.RECORD_LIST_TOO_LARGE))
+            self.partitions.mark_unreadable(partition, KafkaError(text, ErrorCode.RECORD_LIST_TOO_LARGE))
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -507,9 +507,9 @@ class ConsumerCore:
         for partition, failure in self.partitions.unreadable():
             if self.buffer.count(partition) or self.fetcher.is_ready(partition):
                 continue  # what was fetched before comes first
-            if not self.partitions.of(partition).paused:
+            if not self.partitions.state_of(partition).paused:
                 if self.partitions.read_again(partition):
-                    self.pump()
+                    self.send_due_fetches()
                 raise failure
 
     # The group.
@@ -534,13 +534,13 @@ class ConsumerCore:
                 continue
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
                 self._rebalances_seen = member.rebalances
-                added, _ = self.partitions.set(member.assignment.partitions)
+                added, _ = self.partitions.set_assigned(member.assignment.partitions)
                 for part in [part for part in added if part in member.starts]:
-                    self.partitions.place(part, FetchPosition(member.starts[part]))
+                    self.partitions.set_position(part, FetchPosition(member.starts[part]))
                 self.partitions.store_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
-                if added or member.holding:  # a member that already rejoins has its assignment nevertheless
+                if added or member.holds_assignment:  # a member that already rejoins has its assignment nevertheless
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
@@ -593,21 +593,22 @@ class ConsumerCore:
             lost = not kept
         began_ms = self.cluster.runtime.now_ms
         try:
-            yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
+            if gone:  # the application may not have been told of the assignment yet
+                yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
-            self._close_deadline.leave_out(began_ms)
+            self._close_deadline.extend_by_time_since(began_ms)
             self.partitions.remove(gone)
             self._moved()
 
     def _await_commits(self, limit_ms: float = LAST_COMMIT_MS) -> Script[None]:
         """Wait for the commits in flight, because the coordinator refuses them once the partitions are given up."""
         limit_ms = max(0.0, min(limit_ms, LAST_COMMIT_MS))
-        yield Await(self.commits.drain(self._close_deadline.at_most(limit_ms, keep=KEPT_TO_LEAVE)))
+        yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
         """Commit before partitions are given up; return False when other members own them already."""
         limit_ms = min(
-            self.config.default_api_timeout_ms, self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
+            self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
@@ -639,7 +640,7 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason, self._close_deadline.at_most(LEAVE_MS)))
+            yield Await(member.leave(reason, self._close_deadline.step_limit_ms(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
         """Commit all returned but `unfinished` records, call the listener, leave. `CloseDeadline` limits the time."""
@@ -647,7 +648,7 @@ class ConsumerCore:
             return
         self._closed = True
         if unfinished:
-            self.record_iterator.step_back(self.commits.last)
+            self.record_iterator.step_back(self.commits.last_committed)
         self._close_deadline.begin(timeout_ms)
         self.fetcher.close()
         try:
@@ -656,14 +657,14 @@ class ConsumerCore:
             else:
                 if self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                     yield from self._last_commit(self.partitions.positions())
-                yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
-            yield Await(self.fetcher.end_sessions(self._close_deadline.at_most(GOODBYE_MS)))
+                yield Await(self.commits.drain(self._close_deadline.step_limit_ms(LAST_COMMIT_MS)))
+            yield Await(self.fetcher.end_sessions(self._close_deadline.step_limit_ms(GOODBYE_MS)))
         finally:
             self.record_iterator.take_back()
             self.buffer.clear()
             self.positions.close()
 
-    async def goodbye(self) -> None:
+    async def leave_without_commit(self) -> None:
         """Leave the group without a commit and without calling the listener."""
         self._closed = True
         self.fetcher.close()
@@ -671,9 +672,9 @@ class ConsumerCore:
         if self.membership is not None:
             await self.membership.leave("the consumer was abandoned")
 
-    def left_behind(self) -> str:
+    def unclosed_text(self) -> str:
         """Return, for the log, that a consumer that nobody closed still holds partitions in its group."""
-        if self.membership is None or not self.membership.joined:
+        if self.membership is None or not self.membership.is_joined:
             return ""
         return f"its partitions of group {self.membership.group!r} wait for the end of its session"
 
@@ -683,7 +684,7 @@ class ConsumerCore:
         """Continue from a position; fetched records are dropped."""
         if position.offset < 0:
             raise InvalidInputError(f"{partition}: offset {position.offset} is negative")
-        self.partitions.place(partition, position)
+        self.partitions.set_position(partition, position)
         self._moved()
 
     def seek_to(self, partitions: Iterable[TopicPartition], policy: str) -> None:
@@ -703,7 +704,7 @@ class ConsumerCore:
 
     def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:
         """Return the offset of the next record, waiting until it is known."""
-        state = self.partitions.of(partition)
+        state = self.partitions.state_of(partition)
         if not (
             yield WaitUntil(
                 lambda: state.position is not None or state.broken is not None or self.positions.error is not None,
@@ -716,16 +717,16 @@ class ConsumerCore:
         return state.position.offset
 
     def _unknown_position(self, partition: TopicPartition) -> TimedOutError:
-        why = self.cluster.unreachable() or "the broker has not told it"
+        why = self.cluster.unreachable_text() or "the broker has not told it"
         return TimedOutError(f"the position of {partition} is not known yet: {why}")
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Return the records between the position and the end, as of the last fetch; None before that."""
-        state = self.partitions.of(partition)
+        state = self.partitions.state_of(partition)
         end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
 
-    def to_commit(
+    def offsets_to_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets for a commit call; None: all positions."""
@@ -768,7 +769,7 @@ class ConsumerCore:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None
     ) -> None:
         """Commit in the background, in order with the other commits."""
-        values = self.to_commit(offsets)
+        values = self.offsets_to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
             task.on_done(partial(run_callback, callback, values))
@@ -779,7 +780,7 @@ class ConsumerCore:
         """React to a changed set of partitions, or a changed position."""
         self.buffer.drop_void()
         self.positions.request_lookup()
-        self.pump()
+        self.send_due_fetches()
         self._changed()
 
     def _changed(self) -> None:

@@ -254,7 +254,7 @@ class FetchBuffer:
     def _used_up(self, partition: TopicPartition, chunk: FetchedChunk) -> None:
         error = chunk.block.damage_of(chunk.index)
         if error is not None:
-            self._partitions.fail(partition, error, void=True)
+            self._partitions.mark_unreadable(partition, error, void=True)
             self.drop_void()
             return
         self._rotation.remove(partition)

@@ -23,6 +23,7 @@ from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
+from kohort.client.net.connection import RECONNECT_GROWTH
 from kohort.client.net.metadata import NO_TOPIC_ID, PartitionInfo
 from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.settings import ConsumerConfig
@@ -188,7 +189,7 @@ class FetchSessionHandler:
         self._in_session, self._ids = wanted, ids
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
-    def answered(self, code: ErrorCode, session_id: int) -> bool:
+    def on_response(self, code: ErrorCode, session_id: int) -> bool:
         """Update the session after a response; return True when the response only requests a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
@@ -204,7 +205,7 @@ class FetchSessionHandler:
         """Restart the session, because the broker may or may not have processed the last request."""
         self.epoch = 0
 
-    def goodbye(self) -> FetchRequest | None:
+    def closing_request(self) -> FetchRequest | None:
         """Return the request that frees the session in the broker's memory; None if there is no session."""
         if not self.id:
             return None
@@ -316,6 +317,7 @@ class Fetcher:
         self._on_truncated: Callable[[TopicPartition, FetchPosition], None] = lambda partition, position: None
         self._timer_ms = float("inf")
         self._ask_leaders_ms = float("-inf")
+        self._leader_asks = 0
         self._refresh: Promise[None] | None = None
         self._undecoded: Counter[TopicPartition] = Counter()
         self._undecoded_records = 0
@@ -340,7 +342,7 @@ class Fetcher:
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
-            request = session.goodbye()
+            request = session.closing_request()
             if request is not None and self.cluster.connections.requests_in_flight(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
@@ -393,7 +395,7 @@ class Fetcher:
                 return fetched
         return None
 
-    def decoded(self, fetched: CompletedFetch) -> None:
+    def count_decoded(self, fetched: CompletedFetch) -> None:
         """Subtract a response's records, which the caller has decoded, from the number that is still to be decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
@@ -418,13 +420,13 @@ class Fetcher:
 
     # Planning.
 
-    def refill(self) -> None:
-        """Run `pump` if a broker may be free. Cheap while all brokers are busy."""
+    def send_fetches_if_free(self) -> None:
+        """Run `send_fetches` if a broker may be free. Cheap while all brokers are busy."""
         full = self._full_nodes()
         if any(node not in self._busy and node not in full for node in self.cluster.metadata.brokers):
-            self.pump()
+            self.send_fetches()
 
-    def pump(self) -> None:
+    def send_fetches(self) -> None:
         """Send a Fetch to every broker that is free and has fetchable partitions."""
         if self._closed or self._is_full():
             return
@@ -435,11 +437,10 @@ class Fetcher:
         barred = self._busy | self._full_nodes()
         bounded = wanted != float("inf")
         now, topics, states = self.cluster.runtime.now_ms, self.cluster.metadata.topics, self.partitions.states
-        name, infos = "", _NO_PARTITIONS
+        name, infos, leaderless = "", _NO_PARTITIONS, False
         for partition in self._ordered():  # of which there may be thousands
             state = states[partition]
-            if state.retry_at_ms > now:
-                self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
+            if state.retry_at_ms > now and self._waits(partition, state):
                 continue
             position = _fetchable_from(state)
             if position is None or (bounded and self.kept_records(partition) >= wanted):
@@ -453,11 +454,15 @@ class Fetcher:
             if state.replica is not None:
                 node = self._node(partition, state)
             if node < 0:
-                self._ask_leaders(now)
+                leaderless = True
             elif node not in barred:
                 if node not in by_node:
                     by_node[node] = {}
                 by_node[node][partition] = position, state.position_version
+        if leaderless:
+            self._ask_leaders(now)
+        else:
+            self._leader_asks = 0
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
@@ -514,13 +519,13 @@ class Fetcher:
             request = session.next_request(self.cluster, self.config, asked)
             answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
-            if not session.answered(code, answer.session_id):
+            if not session.on_response(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
         except Exception as error:  # noqa: BLE001 - the application gets any error
             self._not_fetched(session, asked, logged_kafka_error(f"fetch from broker {node}", error))
         finally:
             self._busy.discard(node)
-        self.refill()
+        self.send_fetches_if_free()
 
     def _not_fetched(
         self, session: FetchSessionHandler, asked: dict[TopicPartition, _PartitionFetch], error: KafkaError
@@ -535,7 +540,7 @@ class Fetcher:
             state = self.partitions.get(partition)
             if state is not None:
                 state.replica = None
-                self._later(state)
+                self._later(partition, state)
 
     # One answer.
 
@@ -579,9 +584,11 @@ class Fetcher:
         if part.preferred_read_replica >= 0:
             state.replica = part.preferred_read_replica
             state.replica_until_ms = self.cluster.runtime.now_ms + REPLICA_LEASE_MS
+        else:
+            state.failures = 0  # the leader may name a replica again and again that lacks the offset
         if part.diverging_epoch.end_offset >= 0:
             self._on_truncated(partition, FetchPosition(part.diverging_epoch.end_offset, part.diverging_epoch.epoch))
-            self._later(state)
+            self._later(partition, state)
             return
         records = part.records
         if records is None or not len(records):
@@ -602,19 +609,21 @@ class Fetcher:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.replica is not None:
                 state.replica = None
+                self._later(partition, state)
             elif self._believed(partition, state):
                 self._on_out_of_range(partition)
             else:
                 self.cluster.request_metadata()
-                self._later(state)
+                state.failures = 0  # brokers are asked often while they are not believed, which is not for long
+                self._later(partition, state)
         elif code in MOVED or (code.retriable and code is not ErrorCode.CORRUPT_MESSAGE):
             state.replica = None
             self.cluster.request_metadata()
-            self._later(state)
+            self._later(partition, state)
         else:
             error = error_for(code, f"{partition} can't be read: {damage or code.text}")
-            self.partitions.fail(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
-            self._later(state)
+            self.partitions.mark_unreadable(partition, error, recovers=code is not ErrorCode.CORRUPT_MESSAGE)
+            self._later(partition, state)
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
@@ -626,9 +635,10 @@ class Fetcher:
         return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
-        """Refresh the metadata, but not before the retry backoff is over."""
+        """Refresh the metadata, but not before the retry backoff is over. A partition may lack a leader for hours."""
         if now_ms >= self._ask_leaders_ms:
-            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self._leader_asks += 1
+            self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)
             refresh = self.cluster.request_metadata()
             if refresh is not self._refresh:
                 self._refresh = refresh
@@ -636,7 +646,7 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """Report why no leader is known, if the refresh has failed for a lasting reason.
+        """Keep the error of a metadata refresh that failed for a lasting reason; polls raise it.
 
         Examples are a refused login and a response that can't be decoded.
         """
@@ -644,15 +654,28 @@ class Fetcher:
             self.error = refresh.error
             self._changed()
 
-    def _later(self, state: PartitionState) -> None:
-        """Retry the partition after the retry backoff."""
-        state.retry_at_ms = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
+    def _later(self, partition: TopicPartition, state: PartitionState) -> None:
+        """Retry the partition after the retry backoff, or when another leader is known."""
+        state.failures += 1
+        state.retry_at_ms = self.cluster.runtime.now_ms + self.cluster.backoff_ms(state.failures, RECONNECT_GROWTH)
+        state.failed_at = self._leadership(partition)
         self._pump_at(state.retry_at_ms)
+
+    def _waits(self, partition: TopicPartition, state: PartitionState) -> bool:
+        """Return whether a partition that failed waits for its next attempt; not if it has another leader by now."""
+        if self._leadership(partition) != state.failed_at:
+            return False
+        self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
+        return True
+
+    def _leadership(self, partition: TopicPartition) -> tuple[int, int]:
+        info = self.cluster.metadata.partition(partition)
+        return (-1, -1) if info is None else (info.leader, info.leader_epoch)
 
     def _pump_at(self, when: float) -> None:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:
             self._timer_ms = when
-            self.cluster.runtime.at(when).on_done(lambda _: self.pump())
+            self.cluster.runtime.at(when).on_done(lambda _: self.send_fetches())
 
 
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:

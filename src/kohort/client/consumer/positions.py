@@ -70,7 +70,7 @@ class TopicsAtFirstSight:
         self._seen: dict[str, tuple[UUID, int]] = {}
         self._cluster_id: str | None = None
 
-    def see(self, metadata: Metadata, topics: Iterable[str]) -> None:
+    def record_first_sight(self, metadata: Metadata, topics: Iterable[str]) -> None:
         """Record when the topics that are read were first seen, from new metadata; forget all others.
 
         A topic that is missing for a while stays as it was first seen. In another cluster its age is not known.
@@ -115,9 +115,9 @@ class PositionFinder:
         self._task: Task[None] | None = None
         self._looked: Promise[None] = Promise()
 
-    def see_topics(self, topics: Iterable[str]) -> None:
+    def record_topics_seen(self, topics: Iterable[str]) -> None:
         """Record when the topics that are read were first seen, from new metadata."""
-        self._at_first.see(self._cluster.metadata, topics)
+        self._at_first.record_first_sight(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
         """Report that positions may be unknown now."""
@@ -152,13 +152,13 @@ class PositionFinder:
         if self._task is not None:
             self._task.cancel()
 
-    def out_of_range(self, partition: TopicPartition) -> None:
+    def reset_out_of_range(self, partition: TopicPartition) -> None:
         """Reset a position that the broker does not have, or fail the partition."""
-        state = self._partitions.of(partition)
+        state = self._partitions.state_of(partition)
         offset = state.fetch_position.offset if state.fetch_position is not None else -1
         if self._config.auto_offset_reset == "none":
             held = f"{state.log_start} to {state.high_watermark}" if state.high_watermark >= 0 else "other offsets"
-            self._partitions.fail(
+            self._partitions.mark_unreadable(
                 partition,
                 OffsetError(
                     f"{partition}: offset {offset} is out of range (the partition holds {held}) "
@@ -177,22 +177,22 @@ class PositionFinder:
         self._changed()
         self.request_lookup()
 
-    def truncated(self, partition: TopicPartition, common: FetchPosition) -> None:
+    def reset_to_common_position(self, partition: TopicPartition, common: FetchPosition) -> None:
         """Continue at the last common position, because the new leader lacks records after an unclean election.
 
         Source: KIP-320, "Truncation detection".
         """
-        state = self._partitions.of(partition)
+        state = self._partitions.state_of(partition)
         at = state.fetch_position.offset if state.fetch_position is not None else -1
         text = (
             f"{partition}: the log was truncated: the leader's history ends at {common.offset} "
             f"where this consumer read to {at}"
         )
         if self._config.auto_offset_reset == "none":
-            self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
+            self._partitions.mark_unreadable(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
             log.warning("records lost: %s; continuing at offset %d", text, common.offset)
-            self._partitions.place(partition, common)
+            self._partitions.set_position(partition, common)
         self._changed()
         self._found()
 
@@ -228,7 +228,7 @@ class PositionFinder:
         missing = self._partitions.without_position()
         if not missing:
             return None
-        asked = {part: self._partitions.of(part).position_version for part in missing}
+        asked = {part: self._partitions.state_of(part).position_version for part in missing}
         known: dict[TopicPartition, OffsetAndMetadata | None] = {}
         failed: KafkaError | None = None
         if self._config.group_id is None:
@@ -242,12 +242,12 @@ class PositionFinder:
         for part in [part for part in missing if part in known]:
             if not self._still_asked(part, asked):
                 continue
-            state = self._partitions.of(part)
+            state = self._partitions.state_of(part)
             value = known[part]
             if value is not None:
-                self._partitions.place(part, FetchPosition(value.offset, value.leader_epoch))
+                self._partitions.set_position(part, FetchPosition(value.offset, value.leader_epoch))
             elif self._config.auto_offset_reset == "none":
-                self._partitions.fail(
+                self._partitions.mark_unreadable(
                     part,
                     OffsetError(
                         f"{part}: group {self._config.group_id!r} has committed no offset "
@@ -279,7 +279,7 @@ class PositionFinder:
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
-        asked = {part: self._partitions.of(part).position_version for part in wanted}
+        asked = {part: self._partitions.state_of(part).position_version for part in wanted}
         self._asked = asked if failed is None else self._asked | asked
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
         for part, policy in wanted.items():
@@ -317,7 +317,7 @@ class PositionFinder:
             failed = failed or error
         for part, value in offsets.items():
             if value.offset >= 0 and self._still_asked(part, asked):
-                self._partitions.place(part, FetchPosition(value.offset))
+                self._partitions.set_position(part, FetchPosition(value.offset))
         self._changed()
         self._found()
         if failed is not None:

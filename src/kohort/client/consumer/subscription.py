@@ -45,6 +45,8 @@ class PartitionState:
             never.
         broken: Why the partition can't be read; raised by the next poll that reaches it.
         recovers: Whether the partition is read again once `broken` was raised: a right may be given back.
+        failures: Failed fetches in a row, after which the next one waits until `retry_at_ms`.
+        failed_at: The leader and its epoch when the last one failed; another leader is asked at once.
         wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
         withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
             up, so that none is committed.
@@ -64,6 +66,8 @@ class PartitionState:
     broken: KafkaError | None = None
     recovers: bool = False
     retry_at_ms: float = 0.0
+    failures: int = 0
+    failed_at: tuple[int, int] = (-1, -1)
     wanted: bool = False
     withheld: bool = False
 
@@ -107,7 +111,7 @@ class Partitions:
     def get(self, partition: TopicPartition) -> PartitionState | None:
         return self._states.get(partition)
 
-    def of(self, partition: TopicPartition) -> PartitionState:
+    def state_of(self, partition: TopicPartition) -> PartitionState:
         """Return the state of an assigned partition.
 
         Raises:
@@ -123,7 +127,7 @@ class Partitions:
             )
         return state
 
-    def set(self, wanted: Iterable[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    def set_assigned(self, wanted: Iterable[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Set the assigned partitions; those that stay keep their state. Returns (added, removed)."""
         target = dict.fromkeys(sorted(wanted))
         added = [part for part in target if part not in self._states]
@@ -141,16 +145,16 @@ class Partitions:
 
     def remove(self, gone: Iterable[TopicPartition]) -> None:
         dropped = set(gone)
-        self.set([part for part in self._states if part not in dropped])
+        self.set_assigned([part for part in self._states if part not in dropped])
 
     # Pauses and revocations.
 
     def pause(self, partition: TopicPartition) -> None:
-        self.of(partition).paused = True
+        self.state_of(partition).paused = True
         self.paused.add(partition)
 
     def resume(self, partition: TopicPartition) -> None:
-        state = self.of(partition)
+        state = self.state_of(partition)
         if not state.wanted:
             state.paused = False
             self.paused.discard(partition)
@@ -158,7 +162,7 @@ class Partitions:
     def mark_revoking(self, wanted: Iterable[TopicPartition]) -> None:
         """Mark partitions that the group revokes: no records of them are returned, however long they are held."""
         for partition in wanted:
-            self.of(partition).wanted = True
+            self.state_of(partition).wanted = True
             self.pause(partition)
 
     def wanted(self) -> list[TopicPartition]:
@@ -180,7 +184,9 @@ class Partitions:
 
     # Positions.
 
-    def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False) -> None:
+    def mark_unreadable(
+        self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False
+    ) -> None:
         """Mark a partition as unreadable until it has a new position.
 
         Args:
@@ -189,7 +195,7 @@ class Partitions:
             void: Drop its fetched records too.
             recovers: Read it again once a poll has raised the error.
         """
-        state = self.of(partition)
+        state = self.state_of(partition)
         state.broken, state.recovers = error, recovers
         self._broken[partition] = None
         if void:
@@ -209,14 +215,14 @@ class Partitions:
 
     def read_again(self, partition: TopicPartition) -> bool:
         """Read a partition again whose error was raised; return False if only a new position helps."""
-        state = self.of(partition)
+        state = self.state_of(partition)
         if state.recovers:
             state.broken = None
         return state.recovers
 
-    def place(self, partition: TopicPartition, position: FetchPosition) -> None:
+    def set_position(self, partition: TopicPartition, position: FetchPosition) -> None:
         """Set a position that was committed, reset or sought. Records fetched before are void."""
-        state = self.of(partition)
+        state = self.state_of(partition)
         state.position = state.fetch_position = position
         self._begin_era(state)
         state.reset = None
@@ -224,7 +230,7 @@ class Partitions:
 
     def forget_position(self, partition: TopicPartition, reset: str | int | None) -> None:
         """Forget the position, to be looked up by this policy; None: by the committed offset."""
-        state = self.of(partition)
+        state = self.state_of(partition)
         state.position = state.fetch_position = None
         self._begin_era(state)
         state.reset = reset
@@ -234,12 +240,6 @@ class Partitions:
         state.position_version = next(self._versions)
         state.doubted_ms = None
         self.voided += 1
-
-    def consumed(self, partition: TopicPartition, position: FetchPosition) -> None:
-        """Record that records up to here were returned."""
-        state = self._states.get(partition)
-        if state is not None and state.position is not None:
-            state.position = position
 
     def positions(self) -> dict[TopicPartition, FetchPosition]:
         """Return the known positions."""

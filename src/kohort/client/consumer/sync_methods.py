@@ -39,7 +39,7 @@ async def commit(
     Raises:
         CommitFailedError: This consumer is no longer a member; its partitions may belong to another.
     """
-    await core.commits.commit(core.to_commit(offsets), timeout_ms)
+    await core.commits.commit(core.offsets_to_commit(offsets), timeout_ms)
 
 
 async def committed(
@@ -91,7 +91,7 @@ class SyncMethods(OneProcess):
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the next offset of every partition whose position is known, without looking others up."""
-        return self._query(lambda core: core.to_commit(None))
+        return self._query(lambda core: core.offsets_to_commit(None))
 
     def topic_ids(self) -> dict[str, UUID]:
         """Return the ids of the topics read now, as far as the broker has topic ids. Source: KIP-516."""

@@ -20,12 +20,21 @@ Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from kohort import consumer_protocol
 from kohort.assignors import AssignableTopic, Assignor, MemberSubscription, client_assignor
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
+from kohort.client.group.membership import (
+    HELD_MS,
+    LEAVE_MS,
+    SESSION_EXPIRED,
+    Membership,
+    MemberState,
+    Subscription,
+)
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
@@ -48,6 +57,9 @@ from kohort.wire.groups import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
+from kohort.wire.message import Message, RequestMessage
+
+R = TypeVar("R", bound=Message)
 
 # -- Subscriptions and assignments, which members exchange through the coordinator
 #
@@ -94,7 +106,7 @@ class ClassicProtocol:
 
     # This member's subscription.
 
-    async def prepare(self) -> None:
+    async def load_all_topics(self) -> None:
         """Load all topics before a member with a pattern joins."""
         if (
             self._subscription is not None
@@ -159,7 +171,7 @@ class ClassicProtocol:
             (member, write_assignment(NEWEST_VERSION, parts, extra.get(member))) for member, parts in result.items()
         ]
 
-    def followed(self) -> None:
+    def watch_own_topics(self) -> None:
         """Watch only this member's own topics, because another member leads."""
         self._watched = None
         self._assigned_for = {}
@@ -178,7 +190,7 @@ class ClassicProtocol:
             raise CorruptDataError(f"assignment: {len(content)} bytes that can't be decoded")
         return sorted(assignment.partitions), assignment.user_data
 
-    def assigned(
+    def pass_assignment(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
     ) -> None:
         """Give the assignment to the chosen assignor."""
@@ -322,6 +334,8 @@ class ClassicMembership(Membership):
         self._beating: Task[None] | None = None
         self._failure: KafkaError | None = None
         self._beat_now: Promise[None] = Promise()
+        self._asked_node = -1
+        self._superseded: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
         """Request a rebalance of the group."""
@@ -387,7 +401,7 @@ class ClassicMembership(Membership):
             await self._lose(self._fenced)
         held = self.assignment.partitions
         given_up = held if self.protocol.eager else self.protocol.unsubscribed(held)
-        if given_up and self.joined:
+        if given_up and self.is_joined:
             await self._revoke(given_up)
             if self._fenced is not None:
                 await self._lose(self._fenced)
@@ -398,7 +412,7 @@ class ClassicMembership(Membership):
         await super()._lose(code)
 
     async def _join(self, reason: str) -> JoinGroupResponse:
-        await self.protocol.prepare()
+        await self.protocol.load_all_topics()
         protocols = self.protocol.metadata(self.assignment, self._generation)
 
         request = JoinGroupRequest(
@@ -412,7 +426,7 @@ class ClassicMembership(Membership):
             reason=reason[:255] or None,
         )
         timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._ask_coordinator(request, timeout_ms)
+        answer = await self._ask_for_long(request, timeout_ms)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -432,7 +446,7 @@ class ClassicMembership(Membership):
                 await self._leave_quietly("the assignor failed")
                 raise
         else:
-            self.protocol.followed()
+            self.protocol.watch_own_topics()
 
         entry = SyncGroupRequest.SyncGroupRequestAssignment
         request = SyncGroupRequest(
@@ -450,7 +464,7 @@ class ClassicMembership(Membership):
         while True:
             sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
             try:
-                answer = await self._ask_coordinator(request, timeout_ms)
+                answer = await self._ask_for_long(request, timeout_ms)
                 code = ErrorCode.of(answer.error_code)
                 if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                     raise _Rejoin(code, reset=True)
@@ -466,10 +480,26 @@ class ClassicMembership(Membership):
                     raise
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
+    async def _ask_for_long(self, request: RequestMessage[R], timeout_ms: float) -> R:
+        """Ask the coordinator, which may answer after minutes, unless a heartbeat finds that the group has another one.
+
+        Raises:
+            RetriableError: There is no answer, or the group has another coordinator.
+        """
+        self._asked_node, self._superseded = await self.cluster.coordinator(self._coordinator), Promise()
+        asking = self.cluster.runtime.spawn(self._ask_coordinator(request, timeout_ms), "join or sync")
+        asking.mark_handled()
+        try:
+            if await self.cluster.runtime.first(asking, self._superseded) is not asking:
+                raise RetriableError("the group has another coordinator by now", ErrorCode.NOT_COORDINATOR)
+            return asking.result()
+        finally:
+            asking.cancel()
+
     async def _adopt_assignment(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)
         partitions, user_data = self.protocol.decode_assignment(content)
-        self.protocol.assigned(self.chosen_protocol, partitions, user_data, self._generation)
+        self.protocol.pass_assignment(self.chosen_protocol, partitions, user_data, self._generation)
         kept = set(partitions)
         revoked = [part for part in self.assignment.partitions if part not in kept]
         if revoked:
@@ -507,7 +537,7 @@ class ClassicMembership(Membership):
     # Heartbeats.
 
     def _start_beating(self) -> None:
-        if self.joined and (self._beating is None or self._beating.done):  # done: fenced during a JoinGroup
+        if self.is_joined and (self._beating is None or self._beating.done):  # done: fenced during a JoinGroup
             self._beating = self.cluster.keep_running(self._beat(), f"heartbeats of {self.group}")
 
     def _stop_beating(self) -> None:
@@ -549,7 +579,7 @@ class ClassicMembership(Membership):
                 self._fence(ErrorCode.ILLEGAL_GENERATION, SESSION_EXPIRED)
                 return
             try:
-                code = await self._heartbeat(min(config.request_timeout_ms, session_left))
+                code = await self._heartbeat(min(self._answer_limit_ms, session_left))
             except RetriableError:
                 due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
@@ -566,6 +596,14 @@ class ClassicMembership(Membership):
             else:
                 raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
 
+    @property
+    def _answer_limit_ms(self) -> float:
+        """Return the time limit for a heartbeat's response, after which the coordinator is looked up again.
+
+        The coordinator's machine may have died without a word. The rest of the session is for its successor.
+        """
+        return min(self.config.request_timeout_ms, max(HELD_MS, self.config.session_timeout_ms / 3))
+
     def _session_left_ms(self) -> float:
         return self._session_end_ms - self.cluster.runtime.now_ms
 
@@ -578,7 +616,7 @@ class ClassicMembership(Membership):
         Returns:
             False if the coordinator was not reached.
         """
-        limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
+        limit = min(self._answer_limit_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:
             code = await self._heartbeat(limit, f"beat:{self.group}")
         except KafkaError:
@@ -586,6 +624,10 @@ class ClassicMembership(Membership):
         if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             self._heard_ms = max(self._heard_ms, sent)
             self._renew(sent_elapsed)
+        if code not in (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+            with contextlib.suppress(RetriableError):  # it was forgotten meanwhile
+                if await self.cluster.coordinator(self._coordinator) != self._asked_node:
+                    self._superseded.resolve(None)
         return True
 
     async def _heartbeat(self, timeout_ms: float, channel: str = "main") -> ErrorCode:
@@ -630,7 +672,7 @@ class ClassicMembership(Membership):
         self.request_rejoin("the subscription changed")
 
     def _metadata_changed(self) -> None:
-        if self._subscription is not None and self.joined:
+        if self._subscription is not None and self.is_joined:
             self.protocol.metadata_changed()
 
     def _want_topics(self) -> None:

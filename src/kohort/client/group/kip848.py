@@ -33,7 +33,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
+from kohort.client.group.membership import HELD_MS, LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.runtime import Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR
@@ -50,8 +50,6 @@ _PATTERNS_SINCE = 1
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 _AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
 _FIRST_INTERVAL_MS = 5_000
-_HELD_MS = 5_500
-"""kohort's broker delays a heartbeat's response for up to 4.5 s, whatever the interval."""
 
 
 class HeartbeatFields(NamedTuple):
@@ -71,7 +69,7 @@ class HeartbeatFields(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def since(self, sent: HeartbeatFields) -> HeartbeatFields:
+    def changed_since(self, sent: HeartbeatFields) -> HeartbeatFields:
         """Return the fields that changed since an earlier state."""
         return HeartbeatFields(
             topics=None if self.topics == sent.topics else self.topics,
@@ -116,6 +114,7 @@ class ConsumerMembership(Membership):
         self._hurried = False
         self._naming: Task[None] | None = None
         self._failures = 0
+        self._may_hold_instance = False  # since an answer was lost, or this member was fenced
         self._pause_ms: float = _FIRST_INTERVAL_MS
         self._due_ms = 0.0
         self._urgent = False
@@ -152,7 +151,7 @@ class ConsumerMembership(Membership):
                     self._member_id = ""
                 await self._lose(code)
                 return
-            if runtime.now_ms >= self._session_end_ms and self.joined:
+            if runtime.now_ms >= self._session_end_ms and self.is_joined:
                 self._fence(
                     ErrorCode.FENCED_MEMBER_EPOCH, SESSION_EXPIRED
                 )  # the coordinator may still know it, at its epoch
@@ -197,7 +196,7 @@ class ConsumerMembership(Membership):
         """Return how long to wait if nothing happens."""
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
-        if self.joined:
+        if self.is_joined:
             waits.append(self._session_end_ms - now)
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
@@ -217,18 +216,21 @@ class ConsumerMembership(Membership):
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._current_fields()
-        news = facts.since(self._sent_fields)
+        news = facts.changed_since(self._sent_fields)
         self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
-        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
+        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2)))
         try:
             answer = await self._ask_coordinator(self._request(news), limit)
         except RetriableError as error:
+            self._may_hold_instance = True
             self._retry_join(str(error))
             return
         code = ErrorCode.of(answer.error_code)
+        if code is ErrorCode.UNRELEASED_INSTANCE_ID and self._may_hold_instance:
+            await self._release_instance_id()
         if code is ErrorCode.NONE:
-            self._failures = 0
+            self._failures, self._may_hold_instance = 0, False
             self._heard_ms = sent
             self._renew(sent_elapsed)
             self._take_in(answer)
@@ -241,10 +243,22 @@ class ConsumerMembership(Membership):
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
             # A group that was deleted, or has another protocol now, has given its partitions to others.
             self._known_epoch = _JOIN
+            self._may_hold_instance = code is ErrorCode.FENCED_MEMBER_EPOCH
             self._fence(code, answer.error_message or "")
         else:
             self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._move()
+
+    async def _release_instance_id(self) -> None:
+        """Release the instance id, which this member itself may hold.
+
+        The answer to its join was lost, or it was fenced and joins under its id. Kafka's coordinator would refuse this
+        member until its own session is over. If another member has the instance id, the coordinator refuses the
+        request.
+        """
+        self._may_hold_instance = False
+        with contextlib.suppress(KafkaError):  # the next join shows whether the id was released
+            await self._request_leave()
 
     def _retry_join(self, reason: str) -> None:
         self._sent_fields = NO_FIELDS
@@ -321,11 +335,11 @@ class ConsumerMembership(Membership):
 
     def _reconcile(self) -> None:
         """Reconcile the held partitions with the newest target assignment: revoke first, then assign."""
-        if not self.joined:
+        if not self.is_joined:
             return
         target = self._target
         partitions = None if target is None else self._target_by_name(target)
-        replaced = self.replaced()
+        replaced = self.recreated_topics()
         held = self.assignment.partitions
         kept = set(held if partitions is None else partitions)
         revoked = [part for part in held if part not in kept or part.topic in replaced]
@@ -342,7 +356,7 @@ class ConsumerMembership(Membership):
             self._held_ids = {names[topic]: topic for topic in target}
             self._complete_rebalance(partitions, None)
 
-    def replaced(self) -> set[str]:
+    def recreated_topics(self) -> set[str]:
         """Return the topics of held partitions that were recreated: their id is no longer the one of the assignment."""
         known = self.cluster.metadata.topic_id
         held = {part.topic for part in self.assignment.partitions}
@@ -410,8 +424,11 @@ class ConsumerMembership(Membership):
             self._naming = None
 
     async def _send_leave(self, reason: str) -> None:
-        if not self._member_id or (not self.joined and self.state is not MemberState.LEFT):
+        if not self._member_id or (not self.is_joined and self.state is not MemberState.LEFT):
             return
+        await self._request_leave()
+
+    async def _request_leave(self) -> None:
         epoch = _LEAVE if self.config.group_instance_id is None else _LEAVE_STATIC
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,

@@ -71,7 +71,7 @@ class GroupMember(Lookups, ClosedOnExit):
         self.group_id = group_id
         self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
         self._seen = 0
-        self._client.guard(self, _abandon, self._membership)
+        self._client.close_when_collected(self, _abandon, self._membership)
         with self._client.lock:
             self._membership.subscribe(subscription)
             self._client.wake()
@@ -94,7 +94,7 @@ class GroupMember(Lookups, ClosedOnExit):
         member = self._membership
 
         def settled() -> bool:
-            settled = member.holding and member.owns and member.assignment.generation > after_generation
+            settled = member.holds_assignment and member.owns and member.assignment.generation > after_generation
             return member.error is not None or settled
 
         if not self._client.wait_until(settled, timeout_ms / 1000):
@@ -108,7 +108,7 @@ class GroupMember(Lookups, ClosedOnExit):
         with self._client.lock:
             member = self._membership
             silent = "the coordinator is silent" if member.lapsed else f"the member is {member.state.value}"
-            return self._client.cluster.unreachable() or silent
+            return self._client.cluster.unreachable_text() or silent
 
     def owns(self) -> bool:
         """Return whether the assigned partitions may be processed: the coordinator has answered within the lease.

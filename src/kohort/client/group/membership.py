@@ -76,7 +76,7 @@ class Lease:
         """Return the end of the lease by this process's clock."""
         return float("inf") if self.length_ms is None else self.heard_ms + owned_ms(self.length_ms)
 
-    def holds(self, now_ms: float) -> bool:
+    def is_valid(self, now_ms: float) -> bool:
         """Return whether the member owns its assignment."""
         return self.length_ms is None or now_ms < self.end_ms
 
@@ -141,6 +141,8 @@ R = TypeVar("R", bound=Message)
 
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
+HELD_MS = 5_500
+"""Least time limit for a heartbeat's response: kohort's broker delays it for up to 4.5 s, whatever the interval."""
 _LASTING_FAILURES = 8
 """Attempts in a row after which a failure is logged as a warning: about 5 s with the usual backoff."""
 _REBALANCES_MOST = 16
@@ -195,7 +197,7 @@ class Membership(ABC):
             cluster: The connections to the coordinator.
             config: `group_id` must be set.
             changed: Called after each change of assignment or revocation.
-            poll_bound: Whether `polled()` must be called every `max_poll_interval_ms`.
+            poll_bound: Whether `record_poll()` must be called every `max_poll_interval_ms`.
         """
         if config.group_id is None:
             raise ValueError("membership needs a group id")
@@ -253,7 +255,7 @@ class Membership(ABC):
         self.revocation = None
         self._hold(kept, self.assignment.user_data)
 
-    def polled(self) -> None:
+    def record_poll(self) -> None:
         """Record that the application has polled."""
         self._polled_ms = self.cluster.runtime.now_ms
         if self._overdue:
@@ -261,7 +263,7 @@ class Membership(ABC):
             self._move()
 
     def next_sign_of_poll_ms(self) -> float:
-        """Return when a poll that waits has to call `polled` again, long before max.poll.interval.ms is over."""
+        """Return when a poll that waits has to call `record_poll` again, long before max.poll.interval.ms is over."""
         return self._polled_ms + self.config.max_poll_interval_ms / 2 if self._poll_bound else float("inf")
 
     def take_error(self) -> KafkaError | None:
@@ -286,7 +288,7 @@ class Membership(ABC):
         then refuses offsets of its records. Without a member, it would accept them from anyone.
         """
         who, held = self.identity(), self.assignment if self.assignment.partitions else self._lost
-        if self.joined:
+        if self.is_joined:
             return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
         if held.partitions:
             return GroupMetadata(self.group, held.generation, held.member_id, who.instance_id)
@@ -302,17 +304,17 @@ class Membership(ABC):
         """Set the positions of processed records, for a protocol that carries positions."""
         raise TypeError(f"{type(self).__name__} carries no positions")
 
-    def replaced(self) -> set[str]:
+    def recreated_topics(self) -> set[str]:
         """Return the topics of held partitions that were recreated, whose current owner is not known yet."""
         return set()
 
     @property
-    def joined(self) -> bool:
+    def is_joined(self) -> bool:
         """Return whether the coordinator counts this member, as far as the client knows."""
         return self._generation > self.NOT_JOINED
 
     @property
-    def holding(self) -> bool:
+    def holds_assignment(self) -> bool:
         """Return whether an assignment is held and no partitions are being revoked."""
         return self.state is MemberState.HOLDING and self.revocation is None and self._fenced is None
 
@@ -322,7 +324,7 @@ class Membership(ABC):
 
         True while its lease is valid, or without a lease.
         """
-        return self._lease.holds(self.cluster.runtime.elapsed_ms())
+        return self._lease.is_valid(self.cluster.runtime.elapsed_ms())
 
     def is_in_session(self, now_ms: float) -> bool:
         """Return whether the coordinator has answered within the session timeout and the lease, by this clock."""
@@ -371,7 +373,7 @@ class Membership(ABC):
         """
         who, since = self.identity(), self.held_since
         kept = generation is not None and all(since.get(part, who.generation) <= generation for part in partitions)
-        if not self.joined or not (kept or generation in (None, who.generation)):
+        if not self.is_joined or not (kept or generation in (None, who.generation)):
             which = "" if generation is None else generation
             text = f"group {self.group!r}: generation {which} is over, nothing was committed"
             raise CommitFailedError(text, ErrorCode.ILLEGAL_GENERATION)
@@ -606,7 +608,7 @@ class Membership(ABC):
 
         It is a warning only after `_LASTING_FAILURES` attempts, because a restarting broker causes a few.
         """
-        if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
+        if failures >= _LASTING_FAILURES and self._throttle.should_log("not yet"):
             log.warning(
                 "[group %s] no answer of the coordinator after %d attempts, still retrying: %s",
                 self.group,

@@ -129,7 +129,7 @@ class PushCoordinator:
                 await self._cluster.runtime.sleep(wait)
 
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
-        if self._throttle.due("bootstrap"):
+        if self._throttle.should_log("bootstrap"):
             log.error(
                 "[group %s] no broker of bootstrap.servers names the coordinator (%s); retrying without a limit: if "
                 "brokers have moved, restart this consumer with their new addresses (AllKnownBrokersNotAvailable)",
@@ -186,7 +186,7 @@ class PushCoordinator:
     async def _claim_connection(self, node: int, address: Address) -> RawConnection:
         links = self._cluster.connections
         timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._answer_limit_ms(CONSULT_SHARE))
-        return links.claim(await links.acquire(node, address, self._channel, timeout_ms), self._changed)
+        return links.take_raw_connection(await links.acquire(node, address, self._channel, timeout_ms), self._changed)
 
 
 RESETS = {"earliest": "smallest", "latest": "largest", "none": "none"}
@@ -259,7 +259,7 @@ class PushMembership(Membership):
         self.state = MemberState.JOINING
         self._heard_ms = runtime.now_ms
         while True:
-            if self.assignment.partitions and not self._lease.holds(runtime.elapsed_ms()):
+            if self.assignment.partitions and not self._lease.is_valid(runtime.elapsed_ms()):
                 await self._abandon_assignment(SESSION_EXPIRED)
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:

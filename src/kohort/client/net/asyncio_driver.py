@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from kohort.client.net.bootstrap_check import socket_error_text
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, tls_error
+from kohort.client.net.connection import (
+    CloseConnection,
+    Command,
+    OpenConnection,
+    SendFrame,
+    certificate_refusal,
+    tls_error,
+)
 from kohort.client.net.dialing import connected_loop_socket
 from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
@@ -58,7 +65,7 @@ class AsyncClient:
         self._guard: weakref.finalize[..., Any] | None = None
         self.closed = False
 
-    def guard(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
+    def close_when_collected(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
         """Say goodbye and close if the owner is collected before the client is closed, while the loop runs.
 
         If the loop has ended, or the interpreter exits, only the log can say what is undone.
@@ -275,13 +282,16 @@ class AsyncClient:
             self.end_by_fault(error)
 
     async def _open_connection(self, command: OpenConnection) -> None:
-        host, config = command.address.host, self.cluster.config
+        address, config = command.address, self.cluster.config
         reader = FrameReader(self._pool, config.response_max_bytes)
-        tls = None if command.plain else self._tls.current()
+        tls = None if command.plain else self._tls.current_context()
         try:
-            sock = await connected_loop_socket(host, command.address.port, config)
+            sock = await connected_loop_socket(address.host, address.port, config)
             transport, channel = await self._loop.create_connection(
-                lambda: _Channel(self, command.link, reader), sock=sock, ssl=tls, server_hostname=host if tls else None
+                lambda: _Channel(self, command.link, reader),
+                sock=sock,
+                ssl=tls,
+                server_hostname=address.tls_name if tls else None,
             )
             self._channels[command.link] = channel
             mechanism = None
@@ -290,7 +300,7 @@ class AsyncClient:
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             refusal = None
             if tls is not None:
-                refusal = await asyncio.to_thread(tls_error, error, command.address, config)
+                refusal = await asyncio.to_thread(tls_error, error, address, config)
             self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile
@@ -341,7 +351,11 @@ class _Channel(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        reason = "the broker closed the connection" if error is None else alert(error) or socket_error_text(error)
+        reason = (
+            "the broker closed the connection"
+            if error is None
+            else certificate_refusal(error) or socket_error_text(error)
+        )
         try:
             self._client.lost(self._link, reason)
         except Exception as fault:  # noqa: BLE001 - every call raises it

@@ -41,7 +41,7 @@ class NodeHealth:
     last_error: str = ""
     log_from_ms: float = 0.0
 
-    def fail(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
+    def record_failure(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
         """Record that an attempt to connect, begun at `began_ms`, failed, or that an established connection ended."""
         if paused or not self.failures:
             self.failures = 1
@@ -56,7 +56,7 @@ class ReachabilityLog:
     def __init__(self, runtime: Runtime) -> None:
         self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
-    def connection_failed(
+    def log_failure(
         self, address: Hashable, reason: str, *, paused: bool, named_by: Hashable | None = None, final: bool = False
     ) -> None:
         """Log that a connection failed or ended.
@@ -70,14 +70,14 @@ class ReachabilityLog:
         """
         if paused:
             log.info("connection to broker %s lost: %s", address, reason)
-        elif self._throttle.due(address):
+        elif self._throttle.should_log(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "retrying"
             log.warning("can't connect to broker %s%s: %s; %s", address, named, reason, then)
 
     def log_connected(self, address: Hashable) -> None:
         """Log that a broker's address is connected again, if its failure was logged."""
-        if self._throttle.over(address):
+        if self._throttle.end_failure(address):
             log.info("connection to broker %s established again", address)
 
 
@@ -126,7 +126,7 @@ def explained_without_answer(reason: str, config: ConnectionConfig) -> str:
     return f"{reason} (security.protocol is {config.security_protocol}: does the broker want a login there?)"
 
 
-def unreachable(bootstrap: Iterable[A], named: Collection[A], trouble: Callable[[A], str]) -> str:
+def unreachable_text(bootstrap: Iterable[A], named: Collection[A], trouble: Callable[[A], str]) -> str:
     """Return each failing address and why, for error texts; empty when none fails.
 
     Args:

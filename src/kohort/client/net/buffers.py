@@ -32,7 +32,7 @@ class BufferPool:
         self._buffers: list[bytearray] = []
         self._arrived = 0
 
-    def arrived(self, length: int) -> None:
+    def record_frame_size(self, length: int) -> None:
         """Record that a whole frame of this length has arrived: later ones of that size get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
@@ -102,7 +102,7 @@ class FrameReader:
             self._have += count
             if self._have == self._length:
                 frame, self._body = self._body, None
-                self._pool.arrived(self._length)
+                self._pool.record_frame_size(self._length)
                 yield frame
             elif self._have == len(self._body):
                 larger = self._pool.acquire(self._length, self._have)

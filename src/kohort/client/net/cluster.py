@@ -34,7 +34,7 @@ from contextlib import nullcontext
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from kohort.client.net.bootstrap_check import unreachable
+from kohort.client.net.bootstrap_check import unreachable_text
 from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
 from kohort.client.net.metadata import BrokerInfo, Metadata, TopicInfo
 from kohort.client.net.runtime import FailureLog, Promise, Runtime, Task, Work
@@ -160,7 +160,7 @@ class ClusterAccess(Protocol):
 
     async def send(self, message: RequestMessage[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
 
-    def unreachable(self) -> str: ...
+    def unreachable_text(self) -> str: ...
 
 
 class Coordinators:
@@ -202,7 +202,7 @@ class Coordinators:
         if task is None or task.done:
             task = self._lookups[to] = runtime.spawn(self._look_up(to), f"coordinator of {to.key}")
         if await runtime.first(task, timeout_ms=timeout_ms) is None:
-            reason = self._cluster.unreachable() or "it was not named in time"
+            reason = self._cluster.unreachable_text() or "it was not named in time"
             raise TimedOutError(f"no coordinator of {to.key!r} within {timeout_ms:.0f} ms: {reason}")
         return task.result()
 
@@ -419,9 +419,10 @@ class Cluster:
         body, version = request_for_link(link, message if isinstance(message, Between) else Between(message))
         self.connections.post(link, body, version)
 
-    def backoff_ms(self, failures: int) -> float:
+    def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
         """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
-        return self.connections.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+        config = self.config
+        return self.connections.backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, growth)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
@@ -452,7 +453,7 @@ class Cluster:
                     last = error
                 wait = self.backoff_ms(failures)
                 if self.runtime.now_ms + wait >= deadline:
-                    reason = self.unreachable() or str(last)
+                    reason = self.unreachable_text() or str(last)
                     raise TimedOutError(f"{what}: gave up after {limit:.0f} ms: {reason}") from error
                 await self.runtime.sleep(wait)
 
@@ -475,7 +476,7 @@ class Cluster:
         return lambda: self._listeners.remove(listener)
 
     def before_refresh(self, listener: Callable[[], None]) -> None:
-        """Call `listener` before each refresh, so that it can change what it wants."""
+        """Call `listener` before each refresh, so that it can change the topics that it wants."""
         self._before_refresh.append(listener)
 
     def request_metadata(self) -> Promise[None]:
@@ -497,7 +498,7 @@ class Cluster:
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         promise = self.request_metadata()
         if await self.runtime.first(promise, timeout_ms=limit) is None:
-            raise TimedOutError(f"no metadata within {limit:.0f} ms: {self.unreachable() or 'no broker answered'}")
+            raise TimedOutError(f"no metadata within {limit:.0f} ms: {self.unreachable_text() or 'no broker answered'}")
         promise.result()
         return self.metadata
 
@@ -591,12 +592,12 @@ class Cluster:
 
     # Life.
 
-    def unreachable(self) -> str:
+    def unreachable_text(self) -> str:
         """Return each failing address and why, for error texts; empty while a broker of the cluster is connected."""
         named = dict.fromkeys(broker.address for broker in self.metadata.brokers.values())
         if self.connections.connected(self.metadata.brokers) or (not named and self.connections.connected()):
             return ""
-        return unreachable(self.bootstrap, named, self.connections.unreachable_reason)
+        return unreachable_text(self.bootstrap, named, self.connections.unreachable_reason)
 
     def close(self) -> None:
         """Close every connection and cancel the cluster's own tasks. The driver closes itself after that."""
@@ -640,7 +641,7 @@ class Cluster:
         await self.refresh_metadata(limit)
         link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
         if link.coordinator_id >= 0:
-            reason = self.unreachable() or "none can be reached"
+            reason = self.unreachable_text() or "none can be reached"
             raise ConnectionFailed(f"{link.address} is a coordinator; of the brokers that it names: {reason}")
         return link
 
@@ -666,7 +667,7 @@ class Cluster:
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
-                    raise ConnectionFailed(self.unreachable() or str(error)) from error
+                    raise ConnectionFailed(self.unreachable_text() or str(error)) from error
                 await self.runtime.sleep(max(1.0, self._soonest_ms(to)))
 
     def _nodes(self, to: AnyNode | AnyCoordinator) -> list[tuple[int, Address]]:

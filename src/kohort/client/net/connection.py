@@ -149,6 +149,11 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def tls_name(self) -> str:
+        """The host as certificates have it: without the final dot of a complete name. Source: RFC 5280, 4.2.1.6."""
+        return self.host.removesuffix(".")
+
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
@@ -399,7 +404,7 @@ class BrokerConnections:
             raise ConnectionFailed(f"connection to {link.address} is closed")
         self._send(link, message, version)
 
-    def claim(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
+    def take_raw_connection(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
         """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
         del self._by_channel[link.node, link.channel]  # the next request on the channel opens another link
 
@@ -530,11 +535,9 @@ class BrokerConnections:
                     reason, self.config, connected=connected, greeted=bool(link.versions)
                 )
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reachability.connection_failed(
-                link.address, reason, paused=was_served, named_by=named_by, final=final
-            )
+            self._reachability.log_failure(link.address, reason, paused=was_served, named_by=named_by, final=final)
             health = self.health(link.address)
-            health.fail(reason, link.began_ms, self.runtime.now_ms, paused=was_ready)
+            health.record_failure(reason, link.began_ms, self.runtime.now_ms, paused=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
             wait = self.backoff_ms(health.failures, base_ms, max_ms, RECONNECT_GROWTH)
             health.retry_at_ms = self.runtime.now_ms + wait
@@ -728,7 +731,7 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
     try:
         sock.settimeout(config.socket_connection_setup_timeout_ms / 1000)
         if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=address.host)
+            sock = tls.wrap_socket(sock, server_hostname=address.tls_name)
         sock.settimeout(None)
     except OSError:
         sock.close()
@@ -747,7 +750,7 @@ def tls_error(error: BaseException, address: Address, config: ConnectionConfig) 
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(f"the broker's certificate is not trusted: {error.verify_message}: {_remedy(error)}")
     hung_up = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
-    if (refused := alert(error)) is not None:
+    if (refused := certificate_refusal(error)) is not None:
         return refused
     if isinstance(error, ssl.SSLError) and not hung_up:
         reason = (error.reason or str(error)).lower().replace("_", " ")
@@ -761,7 +764,7 @@ def tls_error(error: BaseException, address: Address, config: ConnectionConfig) 
     return None
 
 
-def alert(error: BaseException) -> TlsError | None:
+def certificate_refusal(error: BaseException) -> TlsError | None:
     """Return the broker's refusal of this client's certificate, else None. With TLS 1.3 it follows the handshake."""
     reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
     if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:

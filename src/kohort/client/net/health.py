@@ -26,7 +26,7 @@ async def check_reachable(cluster: Cluster, timeout_ms: float) -> None:
             failures += 1
         wait = cluster.backoff_ms(failures)
         await cluster.runtime.sleep(max(1.0, min(wait, deadline - cluster.runtime.now_ms)))
-    reason = cluster.unreachable() or f"no answer from {', '.join(map(str, cluster.bootstrap))}"
+    reason = cluster.unreachable_text() or f"no answer from {', '.join(map(str, cluster.bootstrap))}"
     raise TimedOutError(f"gave up after {timeout_ms:.0f} ms: {reason}")
 
 

@@ -146,7 +146,7 @@ class Metadata:
     def _newest(
         self, partition: TopicPartition, old: PartitionInfo | None, new: PartitionInfo, now_ms: float
     ) -> PartitionInfo:
-        """Return what is known of a partition after an answer, which may be that of a broker that is behind.
+        """Return the newer of the known and the answered metadata of a partition: a broker may be behind.
 
         Source: KIP-320.
         """

@@ -29,6 +29,9 @@ Work: TypeAlias = Coroutine[Any, Any, T]
 """The coroutine that a task runs; it awaits promises only."""
 PAUSE_MS = 200
 """A timer that is late by this much shows that the process stood still; a busy machine causes shorter delays."""
+_TIMERS_MIN = 1_000
+"""Timers that are done are removed when there are twice as many timers as after the last time, and at least this many.
+Each answered request leaves one: by its deadline, 30 s and more later, thousands would wait for theirs."""
 _PAUSES = 32
 """Number of late timers kept, newest first: many are late at once."""
 
@@ -221,6 +224,7 @@ class Runtime:
         self.elapsed_ms: Callable[[], float] = lambda: self.now_ms
         self._ready: deque[Steppable] = deque()
         self._timers: list[tuple[float, int, Promise[None]]] = []
+        self._sweep_at = _TIMERS_MIN
         self._order = itertools.count()
         self._cancelling: list[Steppable] = []
         self._failed: list[Steppable] = []
@@ -246,6 +250,10 @@ class Runtime:
         """Return a promise that resolves when time reaches `when_ms`."""
         promise: Promise[None] = Promise()
         heapq.heappush(self._timers, (when_ms, next(self._order), promise))
+        if len(self._timers) >= self._sweep_at:
+            self._timers = [timer for timer in self._timers if not timer[2].done]
+            heapq.heapify(self._timers)
+            self._sweep_at = max(_TIMERS_MIN, 2 * len(self._timers))
         return promise
 
     async def sleep(self, delay_ms: float) -> None:
@@ -346,7 +354,7 @@ class FailureLog:
         """Log a failed task."""
         if not isinstance(error, KafkaError):
             log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
-        elif self._throttle.due((task.name, error.code)):
+        elif self._throttle.should_log((task.name, error.code)):
             log.warning("background task %s failed: %s", task.name, error)
 
 

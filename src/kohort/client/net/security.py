@@ -305,7 +305,7 @@ class TlsFiles:
             stamps.append(None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino))
         return stamps
 
-    def current(self) -> ssl.SSLContext | None:
+    def current_context(self) -> ssl.SSLContext | None:
         """Return the context; None for plain connections. Changed files that are unusable are ignored."""
         if self._context is None:
             return None

@@ -24,7 +24,7 @@ from kohort.client.net.connection import (
     Command,
     OpenConnection,
     SendFrame,
-    alert,
+    certificate_refusal,
     connect,
     tls_error,
 )
@@ -81,7 +81,7 @@ class ThreadClient:
         self._guard: weakref.finalize[..., Any] | None = None
         _OF_THIS_PROCESS.add(self)
 
-    def guard(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
+    def close_when_collected(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
         """Call `abandon` if the owner is garbage collected, or the interpreter exits, before the client is closed.
 
         The guard keeps client and core alive, so `close` must end it. A core may refer to its owner through the
@@ -466,7 +466,13 @@ class _IoThread:
 
     def _run_command(self, command: Command) -> None:
         if isinstance(command, OpenConnection):
-            threading.Thread(target=self._open_connection, args=(command,), name="kohort-connect", daemon=True).start()
+            opening = threading.Thread(
+                target=self._open_connection, args=(command,), name="kohort-connect", daemon=True
+            )
+            try:
+                opening.start()
+            except RuntimeError as error:  # no thread is left, or the interpreter shuts down: no reason to end
+                self._cluster.connections.closed(command.link, str(error))
             return
         channel = self._channels.get(command.link)
         if channel is None:
@@ -483,7 +489,7 @@ class _IoThread:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
-            sock = connect(command.address, config, None if command.plain else self._tls.current())
+            sock = connect(command.address, config, None if command.plain else self._tls.current_context())
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             tls = None if command.plain or not config.uses_tls else tls_error(error, command.address, config)
             arrived = (link, None, tls or socket_error_text(error))
@@ -524,7 +530,7 @@ class _IoThread:
                     with self._lock:
                         self._cluster.connections.received(channel.link, frame)
         except (OSError, KafkaError) as error:
-            reason = error if isinstance(error, TlsError) else alert(error) or socket_error_text(error)
+            reason = error if isinstance(error, TlsError) else certificate_refusal(error) or socket_error_text(error)
             with self._lock:
                 self._lost(channel, reason)
 

@@ -75,15 +75,15 @@ class MissingTopics:
         known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}
         for topic, info in known.items():
             if not info.error or info.partitions:
-                if self._throttle.over(topic):
+                if self._throttle.end_failure(topic):
                     log.info("topic %r is available now, and its records are read", topic)
-            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
+            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.should_log(topic):
                 why = "does not exist" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
                 log.warning("topic %r %s: no records are read from it; retrying", topic, why)
         for partition in partitions:
             count = len(known[partition.topic].partitions) if partition.topic in known else 0
             if not count or partition.partition in known[partition.topic].partitions:
-                self._throttle.over(partition)
-            elif self._throttle.due(partition):
+                self._throttle.end_failure(partition)
+            elif self._throttle.should_log(partition):
                 text = "%s does not exist, so nothing is read from it; retrying: topic %r has %d partitions"
                 log.warning(text, partition, partition.topic, count)

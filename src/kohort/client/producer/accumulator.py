@@ -195,14 +195,14 @@ class Accumulator(Appender[Delivery]):
         self._kick()
         return batch
 
-    def explain(self, batch: Batch) -> str:
+    def why_not_done(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
         reasons: list[str] = []
         with contextlib.suppress(ClientClosed):
-            self._wake(lambda: reasons.append(self.why_late(batch)))
+            self._wake(lambda: reasons.append(self.why_not_done_here(batch)))
         return reasons[0] if reasons else "the producer is closed"
 
-    def why_late(self, batch: Batch) -> str:
+    def why_not_done_here(self, batch: Batch) -> str:
         """Return why a batch is not done yet, on the client's thread or loop or under its lock."""
         metadata = self.cluster.metadata
         with self.lock:
@@ -210,7 +210,7 @@ class Accumulator(Appender[Delivery]):
             queue = self.queues.get(late.partition)
             is_sent = queue is not None and late in queue.in_flight
         leader = metadata.brokers.get(metadata.leader(late.partition))
-        if reason := self.cluster.unreachable() or self.blocked_reason:
+        if reason := self.cluster.unreachable_text() or self.blocked_reason:
             return reason
         if late.error is not None:
             taken = "" if late.unsure else " and not taken"
@@ -221,24 +221,24 @@ class Accumulator(Appender[Delivery]):
             return f"broker {leader.id} ({leader.address}) has it and has not answered yet"
         return f"it was not sent yet to broker {leader.id} ({leader.address})"
 
-    def sticky(self, topic: str, choices: list[int]) -> int:
+    def sticky_partition(self, topic: str, choices: list[int]) -> int:
         """Return the partition of records without a key: the same one until its batch is closed, then another."""
         queue = self.sticky_queues.get(topic)
         if queue is not None and queue.open is not None:
             return queue.partition.partition
-        chosen = self.next_sticky(topic, choices)
+        chosen = self.next_sticky_partition(topic, choices)
         with self.mutex:
             self.sticky_queues[topic] = self._queue(TopicPartition(topic, chosen))
         return chosen
 
-    def leave_missing(self, topic: str, count: int) -> None:
+    def leave_missing_partition(self, topic: str, count: int) -> None:
         """Choose another partition for records without a key, if the topic was recreated without the present one."""
         with self.mutex:
             queue = self.sticky_queues.get(topic)
             if queue is not None and queue.partition.partition >= count:
                 del self.sticky_queues[topic]
 
-    def next_sticky(self, topic: str, choices: list[int]) -> int:
+    def next_sticky_partition(self, topic: str, choices: list[int]) -> int:
         """Choose another partition than the last, at random."""
         current = self._sticky.get(topic)
         others = [choice for choice in choices if choice != current] or choices
@@ -280,7 +280,8 @@ class Accumulator(Appender[Delivery]):
             ):
                 raise TimedOutError(
                     f"buffer.memory ({self.config.buffer_memory} bytes) stayed full for max.block.ms "
-                    f"({self.config.max_block_ms} ms): {self.cluster.unreachable() or 'brokers take less than is sent'}"
+                    f"({self.config.max_block_ms} ms): "
+                    f"{self.cluster.unreachable_text() or 'brokers take less than is sent'}"
                 )
         finally:
             self.waiting -= 1
@@ -358,7 +359,7 @@ class Accumulator(Appender[Delivery]):
         self.wake_waiting_callers()
         return failed
 
-    def orphan(self) -> None:
+    def refuse_in_forked_child(self) -> None:
         """Refuse records and deliver none in a forked child."""
         error = ClientClosed("this producer was made before a fork and belongs to the parent process: make a new one")
         self.mutex = Mutex()  # another thread may have held the old one, and does not exist here
@@ -374,7 +375,7 @@ _OF_THIS_PROCESS: weakref.WeakSet[Accumulator] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for accumulator in list(_OF_THIS_PROCESS):
-        accumulator.orphan()
+        accumulator.refuse_in_forked_child()
 
 
 after_fork_in_child(_after_fork)

@@ -50,7 +50,10 @@ class PlainQueueOpening:
 
 
 class PlainDeliveryPlace:
-    """The place of a record in its batch."""
+    """The number and timestamp of a sent record in its batch, from which its metadata is computed later.
+
+    The twin in plain Python of the kernel's `DeliveryPlace`.
+    """
 
     __slots__ = ("_batch", "_index", "_timestamp")
     _batch: PlainBatchFill

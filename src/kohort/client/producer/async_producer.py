@@ -68,7 +68,7 @@ class AsyncProducer(ProducerProperties):
         self._calls = 0
         self._append_open = self._core.accumulator.append_open
         core = self._core
-        client.guard(self, lambda: core.close(None), core.left_behind)
+        client.close_when_collected(self, lambda: core.close(None), core.unclosed_text)
 
     # Records.
 

@@ -48,7 +48,7 @@ class Deliverer(Protocol):
     unseen: UnseenFailures
     """Failed records whose error the application has not read."""
 
-    def explain(self, batch: Batch) -> str:
+    def why_not_done(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
 
 
@@ -77,7 +77,7 @@ class UnseenFailures:
         batch.unseen = failed.difference(index for index, timestamp, _ in batch.callbacks if timestamp >= 0)
         self.count += len(batch.unseen)
 
-    def see(self, batch: Batch, index: int | None = None) -> None:
+    def mark_error_read(self, batch: Batch, index: int | None = None) -> None:
         """Uncount records whose error the application has read: one record, or all of a batch."""
         seen = batch.unseen if index is None else batch.unseen & {index}
         self.count -= len(seen)
@@ -160,7 +160,7 @@ class Batch(BatchFill):
         self.parts: list[Batch] = []
         self.whole: Batch | None = None
 
-    def become(self, parts: list[Batch]) -> None:
+    def replace_by(self, parts: list[Batch]) -> None:
         """Replace this batch, which is too large for the broker, by smaller ones."""
         self.parts = parts
         for part in parts:
@@ -240,11 +240,11 @@ class Delivery(DeliveryPlace):
             with lock:
                 in_time = lock.wait_for(lambda: batch.done, _seconds(timeout_ms))
             if not in_time:
-                why = batch.owner.explain(batch)
+                why = batch.owner.why_not_done(batch)
                 raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms or 0:g} ms: {why}")
         if batch.unseen:
             with batch.owner.lock:
-                batch.owner.unseen.see(batch, self._index)
+                batch.owner.unseen.mark_error_read(batch, self._index)
         return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
@@ -287,11 +287,11 @@ class TableDelivery:
                 late = next((batch for batch in self._batches if not batch.done), None)
             if late is not None:
                 text = f"{late.partition}: not all rows are delivered yet after {timeout_ms or 0:g} ms"
-                raise TimedOutError(f"{text}: {owner.explain(late)}")
+                raise TimedOutError(f"{text}: {owner.why_not_done(late)}")
         for batch in self._batches:
             if batch.unseen:
                 with batch.owner.lock:
-                    batch.owner.unseen.see(batch)
+                    batch.owner.unseen.mark_error_read(batch)
         leaves = [leaf for batch in self._batches for leaf in leaves_of(batch)]
         for leaf in leaves:
             if leaf.error is not None:
@@ -373,12 +373,12 @@ class PartitionQueue(QueueOpening):
     def idle(self) -> bool:
         return self.open is None and not self.waiting and not self.in_flight
 
-    def number(self, batch: Batch) -> None:
+    def number_batch(self, batch: Batch) -> None:
         """Give a batch the next sequence numbers."""
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
 
-    def take_on(self, identity: ProducerIdAndEpoch) -> bool:
+    def adopt_identity(self, identity: ProducerIdAndEpoch) -> bool:
         """Adopt the producer's identity, if possible; return False if nothing can be sent before that."""
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place
@@ -388,7 +388,7 @@ class PartitionQueue(QueueOpening):
         self.identity, self.lost_place, self.next_sequence = identity, False, 0
         for batch in self.waiting:
             if batch.sequence >= 0:
-                self.number(batch)
+                self.number_batch(batch)
             if batch.sealed is not None:
                 restamp(batch.sealed, identity.producer_id, identity.epoch, batch.sequence)
         return True

@@ -35,6 +35,7 @@ from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.io.closing import OneProcess
+from kohort.io.log_throttle import FailureThrottle
 from kohort.settings.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _ABORT_MS = 1_000
 """Limit for aborting a transaction in a close after an error; the abort unblocks `read_committed` readers."""
 _SETTLE = 0.5
 """Share of a close's time for requests in flight, before their transaction is aborted."""
+TOPIC_CREATION_MS = 1_000
+"""The time in which a cluster creates a topic that it creates by itself, and its brokers learn of it. A topic that is
+unknown for longer is reported as missing."""
 _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are queued, so that sending starts early."""
 
@@ -106,6 +110,7 @@ class ProducerCore:
         self._led: dict[str, list[int]] = {}
         self._topics: set[str] = set()
         self._creating: Task[None] | None = None
+        self._missing_topics = FailureThrottle(lambda: cluster.runtime.now_ms)
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
         cluster.before_refresh(self._want_topics_in_use)
@@ -231,7 +236,7 @@ class ProducerCore:
         """
         self.start()
         if not await self.accumulator.flush(timeout_ms):
-            why = self.cluster.unreachable() or "brokers have not taken them all"
+            why = self.cluster.unreachable_text() or "brokers have not taken them all"
             raise TimedOutError(f"records are still not delivered after {timeout_ms} ms: {why}")
         self.sender.check()
 
@@ -353,7 +358,7 @@ class ProducerCore:
         some = "1 record was" if count == 1 else f"{count} records were"
         return error_for(first.code, f"{some} not delivered, and nothing asked their deliveries why: {first.message}")
 
-    def left_behind(self) -> str:
+    def unclosed_text(self) -> str:
         """Return, for the log, which records a producer that nobody closed has not delivered."""
         with self.accumulator.lock:
             count = sum(batch.count for batch in self.accumulator.incomplete)
@@ -370,7 +375,7 @@ class ProducerCore:
 
     def _kicked(self) -> None:
         self.start()
-        self.sender.kick()
+        self.sender.wake_sender()
 
     def _drop(self) -> None:
         assert self.transactions is not None
@@ -401,13 +406,13 @@ class ProducerCore:
             return chosen
         if key is not None:
             return (murmur2(key) & 0x7FFFFFFF) % count
-        return self.accumulator.sticky(topic, self._led.get(topic) or list(range(count)))
+        return self.accumulator.sticky_partition(topic, self._led.get(topic) or list(range(count)))
 
     def _pick_sticky(self, topic: str) -> int:
-        return self.accumulator.next_sticky(topic, self._led.get(topic) or self._partitions[topic])
+        return self.accumulator.next_sticky_partition(topic, self._led.get(topic) or self._partitions[topic])
 
     def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> WouldBlock[T]:
-        """Return what a record for an unknown topic or partition has to wait for."""
+        """Return the wait for the metadata of a topic or partition that a record names and the client does not know."""
         SEND.take("topic", topic)
         SEND.take("partition", partition)
         if self.accumulator.failure is not None:
@@ -428,17 +433,23 @@ class ProducerCore:
             KafkaError: The topic is not available.
         """
         self._topics.add(topic)
-        self.sender.note_use(topic)
+        self.sender.record_use(topic)
         self._want_topics_in_use()
+
+        began_ms = self.cluster.runtime.now_ms
 
         async def find_topic_once() -> None:
             info = (await self.cluster.describe_topics([topic], create=True)).get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            if code is ErrorCode.NONE and info is not None and not info.partitions:
+            if code is ErrorCode.NONE and not _is_whole(info):
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             if code is not ErrorCode.NONE:
                 check_topic_names([topic])
+                late = self.cluster.runtime.now_ms - began_ms >= TOPIC_CREATION_MS
+                if late and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._missing_topics.should_log(topic):
+                    log.warning("topic %r does not exist: records for it wait for it to be created; retrying", topic)
                 raise error_for(code, f"topic {topic}: {code.text}")
+            self._missing_topics.end_failure(topic)
 
         try:
             await self.cluster.retrying(
@@ -474,16 +485,22 @@ class ProducerCore:
         """Update the partitions of the producer's topics from new metadata. On the client's thread."""
         for topic in self._topics:
             info = metadata.topics.get(topic)
-            if info is not None and info.partitions:
+            if info is not None and _is_whole(info):
                 self._led[topic] = sorted(number for number, part in info.partitions.items() if part.leader >= 0)
                 numbers = sorted(info.partitions)
                 self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
-                self.accumulator.leave_missing(topic, len(numbers))
+                self.accumulator.leave_missing_partition(topic, len(numbers))
         gone = {topic for topic in self._partitions if _is_missing(metadata.topics.get(topic))}
         if gone and (self._creating is None or self._creating.done) and (gone := gone & self._with_records()):
             self._creating = self.cluster.keep_running(self._create_again(gone), "topics that were deleted")
-        self.sender.kick()
+        self.sender.wake_sender()
+
+
+def _is_whole(topic: TopicInfo | None) -> bool:
+    """Return whether a topic has partitions from 0 to n - 1, over which records can be spread."""
+    numbers = () if topic is None else topic.partitions.keys()
+    return bool(numbers) and min(numbers) == 0 and max(numbers) == len(numbers) - 1
 
 
 def _is_missing(topic: TopicInfo | None) -> bool:

@@ -92,7 +92,7 @@ class Producer(ProducerProperties):
 
         self._core = ProducerCore(client.cluster, self.config, wake_client)
         self._append_open = self._core.accumulator.append_open
-        client.guard(self, _abandon, self._core)
+        client.close_when_collected(self, _abandon, self._core)
 
     # Records.
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
+from kohort.client.net.connection import RECONNECT_GROWTH
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, logged_kafka_error
 from kohort.client.producer.accumulator import Accumulator
@@ -77,7 +78,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     accumulator.used += sum(part.size for part in parts) - batch.size
     batch.size = 0
     batch.sealed = None
-    batch.become(parts)
+    batch.replace_by(parts)
     accumulator.incomplete.update(parts)
     return parts
 
@@ -173,10 +174,12 @@ class Sender:
         self._work: Promise[None] = Promise()
         self._used_up = False
         self._ask_leaders_ms = 0.0
+        self._leader_asks = 0
+        self._leaderless = False
         self._answer: list[Batch] = []
         self._delivering: set[Batch] = set()
 
-    def kick(self) -> None:
+    def wake_sender(self) -> None:
         """Wake the sender. Under the client's lock."""
         self._work.resolve(None)
 
@@ -219,9 +222,9 @@ class Sender:
             self.on_lost(failure)
         self.accumulator.wake_waiting_callers()
         self._run_callbacks(failed)
-        self.kick()
+        self.wake_sender()
 
-    def note_use(self, topic: str) -> None:
+    def record_use(self, topic: str) -> None:
         """Record that a topic is used now; after a long pause its metadata may be outdated."""
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
@@ -246,6 +249,7 @@ class Sender:
         with self.accumulator.lock:
             if not self.accumulator.incomplete:
                 return
+        failures = 0
         while not self.closed:
             try:
                 await self.init_producer_id(
@@ -255,7 +259,8 @@ class Sender:
             except RetriableError as error:
                 self.accumulator.blocked_reason = str(error)
                 self._expire(self.cluster.runtime.now_ms)
-                await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
+                failures += 1
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
         """Get a producer id, and number all batches from 0."""
@@ -263,9 +268,9 @@ class Sender:
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             raise error_for(code, f"the broker gives no producer id: {code.text}")
-        self.become(answer.producer_id, answer.producer_epoch)
+        self.adopt_identity(answer.producer_id, answer.producer_epoch)
 
-    def become(self, producer_id: int, epoch: int) -> None:
+    def adopt_identity(self, producer_id: int, epoch: int) -> None:
         """Adopt this identity; each partition numbers its batches from 0 when it adopts it too."""
         self.identity = ProducerIdAndEpoch(producer_id, epoch)
         self.accumulator.blocked_reason = ""
@@ -292,6 +297,7 @@ class Sender:
         self._expire(now_ms)
         if self.config.enable_idempotence and self.identity.producer_id < 0:
             return float(self.config.retry_backoff_ms)
+        self._leaderless = False
         while True:
             parcels: dict[Way, Parcel] = {}
             wait = 60_000.0
@@ -302,6 +308,7 @@ class Sender:
                     if queue.in_flight:
                         wait = min(wait, queue.in_flight[0].created_ms + self.config.delivery_timeout_ms - now_ms)
             if not parcels:
+                self._leader_asks = self._leader_asks if self._leaderless else 0
                 return max(1.0, wait)
             for parcel in parcels.values():
                 self._dispatch(parcel)
@@ -325,7 +332,7 @@ class Sender:
             if queue.in_flight:
                 return limit
             queue.mended = queue.sent_before
-        if self.config.enable_idempotence and not queue.take_on(self.identity):
+        if self.config.enable_idempotence and not queue.adopt_identity(self.identity):
             return limit
         if batch.not_before_ms > now_ms:
             return batch.not_before_ms - now_ms
@@ -354,14 +361,16 @@ class Sender:
 
         Each response wakes the sender.
         """
+        self._leaderless = True
         if now_ms >= self._ask_leaders_ms:
-            self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
+            self._leader_asks += 1
+            self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)
             self.cluster.request_metadata()
         return self._ask_leaders_ms - now_ms
 
     def _dispatch(self, parcel: Parcel) -> None:
         for batch in parcel.batches:
-            self.note_use(batch.partition.topic)
+            self.record_use(batch.partition.topic)
             self._seal(batch)
             self.metrics.retries += batch.attempts > 0
             batch.attempts += 1
@@ -377,7 +386,7 @@ class Sender:
         idempotent = self.config.enable_idempotence
         queue = self.accumulator.queues[batch.partition]
         if idempotent and batch.sequence < 0:
-            queue.number(batch)
+            queue.number_batch(batch)
         identity = queue.identity
         batch.sealed = batch.chunk.seal(
             self._codec,
@@ -427,7 +436,7 @@ class Sender:
         done, self._answer = self._answer, []
         self.accumulator.wake_waiting_callers()
         self._run_callbacks(done)
-        self.kick()
+        self.wake_sender()
 
     def _highest(self, parcel: Parcel) -> int | None:
         if self.config.transactional_id is not None and not self.implicit:
@@ -584,7 +593,7 @@ class Sender:
                         batch.unsure = True  # its request is on its way
                         late.append(batch)
         for batch in late:
-            why = self.accumulator.why_late(batch)
+            why = self.accumulator.why_not_done_here(batch)
             error = TimedOutError(_not_delivered(batch, f"within {self.config.delivery_timeout_ms} ms", why))
             if batch.attempts:
                 self._lose(batch, error)

@@ -32,11 +32,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.runtime import Promise, Task, logged_kafka_error
+from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids, may_pass
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
@@ -49,9 +50,11 @@ from kohort.errors import (
     KafkaError,
     NotFoundError,
     RetriableError,
+    TimedOutError,
     error_for,
 )
 from kohort.ids import TopicPartition
+from kohort.wire.message import Message, RequestMessage
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -59,6 +62,8 @@ from kohort.wire.transactions import (
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+
+R = TypeVar("R", bound=Message)
 
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are for brokers only."""
@@ -125,6 +130,7 @@ class TransactionManager:
         self._explained_error: KafkaError | None = None
         self._ends_under_way = self._offset_calls = 0
         self._offsets_added: Promise[None] = Promise()
+        self._offset_requests: dict[Awaited, None] = {}
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse_partition
         sender.gate = self._may_send
@@ -237,11 +243,22 @@ class TransactionManager:
                 self._offsets_added.resolve(None)
 
     async def offsets_added(self) -> None:
-        """Wait for calls of other threads or tasks that add offsets: they would add them after the end.
+        """Wait for calls of other threads or tasks that add offsets, and for requests of calls that were interrupted.
 
-        The coordinator would take such offsets into the next transaction, also those of one that was aborted.
+        They would add the offsets after the end. The coordinator would take these into the next transaction, also those
+        of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
+
+        Raises:
+            TimedOutError: A request had no answer within `max_block_ms`.
         """
-        while self._offset_calls:
+        until_ms = self._cluster.runtime.now_ms + self._config.max_block_ms
+        while self._offset_calls or self._offset_requests:
+            if self._offset_requests:
+                left_ms = until_ms - self._cluster.runtime.now_ms
+                if await self._cluster.runtime.first(*self._offset_requests, timeout_ms=left_ms) is None:
+                    text = f"offsets whose call was interrupted had no answer for {self._config.max_block_ms} ms"
+                    raise TimedOutError(f"the transaction is not ended yet: {text}; end it again")
+                continue
             if self._offsets_added.done:
                 self._offsets_added = Promise()
             await self._offsets_added
@@ -342,7 +359,7 @@ class TransactionManager:
         raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
 
     def _expect_open(self) -> None:
-        """Refuse what belongs into an open transaction, unless one is open and not being ended."""
+        """Raise an error unless a transaction is open and not being ended."""
         self._expect(TxnState.OPEN)
         if self._ends_under_way:
             raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
@@ -432,12 +449,12 @@ class TransactionManager:
         try:
             while self._adding - self._added:
                 await self._asking(self._add_once, "add partitions to transaction")
-                self._sender.kick()
+                self._sender.wake_sender()
         except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
             self._fail(logged_kafka_error("add partitions to transaction", error))
             for batch in self.drop_unsent():
                 batch.run_callbacks()
-            self._sender.kick()
+            self._sender.wake_sender()
 
     async def _add_once(self) -> None:
         wanted = sorted(self._adding - self._added)
@@ -468,13 +485,32 @@ class TransactionManager:
         self._added.update(wanted)
         self._begun = True
 
+    async def _send_offset_request(self, request: RequestMessage[R] | Between[R], to: Coordinator) -> R:
+        """Send a request whose answer an end awaits, even if the caller is interrupted after it was sent.
+
+        Version 2 needs no wait: the end brings the next epoch, and the coordinator refuses what comes late.
+        """
+        if self._version >= 2:
+            return await self._cluster.send(request, to)
+        left: Promise[None] = Promise()
+        sending = self._cluster.send(request, to, leaving=lambda: left.resolve(None))
+        task = self._cluster.runtime.spawn(sending, "offsets of a transaction")
+        task.mark_handled()
+        self._offset_requests[task] = None
+        task.on_done(lambda _: self._offset_requests.pop(task))
+        try:
+            return await task
+        finally:
+            if not left.done:
+                task.cancel()
+
     async def _add_group(self, group_id: str) -> None:
         identity = self._sender.identity
         request = AddOffsetsToTxnRequest(
             transactional_id=self.id, producer_id=identity.producer_id, producer_epoch=identity.epoch, group_id=group_id
         )
         self._asked = True
-        answer = await self._cluster.send(request, self._to)
+        answer = await self._send_offset_request(request, self._to)
         self._check_code(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
@@ -491,13 +527,9 @@ class TransactionManager:
         """
         to = Coordinator(group_id)
         newest = None if ids else HIGHEST_OFFSETS_BY_NAME
-        answer = await self._cluster.send(
-            Between(
-                self._offset_request(offsets, group, group_id, ids),
-                highest=newest if self._version >= 2 else HIGHEST_OF_VERSION_1,
-            ),
-            to,
-        )
+        request = self._offset_request(offsets, group, group_id, ids)
+        highest = newest if self._version >= 2 else HIGHEST_OF_VERSION_1
+        answer = await self._send_offset_request(Between(request, highest=highest), to)
         names = {topic_id: topic for topic, topic_id in ids.items()}
         refusals = [
             (ErrorCode.of(part.error_code), topic.name or names.get(topic.topic_id, ""), part.partition_index)
@@ -570,7 +602,7 @@ class TransactionManager:
             return
         self._check_code(answer.error_code, "end transaction")
         if answer.producer_id >= 0:
-            self._sender.become(answer.producer_id, answer.producer_epoch)
+            self._sender.adopt_identity(answer.producer_id, answer.producer_epoch)
             self._fresh_epoch = False
 
 

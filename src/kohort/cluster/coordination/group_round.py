@@ -116,7 +116,7 @@ def compute_assignments(
     after = replace(compute_placement(before, alive, me.candidate.id, me.shards), version=generation)
     return {
         member: LeaderAssignment(
-            after, holders, refusal(joined.candidate, metadata[holders[joined.candidate.id]].candidate)
+            after, holders, id_conflict(joined.candidate, metadata[holders[joined.candidate.id]].candidate)
         )
         for member, joined in metadata.items()
     }
@@ -148,7 +148,7 @@ def _holder(member: str, other: str | None, metadata: Mapping[str, JoinMetadata]
     return newer if one.address == two.address else standing
 
 
-def refusal(one: Candidate, holder: Candidate) -> str:
+def id_conflict(one: Candidate, holder: Candidate) -> str:
     """Return why `one` does not get the id that `holder` has, "" if they are the same process."""
     if one.incarnation == holder.incarnation:
         return ""

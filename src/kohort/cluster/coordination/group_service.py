@@ -20,7 +20,7 @@ from kohort.client.net.cluster import Cluster, Coordinator
 from kohort.client.net.runtime import Promise, Task, logged_kafka_error
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments, refusal
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, compute_assignments, id_conflict
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.io.log_throttle import FailureThrottle
@@ -155,7 +155,7 @@ class GroupCoordination:
             await client.wait_until(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
         await self.close()
 
-    async def ask(self) -> None:
+    async def refresh_placement(self) -> None:
         """Wait until Kafka answers a heartbeat of this generation, or sends the placement of the next one."""
         client = self._client
         if client is not None:
@@ -163,7 +163,7 @@ class GroupCoordination:
             self._wake()
             await client.wait_until(lambda: self._heard_ms >= asked_ms)
 
-    def alive(self) -> None:
+    def report_loop_alive(self) -> None:
         """Do nothing: the member's heartbeats run on the same event loop, so they stop with it."""
 
     async def close(self) -> None:
@@ -203,7 +203,7 @@ class GroupCoordination:
             elif not same:
                 return
             elif runtime.now_ms > deadline:
-                raise _taken(refusal(me, next(iter(same.values()))))
+                raise _taken(id_conflict(me, next(iter(same.values()))))
             await runtime.sleep(self._heartbeat_ms)
 
     async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
@@ -243,7 +243,7 @@ class GroupCoordination:
         error = self._last_trouble = self._advised(error)
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
-        elif self._opened and self._log_throttle.due("trouble"):
+        elif self._opened and self._log_throttle.should_log("trouble"):
             log.warning(
                 "placement: a request to Kafka failed, retrying; the last known placement stays in use: %s", error
             )
@@ -322,7 +322,7 @@ class GroupCoordination:
     def _heard(self, sent_ms: float) -> None:
         self._heard_ms = sent_ms
         self._last_trouble = None
-        if self._log_throttle.over("trouble"):
+        if self._log_throttle.end_failure("trouble"):
             log.info("placement: requests to Kafka succeed again")
 
     async def _remove(self, cluster: Cluster, members: list[str], reason: str) -> None:
@@ -381,7 +381,7 @@ class GroupCoordination:
             return KafkaError(
                 f"{self._refused}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION
             )
-        why = cluster.unreachable() or self._last_trouble or "the group did not come to a generation"
+        why = cluster.unreachable_text() or self._last_trouble or "the group did not come to a generation"
         return TimedOutError(f"no place among the coordinators within {_OPEN_MS} ms: {why}")
 
     def _require_metadata(self) -> JoinMetadata:

@@ -63,7 +63,7 @@ class _PeerHistory:
 class Peers:
     """The other coordinators, each watched through a connection.
 
-    Call `follow` whenever the placement has changed.
+    Call `watch_placed` whenever the placement has changed.
     """
 
     def __init__(self, coordination: CoordinationService, me: Candidate, *, renew_s: float | None = None) -> None:
@@ -86,7 +86,7 @@ class Peers:
         """The ids of the watched peers."""
         return frozenset(peer.id for peer in self._watched)
 
-    def follow(self) -> None:
+    def watch_placed(self) -> None:
         """Watch the candidates that the placement names now."""
         placement = self._coordination.placement
         named = () if placement is None else placement.candidates
@@ -125,7 +125,7 @@ class Peers:
                     )
                     self._coordination.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError, ValueError):  # ValueError: the host can't be a name
                 refused_s = None
                 await asyncio.sleep(SILENT_AGAIN_S)
             else:

@@ -45,10 +45,10 @@ class CoordinationService(Protocol):
     async def retire(self) -> None:
         """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
 
-    async def ask(self) -> None:
+    async def refresh_placement(self) -> None:
         """Refresh `placement` from the service; wait for as long as the service is unavailable."""
 
-    def alive(self) -> None:
+    def report_loop_alive(self) -> None:
         """Report that the event loop is alive. Call this several times a second: a hanging loop loses its session."""
 
     async def close(self) -> None:

@@ -68,7 +68,7 @@ class Fence:
     partitions: int
     topic_id: uuid.UUID
 
-    def pair(self) -> KeyValue:
+    def encoded(self) -> KeyValue:
         """Return the fence's encoded key and value."""
         value = FenceValue(
             epoch=self.epoch,
@@ -155,7 +155,7 @@ class Authors:
         """Return the authors without a fence, with the offset of their first batch."""
         return {author: offset for author, offset in self._first_offsets.items() if not self.is_coordinator(author)}
 
-    def unfinished(self, own: int) -> Iterator[Fence]:
+    def fences_that_may_write(self, own: int) -> Iterator[Fence]:
         """Return the fences of other producer ids whose owners could still write."""
         for fence in list(self.fences.values()):
             if fence.producer_id not in (FIRST, own) and fence.epoch < EPOCH_LAST:

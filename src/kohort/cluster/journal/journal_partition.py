@@ -151,7 +151,7 @@ class JournalPartition:
         return JournalUnavailable(f"{self}: {what}: {error.message or error.code.text} ({error.code.name})")
 
 
-def passes(error: KafkaError) -> bool:
+def may_retry(error: KafkaError) -> bool:
     """Return whether a retry of the same request may succeed."""
     return isinstance(error, RetriableError) or error.code.retriable
 

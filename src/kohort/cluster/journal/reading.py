@@ -12,7 +12,7 @@ from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, passes
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, may_retry
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
@@ -110,7 +110,7 @@ class JournalReading:
             try:
                 return await ask()
             except KafkaError as error:
-                if not passes(error) or place.elapsed_ms() > until_ms:
+                if not may_retry(error) or place.elapsed_ms() > until_ms:
                     raise place.ending_error(error, what) from error
             failures += 1
             await place.back_off(failures)
@@ -166,20 +166,20 @@ def _complete_end(view: memoryview) -> tuple[int, int]:
     return (at, parse_header(view, last).next_offset) if last >= 0 else (0, 0)
 
 
-class Handover:
+class ResponseQueue:
     """A bounded queue of responses between the fetching task and the decoder."""
 
     def __init__(self) -> None:
         self._views: deque[memoryview] = deque()
         self._changed: Promise[None] = Promise()
 
-    async def put(self, view: memoryview) -> None:
+    async def queue_response(self, view: memoryview) -> None:
         """Queue a response as soon as there is room."""
         while len(self._views) >= _HANDED_MAX:
             await self._next()
         self._views.append(view)
 
-    async def drained(self) -> None:
+    async def wait_decoded(self) -> None:
         """Wait until all queued responses are decoded."""
         while self._views:
             await self._next()
@@ -193,7 +193,7 @@ class Handover:
         """The oldest queued response, to be decoded next; None if the queue is empty."""
         return self._views[0] if self._views else None
 
-    def decoded(self) -> None:
+    def remove_first(self) -> None:
         """Remove the first response, which is decoded."""
         self._views.popleft()
         self._changed.resolve(None)
@@ -245,7 +245,7 @@ class JournalDecoding:
         if records:
             yield records
 
-    def survey(self, view: memoryview) -> None:
+    def record_authors(self, view: memoryview) -> None:
         """Record producers and fences only, not records: a fence is alone in its batch."""
         for header, batch in self._batches(view):
             self.authors.record_batch(header)

@@ -23,9 +23,9 @@ from kohort.cluster.journal.journal_partition import (
     JournalPartition,
     JournalRefused,
     JournalUnavailable,
-    passes,
+    may_retry,
 )
-from kohort.cluster.journal.reading import Handover, JournalDecoding, JournalReading
+from kohort.cluster.journal.reading import JournalDecoding, JournalReading, ResponseQueue
 from kohort.errors import CorruptDataError, ErrorCode, FencedError, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.protocol import Owner
@@ -131,9 +131,9 @@ class JournalWriter:
         self.expected: int | None = None
         self._sequence = 0
         self._first_ms: float | None = None
-        self.become(identity)
+        self.adopt_identity(identity)
 
-    def become(self, identity: TermIdentity) -> None:
+    def adopt_identity(self, identity: TermIdentity) -> None:
         """Continue writing under another producer epoch, with sequence numbers from 0."""
         self.identity = identity
         self._sequence = 0
@@ -189,7 +189,7 @@ class JournalWriter:
             try:
                 return await self._send_produce(batch)
             except KafkaError as error:
-                if isinstance(error, FencedError) or not passes(error):
+                if isinstance(error, FencedError) or not may_retry(error):
                     raise place.ending_error(error, "an append was refused") from error
                 last = error
             failures += 1
@@ -306,7 +306,7 @@ class JournalTerm:
         self._place = place
         self._owner = owner
         self._metrics = metrics
-        self._handover = Handover()
+        self._handover = ResponseQueue()
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
         self._news: Promise[None] = Promise()
@@ -326,7 +326,7 @@ class JournalTerm:
             view = self._handover.first
             if view is not None:
                 yield from self._decoding.records(view)
-                self._handover.decoded()
+                self._handover.remove_first()
             elif self.loaded:
                 return
             else:
@@ -376,7 +376,7 @@ class JournalTerm:
     async def _write_fence(self, writer: JournalWriter, producer_id: int) -> int:
         """Write a fence under the writer's identity, and return its offset."""
         fence = fence_of(self._place, producer_id, writer.identity.epoch)
-        payload, count = packed_pair(*fence.pair())
+        payload, count = packed_pair(*fence.encoded())
         return (await writer.write(payload, count, self._now_ms)).offset
 
     # -- loading
@@ -390,7 +390,7 @@ class JournalTerm:
             self._decoding.left_out = await self._survey(end)
         reading = JournalReading(place)
         await self._read_until(reading, end)
-        for fence in authors.unfinished(own):
+        for fence in authors.fences_that_may_write(own):
             last = TermIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
         await self._read_until(reading, end)
@@ -404,15 +404,15 @@ class JournalTerm:
     async def _read_until(self, reading: JournalReading, end: int) -> None:
         """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
-            await self._handover.put(await reading.up_to(end))
+            await self._handover.queue_response(await reading.up_to(end))
             self._owner.continue_reading()
-        await self._handover.drained()
+        await self._handover.wait_decoded()
 
     async def _survey(self, end: int) -> frozenset[Author]:
         """Return the producers of records before an offset that no fence proves to be coordinators."""
         reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
-            decoding.survey(await reading.up_to(end))
+            decoding.record_authors(await reading.up_to(end))
         return frozenset(decoding.authors.unfenced())
 
     def _check_authors(self, own: TermIdentity) -> None:
@@ -467,7 +467,7 @@ class JournalTerm:
         reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
         if view is not None:
-            decoding.survey(view)
+            decoding.record_authors(view)
         return decoding.authors.fences.get(FIRST)
 
     # -- serving
@@ -495,7 +495,7 @@ class JournalTerm:
 
     def _proof(self, identity: TermIdentity) -> Body:
         """Return the batch of an append without records: the fence again, of which compaction keeps one."""
-        return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
+        return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).encoded())
 
     async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
         """Wait for an append, a new epoch, or the time when something has to be written."""
@@ -532,6 +532,6 @@ class JournalTerm:
             raise renewed
         if renewed.producer_id != writer.identity.producer_id:
             raise JournalUnavailable(f"{self._place}: Kafka has given another producer id, which needs a new term")
-        writer.become(renewed)
+        writer.adopt_identity(renewed)
         self._metrics.fence_offset = await self._write_fence(writer, renewed.producer_id)
         self._metrics.epoch = renewed.epoch

@@ -146,7 +146,7 @@ class MirroredShard:
 
 
 @dataclass(slots=True)
-class Plan:
+class MirrorPlan:
     """The changes to write, and the state of the groups after them.
 
     Attributes:
@@ -182,7 +182,7 @@ class Plan:
             self.sets.append(Change(path, data))
         nodes[path] = data
 
-    def mark(self, group: MirroredGroup, data: bytes) -> None:
+    def plan_checksum(self, group: MirroredGroup, data: bytes) -> None:
         """Plan the checksum above a group's owners, written once they are complete."""
         assert group.nodes is not None
         top = group.owners_path
@@ -244,7 +244,7 @@ class GroupMirror:
         self._tops_due = self._names_due = True
         self.meter = ZooKeeperMirrorMetrics()
 
-    def soon(self, *_: object) -> None:
+    def run_soon(self, *_: object) -> None:
         """Let the mirror run before its interval is over, because a group has changed."""
         self._news.set()
 
@@ -253,7 +253,7 @@ class GroupMirror:
         trouble = ""
         while True:
             try:
-                await self.settle()
+                await self.update_zookeeper()
                 wait_s, trouble = INTERVAL_S, ""
             except KafkaError as error:
                 if error.message != trouble:  # by text: logged once
@@ -267,7 +267,7 @@ class GroupMirror:
                 continue
             self._news.clear()
 
-    async def settle(self) -> None:
+    async def update_zookeeper(self) -> None:
         """Bring ZooKeeper up to date with the journal.
 
         Raises:
@@ -298,7 +298,7 @@ class GroupMirror:
                 view.due.update(dict.fromkeys(strangers))
             self._names_due = False
         self._look_at_leaders()
-        plan = Plan()
+        plan = MirrorPlan()
         try:
             for shard in here.values():
                 await self._look_at(shard, there.get(shard.index, set()), plan)
@@ -364,7 +364,7 @@ class GroupMirror:
 
     # -- planning of changes
 
-    async def _look_at(self, shard: Shard, names: Iterable[str], plan: Plan) -> None:
+    async def _look_at(self, shard: Shard, names: Iterable[str], plan: MirrorPlan) -> None:
         """Plan the changes of a shard's groups that are due; `names`: the groups that have nodes."""
         view = self._known.get(shard.index)
         is_new = view is None
@@ -393,14 +393,14 @@ class GroupMirror:
                 read.append(name)
         view.record_reads(read, now_s, every_s)
 
-    async def _plan_gone(self, group: MirroredGroup, plan: Plan) -> None:
+    async def _plan_gone(self, group: MirroredGroup, plan: MirrorPlan) -> None:
         if group.nodes is None:
             group.nodes = {**await self._read_tree(group.owners_path), **await self._read_tree(group.offsets_path)}
         for path in sorted(group.nodes, reverse=True):
             plan.delete(group, path)
         plan.done.append((group, None))
 
-    async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, is_due: bool) -> bool:
+    async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan, *, is_due: bool) -> bool:
         """Plan the changes of a group, and return whether its owners' nodes were read for that."""
         first, was_told = group.nodes is None, group.reported
         changed = shown.settled and not group.reported and group.registered != shown.owners
@@ -421,7 +421,7 @@ class GroupMirror:
         self._plan_offsets(group, shown, plan)
         if was_told and shown.settled:  # the rebalance is done, or none was needed: owners are written now
             group.reported, group.registered = False, {}
-            self.soon()
+            self.run_soon()
         if was_told or group.reported:
             plan.again.add(group.name)
         plan.done.append((group, shown))
@@ -439,9 +439,9 @@ class GroupMirror:
         if lost and not group.reported:
             group.reported = True
             self._host.groups.queue_event(group.name, OwnersMissing(group.name, lost))
-            self.soon()
+            self.run_soon()
 
-    def _plan_owners(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan) -> None:
+    def _plan_owners(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan) -> None:
         top, wanted = group.owners_path, dict[str, bytes]()
         for part, owner in shown.owners.items():
             wanted[partition_path(top, part, self._leader(part))] = owner.encode()
@@ -451,10 +451,10 @@ class GroupMirror:
                 plan.delete(group, path)
         for path, data in wanted.items():
             plan.plan_node(group, path, data, OWNERS)
-        plan.mark(group, checksum(shown.owners))
+        plan.plan_checksum(group, checksum(shown.owners))
         plan.owners.append((group, shown))
 
-    def _plan_offsets(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan) -> None:
+    def _plan_offsets(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan) -> None:
         top = group.offsets_path
         assert group.nodes is not None
         is_first = not group.offset_paths
@@ -494,7 +494,7 @@ class GroupMirror:
 
     # -- writing
 
-    async def _write_plan(self, guard: tuple[Change, ...], plan: Plan) -> None:
+    async def _write_plan(self, guard: tuple[Change, ...], plan: MirrorPlan) -> None:
         await self._send_changes(guard, plan.creates, window=1)
         await self._send_changes(guard, plan.sets, window=WINDOW)
         await self._send_changes(guard, plan.deletes, window=1)

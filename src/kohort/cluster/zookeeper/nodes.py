@@ -240,7 +240,7 @@ def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
 def partitions_missing_owner_nodes(
     registered: Mapping[TopicPartition, str], wanted: Mapping[TopicPartition, str], nodes: Mapping[str, bytes]
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions whose owner has not changed since it was written, but whose node no longer says so.
+    """Return the partitions whose owner is as it was written, but whose node is gone or names another.
 
     Source: spec 4.7, conditions 1, 2 and 4.
     """

@@ -62,7 +62,7 @@ class TopicMirror:
     """
 
     def __init__(self, session: ZooKeeperSession, look: Callable[[], None]) -> None:
-        """Create the mirror of a session. It calls `look` to request another `settle`."""
+        """Create the mirror of a session. It calls `look` to request another `write_topics`."""
         self.wanted: Mapping[str, MirroredTopic] | None = None
         self.on_change: Callable[[], None] | None = None
         self._session = session
@@ -72,7 +72,7 @@ class TopicMirror:
         self._names_due = True
         self._due: set[str] = set()
 
-    async def settle(self, guard: Change | None) -> None:
+    async def write_topics(self, guard: Change | None) -> None:
         """Read what may have changed, and write the wanted topics.
 
         Args:
@@ -96,7 +96,7 @@ class TopicMirror:
         if guard is not None and self.wanted is not None:
             await self._write_topics(guard, self.wanted)
 
-    def due(self, name: str | None) -> None:
+    def mark_changed(self, name: str | None) -> None:
         """Mark a topic, or the list of names (None), as changed: its watch has fired."""
         if name is None:
             self._names_due = True
@@ -161,7 +161,7 @@ class _TopicWatch:
     name: str | None
 
     def __call__(self) -> None:
-        self.mirror.due(self.name)
+        self.mirror.mark_changed(self.name)
 
 
 log = logging.getLogger("kohort.cluster")
@@ -177,7 +177,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class WriteGuard:
     """The permission to write a set of shards' groups to ZooKeeper.
 
     Attributes:
@@ -275,7 +275,7 @@ class ZooKeeperCoordination:
                 )
         await self.close()
 
-    async def ask(self) -> None:
+    async def refresh_placement(self) -> None:
         """Refresh `placement` from ZooKeeper; wait for as long as ZooKeeper is unavailable."""
         wanted = self._looks + 1  # a look under way may have read the placement already
         self._look.set()
@@ -283,9 +283,9 @@ class ZooKeeperCoordination:
             self._settled.clear()
             await self._settled.wait()
 
-    def alive(self) -> None:
+    def report_loop_alive(self) -> None:
         """Report that the event loop is alive."""
-        self.session.alive()
+        self.session.report_loop_alive()
 
     async def close(self) -> None:
         """Unregister at once, after pending suspicions are written: nobody else may know of them."""
@@ -318,7 +318,7 @@ class ZooKeeperCoordination:
         """The number of connections so far; the nodes may have changed between two of them."""
         return self.session.connections
 
-    def guard(self) -> Guard | None:
+    def guard(self) -> WriteGuard | None:
         """Return checks that hold only while this process may write its shards; None: it may write none now."""
         mine, stands = self._mine, self._map
         if mine is None or stands is None or self._map_node is None or (self._exclusive and not self.is_leader):
@@ -329,7 +329,7 @@ class ZooKeeperCoordination:
         changes = [Change(PLACEMENT, version=self._map_node.version)]
         if self.is_leader and self._epoch is not None:
             changes.append(Change(EPOCH, version=self._epoch.version))
-        return Guard(tuple(changes), stands.shards_of(mine.candidate.id))
+        return WriteGuard(tuple(changes), stands.shards_of(mine.candidate.id))
 
     def read_again(self) -> None:
         """Read all nodes again, because one of them was not as expected."""
@@ -384,7 +384,7 @@ class ZooKeeperCoordination:
         self.placement, self._looked = self._map, look
         self._notify_change()
         guard = Change(EPOCH, version=self._epoch.version) if self.is_leader and self._epoch is not None else None
-        await self._mirror.settle(guard)
+        await self._mirror.write_topics(guard)
 
     async def _register(self, session: int, mine: Registration) -> Candidate | None:
         """Create this candidate's node in this session, and delete one of an earlier session.
@@ -562,7 +562,7 @@ class ZooKeeperCoordination:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not ready():
-            self.session.alive()
+            self.session.report_loop_alive()
             passed_ms = (loop.time() - began) * 1000
             if taken_ms is not None and passed_ms > taken_ms:
                 self._check_alone()

@@ -102,9 +102,9 @@ class Change:
 class ZooKeeperSession:
     """A ZooKeeper session: reads and changes are coroutines, states and watches are calls on the loop.
 
-    The session lives only while the event loop is alive. When `alive` was not called for a session timeout, a thread
-    closes the session. Otherwise kazoo's own thread would keep it up beside a hanging loop. The next `alive` begins a
-    new one.
+    The session lives only while the event loop is alive. When `report_loop_alive` was not called for a session timeout,
+    a thread closes the session. Otherwise kazoo's own thread would keep it up beside a hanging loop. The next
+    `report_loop_alive` begins a new one.
 
     Attributes:
         address: The address as it was given.
@@ -168,7 +168,7 @@ class ZooKeeperSession:
         """
         self._loop = asyncio.get_running_loop()
         self._ended, self._hung, self._reviving, self.state = threading.Event(), False, None, SessionState.LOST
-        self.alive()
+        self.report_loop_alive()
         await self._connect()
         watching = threading.Thread(
             target=self._watch_loop, args=(self._ended,), name="kohort-zookeeper-turns", daemon=True
@@ -183,7 +183,7 @@ class ZooKeeperSession:
                 await self.close()
                 why = await asyncio.to_thread(_tls_failure, self._hosts, self._config) or "is it up?"
                 raise TimedOutError(f"ZooKeeper at {self._hosts} did not answer within {timeout_ms:.0f} ms: {why}")
-            self.alive()
+            self.report_loop_alive()
             await asyncio.sleep(0.02)
         if not self._config.authenticates:
             self._warn(
@@ -197,7 +197,7 @@ class ZooKeeperSession:
             self._warned.add(text)
             log.warning("nodes in ZooKeeper at %s are unprotected: %s", self.address, text)
 
-    def alive(self) -> None:
+    def report_loop_alive(self) -> None:
         """Report that the event loop is alive; begin a new session if it hung meanwhile, or its login was refused."""
         self._turned_s = time.monotonic()
         if self._ended.is_set() or self._reviving is not None:
@@ -323,7 +323,7 @@ class ZooKeeperSession:
                 await self._connect()
             self._turned_s, self._hung = time.monotonic(), False
         finally:
-            self._reviving = None  # after a failure the next `alive` tries again
+            self._reviving = None  # after a failure the next `report_loop_alive` tries again
 
     def _watch_loop(self, ended: threading.Event) -> None:
         session_s = self._session_ms / 1000

@@ -86,8 +86,8 @@ class BrokerInZooKeeper:
         log.info("registered in ZooKeeper: broker %d at %s is the coordinator of all groups", me.id, me.address)
         mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
-        node.on_rebalanced = mirror.soon
-        self._coordination.on_changes(mirror.soon)
+        node.on_rebalanced = mirror.run_soon
+        self._coordination.on_changes(mirror.run_soon)
         self._run_in_background(mirror.watch(), "groups in ZooKeeper")
         self._run_in_background(show_topics(self._coordination, node), "topics in ZooKeeper")
 
@@ -99,9 +99,9 @@ class BrokerInZooKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
-            self._coordination.alive()
+            self._coordination.report_loop_alive()
             try:
-                await asyncio.wait_for(mirror.settle(), END_S)
+                await asyncio.wait_for(mirror.update_zookeeper(), END_S)
             except (TimeoutError, KafkaError) as error:
                 log.warning(
                     "closing: the last changes of groups were not written to ZooKeeper (%s)", error or "no answer"
@@ -110,7 +110,7 @@ class BrokerInZooKeeper:
 
     async def _keep_session_alive(self) -> None:
         while True:
-            self._coordination.alive()
+            self._coordination.report_loop_alive()
             await asyncio.sleep(ALIVE_S)
 
     def _run_in_background(self, coroutine: Coroutine[None, None, None], name: str) -> None:

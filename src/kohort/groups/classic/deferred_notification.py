@@ -70,7 +70,7 @@ class ClassicNotification(ClassicMembers):
         """Handle a valid heartbeat: release an earlier delayed one, learn the interval, and clear a suspicion."""
         if member.long_poll is not None:
             self.end_long_poll(step, member)
-        member.beat(step, event.interval_ms)
+        member.learn_from_heartbeat(step, event.interval_ms)
         member.tolerates_long_polls = event.delay_ms > 0
         deferral = self.deferral
         if deferral is not None and member.member_id in deferral.suspected:
@@ -197,7 +197,7 @@ class ClassicNotification(ClassicMembers):
         deferral = self.deferral
         timeout_ms = self.rebalance_timeout_ms()
         if deferral is not None and step.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
-            step.run(self.join_phase, timeout_ms)
+            step.start_timer(self.join_phase, timeout_ms)
         self.end_deferral()
         notified = [member for member in self.members.values() if member.long_poll is not None]
         for member in notified:

@@ -54,7 +54,7 @@ from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline, Timer
 
 
-def differs(asked: str | None, actual: str | None) -> bool:
+def contradicts(asked: str | None, actual: str | None) -> bool:
     """Return whether two protocol names contradict each other; None contradicts nothing."""
     return asked is not None and actual is not None and asked != actual
 
@@ -63,7 +63,7 @@ class ClassicRequests(ClassicRebalance):
     """The handling of requests from the members of a classic group."""
 
     def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Return whether a request's member is in the group and was not replaced by another with its instance id.
+        """Return the error for a member that is not in the group or was replaced under its instance id, else NONE.
 
         If a restart interrupted a rebalance, the lost id may be the member's newer one. Then nobody is fenced: an
         unknown member joins again without its id. Source: scenario 8.
@@ -122,7 +122,7 @@ class ClassicRequests(ClassicRebalance):
             taken = 0
         elif self.state is GroupState.PREPARING_REBALANCE:
             taken, has_place = self.awaiting_join, member is not None and member.join_request is not None
-        return admission.check_place(step.config.group_max_size, taken, has_place=has_place)
+        return admission.member_place_error(step.config.group_max_size, taken, has_place=has_place)
 
     def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
         """Return whether the group's record could exceed its limit with this member, which is refused then."""
@@ -130,7 +130,7 @@ class ClassicRequests(ClassicRebalance):
         before = 0 if member is None else member.size
         metadata = max(len(protocol.metadata) for protocol in event.protocols)
         size = self.size - before + metadata + len(event.client.id)
-        if admission.check_record(step.config, size) is ErrorCode.NONE:
+        if admission.record_size_error(step.config, size) is ErrorCode.NONE:
             return False
         step.log(
             self.group_id,
@@ -152,7 +152,7 @@ class ClassicRequests(ClassicRebalance):
         elif event.requires_known_id:
             timer = Timer(Deadline.PENDING_MEMBER, self.group_id, event.new_member_id)
             self.pending.give_id(event.new_member_id, PendingMember(timer, event.connection))
-            step.run(timer, event.session_timeout_ms)
+            step.start_timer(timer, event.session_timeout_ms)
             step.remember_connection(event.connection, self.group_id, event.new_member_id)
             step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
             while (surplus := self.pending.surplus_id()) is not None:
@@ -174,7 +174,7 @@ class ClassicRequests(ClassicRebalance):
             self.newcomer = True
         self.add_member(step, member, event.request)
         member.bind(step, event.connection)
-        step.run(member.session, step.config.new_member_timeout_ms)
+        step.start_timer(member.session, step.config.new_member_timeout_ms)
         text = f"member {member_id} joined (reason: {event.reason or 'not given'})"
         self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, member_id))
 
@@ -201,7 +201,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.NONE
 
     def rejoin_cause(self, step: Step, member: ClassicMember, event: JoinGroup) -> Cause:
-        """Return what a member's JoinGroup changes; its metadata also changes with the partitions that it owns."""
+        """Return why a member's JoinGroup causes a rebalance: assignors, subscription, topics, or only the request."""
         role = "leader" if self.is_leader(event.member_id) else "member"
         why = f"(reason: {event.reason or 'not given'})"
         names = [protocol.name for protocol in event.protocols]
@@ -218,11 +218,11 @@ class ClassicRequests(ClassicRebalance):
 
     def update_member(self, step: Step, member: ClassicMember, event: JoinGroup) -> None:
         """Take over a member's protocols and timeouts from its join, and keep the join waiting."""
-        self.count(member, -1)
+        self.count_votes(member, -1)
         member.protocols = event.protocols
         member.session_timeout_ms = event.session_timeout_ms
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
-        self.count(member, 1)
+        self.count_votes(member, 1)
         self.await_join(step, member, event.request)
 
     def replace_static(self, step: Step, old: ClassicMember, event: JoinGroup) -> None:
@@ -234,7 +234,7 @@ class ClassicRequests(ClassicRebalance):
         self.answer_join(step, old, fenced)
         old.answer_sync(step, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
         self.stop_awaiting(step, old, ErrorCode.FENCED_INSTANCE_ID)
-        self.count(old, -1)
+        self.count_votes(old, -1)
         old.session.cancel()
         old.unbind(step)
         del self.members[old.member_id]
@@ -244,7 +244,7 @@ class ClassicRequests(ClassicRebalance):
             self.leader = new.member_id
         if self.pending_sync.pop(old.member_id, "") is None:
             self.pending_sync[new.member_id] = None
-        self.count(new, 1)
+        self.count_votes(new, 1)
         new.bind(step, event.connection)
         self.update_member(step, new, event)
         new.touch(step, new.session_timeout_ms)
@@ -311,7 +311,7 @@ class ClassicRequests(ClassicRebalance):
         self.members[event.member_id].was_heard(step, event.connection)
         if not self.is_current_generation(event.generation):
             return ErrorCode.ILLEGAL_GENERATION
-        if differs(event.protocol_type, self.protocol_type) or differs(event.protocol_name, self.protocol):
+        if contradicts(event.protocol_type, self.protocol_type) or contradicts(event.protocol_name, self.protocol):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
@@ -382,7 +382,7 @@ class ClassicRequests(ClassicRebalance):
             self.notify_if_none_awaited(step)
 
     def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
-        """Return whether a heartbeat comes from a member with the current generation, or the error."""
+        """Return the error for a heartbeat that is not a member's of the current generation, else NONE."""
         if event.member_id not in self.members or event.instance_id is not None:
             error = self.member_error(event.member_id, event.instance_id)
             if error is not ErrorCode.NONE:
@@ -441,7 +441,7 @@ class ClassicRequests(ClassicRebalance):
             self.members[member.member_id] = member
             if member.instance_id is not None:
                 self.static_ids[member.instance_id] = member.member_id
-            self.count(member, 1)
+            self.count_votes(member, 1)
             member.touch(step, member.session_timeout_ms)
         self.subscribed = self.read_subscriptions()
         if not self.members:
@@ -602,8 +602,8 @@ class ClassicGroup(ClassicRequests):
 
     # -- Permission to commit in a classic group. Source: spec 1.1, KIP-447
 
-    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return whether a member, or a client without group management, may commit now."""
+    def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return the error that refuses a commit of a member, or of a client without group management, else NONE."""
         generation, is_empty = event.generation, self.state is EMPTY
         if generation < 0 and is_empty:
             return NO_ERROR
@@ -619,8 +619,8 @@ class ClassicGroup(ClassicRequests):
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR
 
-    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return whether a transactional commit is accepted; a producer may omit the member, no rebalance delays it."""
+    def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Return the error that refuses a transactional commit, else NONE. A producer may omit the member."""
         if event.generation < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE
         if event.generation < 0 and not event.member_id and event.instance_id is None:

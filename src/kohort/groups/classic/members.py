@@ -135,9 +135,9 @@ class ClassicMember(MonitoredMember):
 
     def restart_session(self, step: Step) -> None:
         """Restart the session, or the time limit of a new member, after a request on any connection."""
-        self.alive(step, self.session_timeout_ms)
+        self.end_grace(step, self.session_timeout_ms)
         if self.is_new:
-            step.run(self.session, step.config.new_member_timeout_ms)
+            step.start_timer(self.session, step.config.new_member_timeout_ms)
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class ClassicMembers(GroupMembership):
         """Return the longest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def count(self, member: ClassicMember, sign: int) -> None:
+    def count_votes(self, member: ClassicMember, sign: int) -> None:
         """Add (1) or subtract (-1) a member's votes and size; always in pairs around a change of the member."""
         for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # clients may repeat a name
             self.votes[name] = self.votes.get(name, 0) + sign

@@ -46,7 +46,7 @@ class ClassicRebalance(ClassicNotification):
         if self.leader is None:
             self.leader = member.member_id
         self.members[member.member_id] = member
-        self.count(member, 1)
+        self.count_votes(member, 1)
         self.await_join(step, member, request)
         self.drop_pending(step, member.member_id)
 
@@ -76,7 +76,7 @@ class ClassicRebalance(ClassicNotification):
         """Remove a member: answer its waiting requests with UNKNOWN_MEMBER_ID, and pick the next leader if it led."""
         member = self.members.pop(member_id, None)
         if member is not None:
-            self.count(member, -1)
+            self.count_votes(member, -1)
             self.stop_awaiting(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
             self.answer_join(step, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
             member.answer_sync(step, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
@@ -129,11 +129,13 @@ class ClassicRebalance(ClassicNotification):
             self.delay_ms = step.config.initial_rebalance_delay_ms
             self.remaining_ms = max(self.rebalance_timeout_ms() - self.delay_ms, 0)
             self.newcomer = False
-            step.run(self.join_phase, self.delay_ms)  # also for 0, so that joins in the queue are taken in first
+            step.start_timer(
+                self.join_phase, self.delay_ms
+            )  # also for 0, so that joins in the queue are taken in first
         elif self.all_joined():
             self.complete_join(step)
         else:
-            step.run(self.join_phase, self.rebalance_timeout_ms())
+            step.start_timer(self.join_phase, self.rebalance_timeout_ms())
             if self.previous_state is GroupState.STABLE:
                 self.defer_notification(step)
 
@@ -184,7 +186,7 @@ class ClassicRebalance(ClassicNotification):
             delay = min(step.config.initial_rebalance_delay_ms, self.remaining_ms)
             self.remaining_ms = max(self.remaining_ms - self.delay_ms, 0)
             self.delay_ms = delay
-            step.run(self.join_phase, delay)
+            step.start_timer(self.join_phase, delay)
             return
         self.complete_join(step)
 
@@ -204,7 +206,7 @@ class ClassicRebalance(ClassicNotification):
             return
         if not self.elect_leader():
             step.log(self.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
-            step.run(self.join_phase, max(self.rebalance_timeout_ms(), LEAST_WAIT_MS))
+            step.start_timer(self.join_phase, max(self.rebalance_timeout_ms(), LEAST_WAIT_MS))
             return
         self.begin_generation(step)
 
@@ -245,7 +247,7 @@ class ClassicRebalance(ClassicNotification):
             self.answer_join(step, member, self.join_reply(member))
             member.is_new = False
             member.touch(step, member.session_timeout_ms)
-        step.run(self.sync_phase, self.rebalance_timeout_ms())
+        step.start_timer(self.sync_phase, self.rebalance_timeout_ms())
         step.log(self.group_id, f"generation {self.generation} has {len(self.members)} members")
 
     def join_reply(self, member: ClassicMember) -> JoinGroupReply:

@@ -52,7 +52,7 @@ from kohort.ids import TopicId, TopicPartition, topic_partition
 
 
 class ConsumerMemberChanges(ConsumerReconciliation):
-    """How members of a consumer group are heard, replaced and removed, and their requests refused."""
+    """Members of a consumer group: their signs of life, replacement and removal, and refusals of their requests."""
 
     def log_fenced(self, step: Step, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
         """Log that a member was fenced by its epoch, once until it is heard again."""
@@ -83,7 +83,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
 
     def restart_session(self, step: Step, presence: Presence, member_id: str) -> None:
         """Restart a member's session after a request on any connection."""
-        presence.alive(step, self.session_timeout_ms(step, member_id))
+        presence.end_grace(step, self.session_timeout_ms(step, member_id))
 
     def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
         """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
@@ -98,7 +98,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         presence.expect_nothing()
         gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
         self.refuse_waiting(step, presence, gone)
-        step.emit(self.current_assignment(member_id).away().record(self.group_id, member_id))
+        step.emit(self.current_assignment(member_id).left_temporarily().record(self.group_id, member_id))
 
     def member_changed_protocol(self, step: Step, presence: Presence, member_id: str) -> None:
         """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
@@ -110,7 +110,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         """Let a member that had left temporarily take its place again."""
         current = self.current_assignment(member_id)
         if current.is_away:
-            step.emit(current.afresh().record(self.group_id, member_id))
+            step.emit(current.without_epoch().record(self.group_id, member_id))
 
     def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
         """Write that a static member continues under a new id, with the partitions of the old one."""
@@ -123,7 +123,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(replace(old, member_id=new_id))
         if target is not None:
             step.emit(TargetAssigned(self.group_id, new_id, pack(target)))
-        step.emit(before.afresh().record(self.group_id, new_id))
+        step.emit(before.without_epoch().record(self.group_id, new_id))
 
     def remove_member(self, step: Step, member_id: str) -> None:
         """Remove a member: write the tombstones of its records."""
@@ -147,7 +147,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
     def refuse_waiting(self, step: Step, presence: Presence, refusal: Refusal) -> None:
         """Refuse all waiting requests of a member: it was removed or replaced."""
         if presence.waiting is not None:
-            refusal.answer(step, presence.waiting)
+            refusal.refuse_heartbeat(step, presence.waiting)
         self.cancel_long_poll(step, presence, *refusal)
         if presence.joining is not None:
             is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
@@ -172,7 +172,7 @@ ASSIGNOR = "uniform"
 
 
 class ConsumerSuspicion(ConsumerMemberChanges):
-    """Which members of a consumer group are suspected, and what follows for its targets."""
+    """Suspicion of silent members of a consumer group, which are left out of new targets."""
 
     detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
 
@@ -189,7 +189,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.heartbeat_interval_ms(step)
 
     def member_suspected_from_ms(self, step: Step, member_id: str) -> int | None:
-        """Return when a member is suspected unless it is heard before.
+        """Return when a member is suspected unless it sends a request before.
 
         None for a member of the classic protocol: a new target does not affect it before it joins again.
         """
@@ -356,7 +356,7 @@ def _share(
     return tuple([TopicPartitions(topics[name].id, tuple(rows[name])) for name in sorted(rows, key=order.__getitem__)])
 
 
-def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
+def resolve_regexes(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
     """Carry out a `ResolveRegexes` with the caller's RE2."""
     matches = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
     return RegexesResolved(work.group_id, work.ticket, work.version, matches)
@@ -419,7 +419,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             return
         if self.request_resolution(step):
             return
-        self.computing = step.ticket()
+        self.computing = step.next_task_number()
         subscribed = {member_id: self.topics_of(member) for member_id, member in sorted(self.members.items())}
         names = {name for topics in subscribed.values() for name in topics}
         topics = {name: step.image.topics[name] for name in sorted(names) if name in step.image.topics}
@@ -448,7 +448,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             return bool(regexes)
         if again or not self.regexes:
             self.resolved_ms = step.now.mono_ms
-        self.resolving = step.ticket()
+        self.resolving = step.next_task_number()
         version = step.image.version
         step.begin_task(
             ResolveRegexes(self.group_id, self.resolving, version, regexes, tuple(sorted(step.image.topics)))

@@ -100,8 +100,8 @@ class ConsumerClassicMembers(ConsumerAssignment):
         member_id = event.member_id or event.new_member_id
         replaced = self.static_ids.get(event.instance_id)
         has_place = event.member_id in self.members or replaced is not None
-        refused = admission.check_record(step.config, admission.protocols_bytes(event.protocols)) or (
-            admission.check_place(step.config.consumer_max_size, len(self.members), has_place=has_place)
+        refused = admission.record_size_error(step.config, admission.protocols_bytes(event.protocols)) or (
+            admission.member_place_error(step.config.consumer_max_size, len(self.members), has_place=has_place)
         )
         if refused is not ErrorCode.NONE:
             return refused
@@ -142,7 +142,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """Answer a first join with a member id (KIP-394)."""
         timer = Timer(Deadline.PENDING_MEMBER, event.group_id, event.new_member_id)
         self.given_ids.give_id(event.new_member_id, timer)
-        step.run(timer, event.session_timeout_ms)
+        step.start_timer(timer, event.session_timeout_ms)
         while (surplus := self.given_ids.surplus_id()) is not None:
             self.forget_given_id(surplus)
 
@@ -223,7 +223,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         current = self.reconcile_member(step, member_id, owned)
         self.touch_session(step, presence, member_id)
         if current != before:  # else it has its assignment or is awaited already: a join may be late or repeated
-            step.run(presence.sync_phase, event.rebalance_timeout_ms)
+            step.start_timer(presence.sync_phase, event.rebalance_timeout_ms)
         step.reply(
             event.request,
             JoinGroupReply(
@@ -242,7 +242,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)
 
     def classic_member_error(self, member_id: str, instance_id: str | None, generation: int | None) -> ErrorCode:
-        """Return whether a classic member may send requests, with this generation if one is given."""
+        """Return the error for a classic member with an unknown id or another generation, else NONE."""
         if instance_id is not None:
             holder = self.static_ids.get(instance_id)
             if holder is None:
@@ -275,7 +275,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         step.reply(event.request, reply)
 
     def sync_error(self, step: Step, event: SyncGroup) -> ErrorCode:
-        """Return whether protocol names match and no newer epoch requires the member to rejoin."""
+        """Return the error if protocol names differ, or a newer epoch requires the member to rejoin; else NONE."""
         member = self.members[event.member_id]
         name = (member.classic_protocols or ())[0].name
         wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
@@ -291,7 +291,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
         timer = self.presence(member.member_id).join_phase
         if timer.due_ms is None:
-            step.run(timer, member.rebalance_timeout_ms)
+            step.start_timer(timer, member.rebalance_timeout_ms)
 
     def classic_heartbeat(self, step: Step, event: Heartbeat) -> None:
         """Answer a classic member's Heartbeat: REBALANCE_IN_PROGRESS if it must rejoin for another assignment."""

@@ -103,7 +103,7 @@ def says_everything(event: ConsumerGroupHeartbeat) -> bool:
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
 
-def spread(interval_ms: int, member_id: str) -> int:
+def spread_interval_ms(interval_ms: int, member_id: str) -> int:
     """Return a heartbeat interval between half and all of the usual one, by the member's id.
 
     Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
@@ -122,7 +122,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         )
         if refusal is not None:
             self.log_fenced(step, event, refusal)
-            refusal.answer(step, event)
+            refusal.refuse_heartbeat(step, event)
 
     def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
         """Process a join or a regular heartbeat."""
@@ -172,7 +172,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 return self.replace_static(step, event, holder, member_id)
         if joins:
             limit = step.config.consumer_max_size
-            error = admission.check_place(limit, len(self.members), has_place=known)
+            error = admission.member_place_error(limit, len(self.members), has_place=known)
             text = f"The consumer group has reached its maximum capacity of {limit} members."
             return None if error is ErrorCode.NONE else Refusal(error, text)
         if not known:
@@ -259,7 +259,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         elif event.short_interval:
             interval = min(interval, step.config.unsettled_interval_ms)
         elif presence.interval_ms < interval // 2 and len(self.members) >= SPREAD_FROM:
-            interval = spread(interval, member_id)
+            interval = spread_interval_ms(interval, member_id)
         presence.interval_ms = interval
         step.reply(
             event.request,
@@ -292,7 +292,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
     ) -> None:
         """Answer a delayed heartbeat with an error, because its member was removed or replaced."""
-        Refusal(error, message or error.text).answer(step, event)
+        Refusal(error, message or error.text).refuse_heartbeat(step, event)
 
     def answer_waiting(self, step: Step, member_id: str) -> None:
         """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
@@ -317,7 +317,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             if presence.waiting is None:
                 continue
             if event.failure is not None and self.computing < 0:
-                Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).answer(step, presence.waiting)
+                Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).refuse_heartbeat(step, presence.waiting)
                 presence.waiting = None
             elif presence.awaited_epoch <= self.target_epoch:
                 self.answer_waiting(step, member_id)
@@ -417,11 +417,11 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         self.settings = step.settings.get(self.group_id, self.settings)
         for member_id, member in self.members.items():
             presence = self.presence(member_id)
-            step.run(presence.session, self.session_timeout_ms(step, member_id))
+            step.start_timer(presence.session, self.session_timeout_ms(step, member_id))
             presence.heard_ms = step.now.mono_ms
             unrevoked = self.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
             if unrevoked and member.classic_protocols is None:
-                step.run(presence.revocation, member.rebalance_timeout_ms)
+                step.start_timer(presence.revocation, member.rebalance_timeout_ms)
         if self.members:
             self.request_resolution(step, again=True)
             self.check_topics(step)
@@ -593,8 +593,8 @@ class ConsumerGroup(ConsumerHeartbeat):
 
     # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
 
-    def may_commit(self, step: Step, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
-        """Return whether a member may commit now, or anyone if the group is empty.
+    def commit_error(self, step: Step, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
+        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it.
 
         A member's epoch may advance while its commit is under way. An older epoch is accepted for partitions that the
         member had then and has had ever since. Source: KIP-1251.
@@ -611,17 +611,17 @@ class ConsumerGroup(ConsumerHeartbeat):
             return ErrorCode.UNSUPPORTED_VERSION
         current, topics = self.current_assignment(member_id), step.image.topics
         if epoch == current.member_epoch or all(
-            offset.topic in topics and current.covers(epoch, (topics[offset.topic].id, offset.partition))
+            offset.topic in topics and current.has_owned_since(epoch, (topics[offset.topic].id, offset.partition))
             for offset in event.offsets
         ):
             return NO_ERROR
         return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
-    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return whether a transactional commit is accepted; a producer need not name a member."""
+    def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Return the error that refuses a transactional commit, else NONE; a producer need not name a member."""
         error = ErrorCode.NONE
         if event.generation >= 0 or event.member_id:
-            error = self.may_commit(step, event)
+            error = self.commit_error(step, event)
         is_unknown = error is ErrorCode.STALE_MEMBER_EPOCH and not event.knows_stale_epoch
         return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
 
@@ -633,8 +633,8 @@ class ConsumerGroup(ConsumerHeartbeat):
             if not presence.overdue:
                 self.restart_session(step, presence, event.member_id)
 
-    def may_fetch(self, step: Step, event: OffsetFetch) -> ErrorCode:
-        """Return whether a fetch with a member names a known one with its epoch; a fetch without one is open to all."""
+    def fetch_error(self, step: Step, event: OffsetFetch) -> ErrorCode:
+        """Return the error for a fetch that names an unknown member or another epoch, else NONE."""
         if event.member_id is None and event.member_epoch < 0:
             return NO_ERROR
         member_id = event.member_id or ""

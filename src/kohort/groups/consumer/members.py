@@ -101,11 +101,11 @@ class CurrentAssignment:
             for entry in pack(pairs)
         )
 
-    def afresh(self) -> CurrentAssignment:
+    def without_epoch(self) -> CurrentAssignment:
         """Return the current assignment as of a member that joins again: the same partitions, without an epoch."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
-    def away(self) -> CurrentAssignment:
+    def left_temporarily(self) -> CurrentAssignment:
         """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
         assigned, since = self.assigned, self.since
         return CurrentAssignment(
@@ -117,7 +117,7 @@ class CurrentAssignment:
         """Whether the member left temporarily and has not joined since."""
         return self.member_epoch == LEFT_FOR_A_WHILE
 
-    def covers(self, epoch: int, pair: TopicIdPartition) -> bool:
+    def has_owned_since(self, epoch: int, pair: TopicIdPartition) -> bool:
         """Return whether the member has had this partition ever since this epoch of its own."""
         since = self.since.get(pair)
         return since is not None and since <= epoch <= self.member_epoch
@@ -446,7 +446,7 @@ def _shift(counts: dict[str, int], name: str, sign: int) -> None:
         counts.pop(name, None)
 
 
-class Movement(NamedTuple):
+class AssignmentMove(NamedTuple):
     """An entry of the members' table: how a member moves on, and its possible next states."""
 
     why: str
@@ -530,7 +530,7 @@ class ConsumerReconciliation(ConsumerMembers):
         member = self.members[member_id]
         presence = self.presence(member_id)
         if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
-            step.run(presence.revocation, member.rebalance_timeout_ms)
+            step.start_timer(presence.revocation, member.rebalance_timeout_ms)
         else:
             presence.revocation.cancel()
         if after.is_reconciled_to(self.epoch) and not before.is_reconciled_to(self.epoch):
@@ -590,18 +590,18 @@ class ConsumerReconciliation(ConsumerMembers):
 SETTLED, UNREVOKED = ReconciliationState.STABLE, ReconciliationState.UNREVOKED_PARTITIONS
 UNRELEASED = ReconciliationState.UNRELEASED_PARTITIONS
 
-MEMBER_TABLE: Mapping[ReconciliationState, Movement] = {
-    SETTLED: Movement(
+MEMBER_TABLE: Mapping[ReconciliationState, AssignmentMove] = {
+    SETTLED: AssignmentMove(
         "with a newer target the member first revokes partitions, then gets those that nobody owns",
         ConsumerReconciliation.continue_move,
         (UNREVOKED, UNRELEASED),
     ),
-    UNREVOKED: Movement(
+    UNREVOKED: AssignmentMove(
         "once the member reports that it has revoked them, it moves on towards the newest target",
         ConsumerReconciliation.finish_revocation,
         (SETTLED, UNRELEASED),
     ),
-    UNRELEASED: Movement(
+    UNRELEASED: AssignmentMove(
         "the member gets what other members have revoked",
         ConsumerReconciliation.continue_move,
         (SETTLED, UNREVOKED),

@@ -67,7 +67,7 @@ class GroupConversion:
             self.release_protocol(group)
             self.begin_consumer_group(group_id)
             return True
-        return isinstance(membership, ClassicGroup) and self.upgrade(group, membership)
+        return isinstance(membership, ClassicGroup) and self.convert_to_consumer(group, membership)
 
     def release_protocol(self, group: Group) -> None:
         """Release an empty group from its protocol, so that it takes the protocol of the next member."""
@@ -82,7 +82,7 @@ class GroupConversion:
         consumer.settings = self.context.settings.get(group_id, consumer.settings)
         return consumer
 
-    def upgrade(self, group: Group, classic: ClassicRebalance) -> bool:
+    def convert_to_consumer(self, group: Group, classic: ClassicRebalance) -> bool:
         """Convert a classic group with members to a consumer group; False if that is not allowed, with nothing changed.
 
         A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other
@@ -90,7 +90,7 @@ class GroupConversion:
         """
         context = self.context
         open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
-        place = admission.check_place(context.config.consumer_max_size, len(classic.members))
+        place = admission.member_place_error(context.config.consumer_max_size, len(classic.members))
         if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
         converted = [self.convert_member(classic, member) for member in classic.members.values()]
@@ -100,7 +100,7 @@ class GroupConversion:
         why = ""
         if len(members) < len(converted):
             why = "a member's metadata or assignment is malformed"
-        elif any(admission.check_record(context.config, size) is not ErrorCode.NONE for size in sizes):
+        elif any(admission.record_size_error(context.config, size) is not ErrorCode.NONE for size in sizes):
             why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
         if why:
             context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
@@ -190,7 +190,7 @@ class GroupConversion:
             bool(rest)
             and all(member.classic_protocols is not None for member in rest)
             and self.context.config.consumer_migration_policy in ("downgrade", "bidirectional")
-            and admission.check_place(self.context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
+            and admission.member_place_error(self.context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
             and self.fits_one_record(consumer, rest)
         )
 
@@ -199,7 +199,7 @@ class GroupConversion:
         context = self.context
         names, limit = context.topic_names(), context.config.group_record_bytes_max
         size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
-        if admission.check_record(context.config, size) is ErrorCode.NONE:
+        if admission.record_size_error(context.config, size) is ErrorCode.NONE:
             return True
         text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
         context.log(
@@ -224,7 +224,7 @@ class GroupConversion:
         classic.protocol_type = CONSUMER_PROTOCOL_TYPE
         for member in kept:
             classic.members[member.member_id] = member
-            classic.count(member, 1)
+            classic.count_votes(member, 1)
             if member.instance_id is not None:
                 classic.static_ids[member.instance_id] = member.member_id
         protocol = classic.protocol = classic.select_protocol()

@@ -37,27 +37,27 @@ class GroupRouting:
         """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
         group = self.context.find(event.group_id)
         if group is None:
-            self.join_first(event)
+            self.join_missing_group(event)
             return
         membership = group.membership
         if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
-            self.context.react(group, JoinGroup, event)
+            self.context.handle_event(group, JoinGroup, event)
         else:
             self.join_empty(group, event)
 
-    def join_first(self, event: JoinGroup) -> None:
+    def join_missing_group(self, event: JoinGroup) -> None:
         """Join a group that does not exist: create it if an empty group would accept the member."""
         context = self.context
-        error = self.check_first(event) or context.admit_group(event.group_id).error
+        error = self.missing_group_join_error(event) or context.admit_group(event.group_id).error
         if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
             error = ErrorCode.POLICY_VIOLATION
         if error is ErrorCode.NONE:
-            context.react(context.ledger.groups[event.group_id], JoinGroup, event)
+            context.handle_event(context.ledger.groups[event.group_id], JoinGroup, event)
         else:
             context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
 
-    def check_first(self, event: JoinGroup) -> ErrorCode:
-        """Return whether an empty group, which knows no member ids, would accept a member."""
+    def missing_group_join_error(self, event: JoinGroup) -> ErrorCode:
+        """Return the error with which an empty group, which knows no member ids, would refuse a JoinGroup."""
         error = admission.check_join(self.context.config, event)
         if error is ErrorCode.NONE and event.member_id:
             error = ErrorCode.UNKNOWN_MEMBER_ID
@@ -65,7 +65,7 @@ class GroupRouting:
 
     def join_empty(self, group: Group, event: JoinGroup) -> None:
         """Join an empty group of another protocol, which turns classic if it would take the member then."""
-        error = self.check_first(event)
+        error = self.missing_group_join_error(event)
         if error is ErrorCode.NONE:
             self.conversion.release_protocol(group)
             self.join(event)
@@ -76,17 +76,17 @@ class GroupRouting:
         """Route a SyncGroup to its group, if there is one."""
         group = self.context.find(event.group_id)
         if group is None or not event.group_id:
-            self.context.reply(event.request, SyncGroupReply(missing(event.group_id)))
+            self.context.reply(event.request, SyncGroupReply(missing_group_error(event.group_id)))
         else:
-            self.context.react(group, SyncGroup, event)
+            self.context.handle_event(group, SyncGroup, event)
 
     def heartbeat(self, event: Heartbeat) -> None:
         """Route a Heartbeat to its group, if there is one."""
         group = self.context.ledger.groups.get(event.group_id)
         if group is None:
-            self.context.reply(event.request, HeartbeatReply(missing(event.group_id)))
+            self.context.reply(event.request, HeartbeatReply(missing_group_error(event.group_id)))
         else:
-            self.context.react(group, Heartbeat, event)
+            self.context.handle_event(group, Heartbeat, event)
 
     def leave(self, event: LeaveGroup) -> None:
         """Route a LeaveGroup to its group, if there is one."""
@@ -100,7 +100,7 @@ class GroupRouting:
             )
             context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
         else:
-            context.react(group, LeaveGroup, event)
+            context.handle_event(group, LeaveGroup, event)
 
     def consumer_heartbeat(self, event: ConsumerGroupHeartbeat) -> None:
         """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it."""
@@ -116,16 +116,16 @@ class GroupRouting:
             what = "Group" if event.member_epoch < 0 else "Consumer group"
             refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
         if refusal is not None:
-            refusal.answer(context, event)
+            refusal.refuse_heartbeat(context, event)
         elif group is not None:
-            context.react(group, ConsumerGroupHeartbeat, event)
+            context.handle_event(group, ConsumerGroupHeartbeat, event)
 
     def register(self, event: RegisterConsumer) -> None:
         """Route a push consumer's registration, which creates the group or takes an empty one of another protocol."""
         context = self.context
         error = admission.check_registration(context.config, event) or self.make_push_group(event.group_id)
         if error is ErrorCode.NONE:
-            context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
+            context.handle_event(context.ledger.groups[event.group_id], RegisterConsumer, event)
         else:
             context.reply(event.request, RegisterConsumerReply(error))
 
@@ -146,6 +146,6 @@ class GroupRouting:
         return ErrorCode.NONE
 
 
-def missing(group_id: str) -> ErrorCode:
+def missing_group_error(group_id: str) -> ErrorCode:
     """Return the error for requests of members to a group that does not exist."""
     return ErrorCode.UNKNOWN_MEMBER_ID if group_id else ErrorCode.INVALID_GROUP_ID

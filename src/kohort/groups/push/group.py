@@ -87,7 +87,7 @@ class PushRegistry(PushRebalance):
     """The members of a push group as they join, return, leave, and are evicted."""
 
     def register(self, step: Step, event: RegisterConsumer) -> None:
-        """Process a registration that admission let pass."""
+        """Process a registration that admission has accepted."""
         member = self.present.get(event.member_id)
         if member is None:
             self.add_member(step, event)
@@ -103,7 +103,7 @@ class PushRegistry(PushRebalance):
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
         """Add a consumer that registered for the first time."""
-        error = admission.check_place(step.config.group_max_size, len(self.members))
+        error = admission.member_place_error(step.config.group_max_size, len(self.members))
         if error is not ErrorCode.NONE:
             step.reply(event.request, RegisterConsumerReply(error))
             return
@@ -113,7 +113,7 @@ class PushRegistry(PushRebalance):
         member = self.present[event.member_id] = PushMember(self.group_id, event.member_id)
         member.stopped = True
         self.bind_connection(step, member, event)
-        step.run(member.ping, first_ping_ms(self.members[event.member_id]))
+        step.start_timer(member.ping, first_ping_ms(self.members[event.member_id]))
         text = f"member {event.member_id} joined"
         self.request_rebalance(step, Cause(RebalanceReason.JOINED, text, event.member_id))
 
@@ -121,7 +121,7 @@ class PushRegistry(PushRebalance):
         """Bind a member to the connection that it registered on, and restart its session."""
         member.bind(step, event.connection)
         member.process = event.client.process
-        member.alive(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
+        member.end_grace(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
@@ -222,7 +222,7 @@ class PushRegistry(PushRebalance):
         member.ping.cancel()
         claim, member.claim = member.claim, None
         del self.present[member_id]
-        self.moved(member_id)
+        self.mark_moved(member_id)
         self.release_partitions(step, member_id)
         step.emit(Tombstone((Kind.PUSH_MEMBER, self.group_id, member_id)))
         member.unbind(step)
@@ -239,7 +239,7 @@ class PushRegistry(PushRebalance):
         self.loaded = True
         for member_id, saved in self.members.items():
             member = self.present[member_id] = PushMember(self.group_id, member_id)
-            member.alive(step, self.eviction_timeout_ms(step, saved))
+            member.end_grace(step, self.eviction_timeout_ms(step, saved))
             member.gone_ms = step.now.mono_ms
         if self.members:
             self.request_rebalance(step, Cause(RebalanceReason.COORDINATOR, "the shard was loaded"))
@@ -259,13 +259,15 @@ class PushAnswers(PushRegistry):
             return
         member.out -= 1
         saved = self.members[event.member_id]
-        member.alive(step, self.eviction_timeout_ms(step, saved))
+        member.end_grace(step, self.eviction_timeout_ms(step, saved))
         if event.asked is PushRequestKind.PING and saved.auto_commit:
             self.commit_positions(step, event)
         if member.out:
             return  # a Ping was repeated: the next request waits for all its answers
         member.asked = None
-        step.run(member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved))
+        step.start_timer(
+            member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved)
+        )
         if event.error is not ErrorCode.NONE:
             self.request_refused(step, member, event)
         elif event.asked is PushRequestKind.PING:
@@ -327,7 +329,7 @@ class PushAnswers(PushRegistry):
             member.still_ms = None
         want = self.moving.get(member_id)
         if want is not None and frozenset(self.named_pairs(step, want).values()) == owned:
-            self.moved(member_id)
+            self.mark_moved(member_id)
             self.complete_if_all_started(step)
 
     def on_ping_due(self, step: Step, member_id: str) -> None:
@@ -343,7 +345,7 @@ class PushAnswers(PushRegistry):
         elif member.asked is PushRequestKind.PING and member.out <= step.config.push_failed_requests_max:
             self.ping_member(step, member, member.out)
         else:
-            step.run(member.ping, interval_ms(saved))
+            step.start_timer(member.ping, interval_ms(saved))
 
     def on_offsets_found(self, step: Step, event: OffsetsFound) -> None:
         """Commit the start offsets that were looked up for partitions without a committed offset.
@@ -378,11 +380,11 @@ class PushAnswers(PushRegistry):
             member_id: unpack(given) for member_id, given in event.assignment.items() if member_id in self.members
         }
         if step.config.push_rebalance == "all" and self.needs_rebalance(targets):
-            self.to_move(targets)
+            self.set_moving(targets)
         else:
-            self.to_move({member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)})
+            self.set_moving({member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)})
         self.unregistered = {}
-        step.run(self.attempts, self.attempt_timeout_ms())
+        step.start_timer(self.attempts, self.attempt_timeout_ms())
         for member_id in list(self.moving):
             self.advance_member(step, member_id)
         self.complete_if_all_started(step)
@@ -400,7 +402,7 @@ class PushAnswers(PushRegistry):
         self.attempt += 1
         if self.attempt > step.config.push_rebalance_retries:
             self.fail_rebalance(step)
-        step.run(self.backoff, step.config.push_rebalance_backoff_ms)
+        step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 
     def fail_rebalance(self, step: Step) -> None:
         """Fail the rebalance: disconnect members that did not answer, which are evicted when their sessions end."""
@@ -546,7 +548,7 @@ class PushGroup(PushAnswers):
     def deal_to_streams(
         self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
     ) -> Mapping[TopicPartition, str]:
-        """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
+        """Deal a consumer's partitions to its streams in order, as `rebalance.split_streams` counts them."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}
         found: dict[TopicPartition, str] = {}
@@ -563,8 +565,8 @@ class PushGroup(PushAnswers):
     # committed position with its own metadata. For a partition without an owner it may also commit a first offset.
     # Neither moves another member.
 
-    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return whether a commit is accepted: a member's, or anyone's if the group is empty."""
+    def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it."""
         if not self.members and event.generation < 0:
             return ErrorCode.NONE
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
@@ -589,7 +591,7 @@ class PushGroup(PushAnswers):
                 refused[part] = ErrorCode.ILLEGAL_GENERATION
         return refused
 
-    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+    def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         """Refuse transactional commits in a group with members, which have no epoch to check the transaction by."""
         return ErrorCode.NONE if not self.members else ErrorCode.ILLEGAL_GENERATION
 

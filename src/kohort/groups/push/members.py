@@ -258,12 +258,12 @@ class PushMembers(GroupMembership):
         """Return the members that are to be started with one of these partitions."""
         return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
 
-    def to_move(self, moving: Mapping[str, TopicIdPartitions]) -> None:
+    def set_moving(self, moving: Mapping[str, TopicIdPartitions]) -> None:
         """Set the members that have to be started in this rebalance, with their partitions."""
         self.moving = dict(moving)
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
-    def moved(self, member_id: str) -> None:
+    def mark_moved(self, member_id: str) -> None:
         """Remove a member from `moving`, because it has been started or has left."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:

@@ -67,7 +67,7 @@ def divide_partitions(
             for topic, streams in streams_of(member, matched).items()
             if topic in work.topics  # others have no partitions yet
         }
-        for taker, subscription in split(member_id, reads, work.current[member_id], by_id).items():
+        for taker, subscription in split_streams(member_id, reads, work.current[member_id], by_id).items():
             takers[taker] = subscription
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
@@ -96,7 +96,7 @@ def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
 
 
-def split(
+def split_streams(
     member_id: str, reads: Mapping[str, int], owned: Iterable[TopicIdPartition], by_id: Mapping[TopicId, Topic]
 ) -> dict[str, MemberSubscription]:
     """Return a member's streams as separate takers, with its partitions spread over them."""
@@ -144,7 +144,7 @@ class PushRebalance(PushRequests):
         self.began_ms = None
         if not self.members:
             self.unregistered = {}
-        self.to_move({})
+        self.set_moving({})
         self.attempts.cancel()
         self.backoff.cancel()
 
@@ -158,7 +158,7 @@ class PushRebalance(PushRequests):
         if self.dividing >= 0:
             self.again = True
             return
-        self.dividing = step.ticket()
+        self.dividing = step.next_task_number()
         step.begin_task(
             DividePartitions(
                 group_id=self.group_id,
@@ -204,22 +204,22 @@ class PushRebalance(PushRequests):
     def continue_attempt(self, step: Step) -> None:
         """Restart the time limit of the attempt after an eviction, for members that waited for the evicted one."""
         if self.attempts.due_ms is not None and self.members:
-            step.run(self.attempts, self.attempt_timeout_ms())
+            step.start_timer(self.attempts, self.attempt_timeout_ms())
         self.complete_if_all_started(step)
 
     def restart_member(self, step: Step, member_id: str) -> None:
         """Stop a member that may read other partitions than its own, and start it with those that it owns."""
-        self.to_move(self.moving | {member_id: self.owned_by(member_id)})
+        self.set_moving(self.moving | {member_id: self.owned_by(member_id)})
         if not self.rebalancing:
             self.rebalancing = True
             step.mark_changed(self.group_id)
             self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
-            step.run(self.attempts, self.attempt_timeout_ms())
+            step.start_timer(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
         """Retry the rebalance's current step after the backoff, because it can't continue now."""
         if self.backoff.due_ms is None:
-            step.run(self.backoff, step.config.push_rebalance_backoff_ms)
+            step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 
     def on_topics_changed(self, step: Step, change: ImageChange) -> None:
         """Rebalance after a change of topics that the group reads, or may read.

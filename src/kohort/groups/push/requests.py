@@ -86,7 +86,7 @@ class PushRequests(PushMembers):
         member.asked = asking
         member.out += 1
         step.push(member.connection, value)
-        step.run(member.ping, interval_ms(self.members[member.session.subject]))
+        step.start_timer(member.ping, interval_ms(self.members[member.session.subject]))
 
     def ping_member(self, step: Step, member: PushMember, retries: int = 0) -> None:
         """Send a Ping, which asks whether a consumer is alive and for its positions."""
@@ -146,7 +146,7 @@ class PushRequests(PushMembers):
         """Look up the start or end offsets of partitions, unless a look-up is under way."""
         if member.finding >= 0:
             return
-        member.finding = step.ticket()
+        member.finding = step.next_task_number()
         member_id = member.session.subject
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 

@@ -22,7 +22,7 @@ from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offse
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, sink_wait
-from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
 from kohort.region.keyed_state.states import StateSweeper
 from kohort.region.member import events
 from kohort.region.member.events import Effect
@@ -188,7 +188,7 @@ class EventThread(MemberThread):
         moved = {part: now[part] for part in self._reads if part in now and now[part] != self._at.get(part)}
         self._at.update(moved)
         ends = {self._parts[at]: _position(self._parts[at], where) for at, where in moved.items()}
-        self._flow.put(Piece(pa.Table.from_batches([batch]), ends))
+        self._flow.put(FetchedTable(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
         """Handle a read position that the partition's log no longer has: skip to the earliest offset, or fail."""
@@ -204,7 +204,7 @@ class EventThread(MemberThread):
                 self._consumer.seek_to_beginning(error.partition)
             return
         self._step(
-            events.Failed(
+            events.MemberFailed(
                 f"records are lost: {error}",
                 "go on with fail_on_data_loss=False, which leaves them out, or reset the region to its initial state",
             )
@@ -286,11 +286,11 @@ class EventThread(MemberThread):
                 self._polls, self._slowly = True, slowly
             case events.StopPolling(clear):
                 self._polls = False
-                self._flow.shut()
+                self._flow.close_to_application()
                 if clear:
                     self._flow.discard_all()
             case events.Quiesce(cut):
-                self._flow.shut()
+                self._flow.close_to_application()
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
             case events.SaveState(cut, _):
                 self._save_state(cut)
@@ -301,10 +301,10 @@ class EventThread(MemberThread):
             case events.ResetApplication():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
-                self._flow.shut()
-            case events.Begin(epoch, sequence, state):
+                self._flow.close_to_application()
+            case events.BeginEpoch(epoch, sequence, state):
                 self._begin_epoch(epoch, sequence, state)
-            case events.Retire(_, retired, counts):
+            case events.RetireSequences(_, retired, counts):
                 self._retire(retired, counts=counts)
 
     def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
@@ -380,7 +380,7 @@ class EventThread(MemberThread):
         self._flow.end(error)
         self.end_within(LEAVE_S)
         self._step(events.ResetWanted(f"{self.name} could not stage its rows: {error!r}"))
-        self._step(events.Closing())
+        self._step(events.CloseRequested())
 
     def _not_saved(self, cut: CheckpointAttempt, error: Exception) -> None:
         self._saves_no_more()
@@ -401,7 +401,7 @@ class EventThread(MemberThread):
         if counts:
             self.metrics.dead_letters += self._stager.forget_contribution()
             if self._states is not None and self._sweeper is not None:
-                self._sweeper.order(self._states.completed())
+                self._sweeper.queue_sweeps(self._states.completed())
         if retired > 0:
             self._callbacks.on_retire(retired)
 

@@ -63,14 +63,14 @@ class GroupListener(HoldingListener):
         self._hear, self._consumer, self._wake = hear, consumer, wake
 
     def on_revocation_requested(self, partitions: list[TopicPartition]) -> None:
-        self._hear(events.Revoked, partitions)
+        self._hear(events.PartitionsRevoked, partitions)
         self._wake()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         """Do nothing: these partitions were released before."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self._hear(events.Lost, partitions)
+        self._hear(events.PartitionsLost, partitions)
         self._wake()
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
@@ -219,14 +219,14 @@ class _Later:
         unanswered: offsets whose commit was not answered in time, and may still happen.
     """
 
-    look_up: list[events.LookUp] = field(default_factory=list)
+    look_up: list[events.LookUpStarts] = field(default_factory=list)
     look_again_s: float = 0.0
     commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     unanswered: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
 
 
 class MemberThread(ABC):
-    """The thread of a member, without what depends on the kind of member."""
+    """The base of the thread of a member; its subclasses add what a consumer or a Spark query needs."""
 
     def __init__(
         self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
@@ -265,7 +265,7 @@ class MemberThread(ABC):
         self._link = PlaneLink(
             reach,
             self._connected,
-            lambda order: self.post(events.Ordered(order)),
+            lambda order: self.post(events.OrderReceived(order)),
             self._end_with_error,
             self.name,
         )
@@ -418,7 +418,7 @@ class MemberThread(ABC):
             self._parts = dict(zip(held, parts, strict=True))
             self._assignment_changed(set(held))
             self.metrics.partitions, self.metrics.topics = len(held), len({part.topic for part in held})
-            self._step(events.Assigned(identity, parts))
+            self._step(events.PartitionsAssigned(identity, parts))
 
     # -- deferred work
 
@@ -439,7 +439,7 @@ class MemberThread(ABC):
             return
         waiting.look_up.pop(0)
         topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
-        self._step(events.LookedUp(asked.number, found, topics))
+        self._step(events.StartsLookedUp(asked.number, found, topics))
 
     def _commit_deferred(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
         """Commit the merged offsets to the group after a reset, as soon as the group accepts them.
@@ -479,7 +479,7 @@ class MemberThread(ABC):
                     self._link.send_report(report)
             case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
-            case events.LookUp():
+            case events.LookUpStarts():
                 self._later.look_up.append(effect)
             case events.ReleasePartitions(parts):
                 self._release(parts)
@@ -487,7 +487,7 @@ class MemberThread(ABC):
                 publisher = self._publishers.get(effect.place or self.machine.sink)
                 if publisher is not None:
                     publisher.order_publication(effect)
-            case events.End(cause, remedy):
+            case events.EndMember(cause, remedy):
                 self._over = True
                 if cause:
                     self._error = RegionStoppedError(f"{self.name} of region {self.machine.region}: {cause}; {remedy}")

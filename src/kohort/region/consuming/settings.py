@@ -97,7 +97,7 @@ class RegionOptions:
         return self.on_checkpoint is not _no_state or self.keyed_state is not None
 
 
-def split(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
+def split_options(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
     """Split options into those of the region and the consumer's settings.
 
     Raises:

@@ -12,8 +12,8 @@ from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import SMALL_TABLE_BYTES, SMALL_TABLES, merged_tables
 from kohort.region.sinks import Sink, check_rows
-from kohort.region.sinks.columns import arrange
-from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
+from kohort.region.sinks.columns import in_column_order
+from kohort.region.sinks.dead_letters import LetterLog, letters_of, split_refused
 from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 32 * 1024 * 1024
@@ -33,7 +33,7 @@ def sink_wait(name: str) -> RetryWait:
 
 
 def _give_memory_back() -> None:
-    """Return to the system what allocators keep of a staged unit.
+    """Return memory to the system that allocators keep after a unit was staged.
 
     Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
     Arrow's system pool asks the C library for its part.
@@ -196,7 +196,7 @@ class Stager:
         with self._lock:
             if self._sink is None or self._rows is None:
                 return
-            if self._schema is None or (arranged := arrange(table, self._schema)) is None:
+            if self._schema is None or (arranged := in_column_order(table, self._schema)) is None:
                 self._sink.check(table.schema)
                 self._rows.stage_rest()
                 self._schema = table.schema
@@ -207,7 +207,7 @@ class Stager:
                 self._rows.make_room()
                 self._add_table(table)
                 return
-            good, reasons = divide(self._sink, table)
+            good, reasons = split_refused(self._sink, table)
             self._rows.make_room()
             if reasons:
                 told = made_of()

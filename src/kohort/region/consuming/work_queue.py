@@ -32,7 +32,7 @@ def merged_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FetchedTable:
     """One table of records that were fetched together.
 
     Attributes:
@@ -68,11 +68,11 @@ class RecordQueue:
         self.most, self.at_once, self.bytes_max = most, at_once, bytes_max
         self._changed: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
-        self._queue: deque[Piece] = deque()
+        self._queue: deque[FetchedTable] = deque()
         self._records = self.bytes = self._small = 0  # the last `_small` pieces are small
         self._open = self._ended = self._closing = False
         self._error: BaseException | None = None
-        self._busy: Piece | None = None
+        self._busy: FetchedTable | None = None
         self._void = False
         self._next: dict[Part, Position] = {}
         self.submitted = 0
@@ -84,7 +84,7 @@ class RecordQueue:
 
     # -- the application's thread
 
-    def take(self) -> Piece | None:
+    def take(self) -> FetchedTable | None:
         """Return the next table; the one taken before counts as submitted. Return None when the member has ended.
 
         Raises:
@@ -110,8 +110,8 @@ class RecordQueue:
         """Return whether `take` would wait: there is no table to take, and the member has not ended."""
         return not self._ended and not (self._open and self._queue and not self._closing)
 
-    def _gather(self) -> Piece:
-        pieces: list[Piece] = []
+    def _gather(self) -> FetchedTable:
+        pieces: list[FetchedTable] = []
         records = size = 0
         while self._queue and (
             not pieces
@@ -125,7 +125,7 @@ class RecordQueue:
             size += pieces[-1].bytes
         if len(pieces) == 1:
             return pieces[0]
-        return Piece(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
+        return FetchedTable(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
 
     def finish(self) -> None:
         """Finish the table that was taken: it is submitted, and its end offsets become positions."""
@@ -166,7 +166,7 @@ class RecordQueue:
         self._closing = True
 
     @property
-    def in_hand(self) -> Piece | None:
+    def in_hand(self) -> FetchedTable | None:
         """The table that was taken and is not finished; None if there is no such table."""
         return self._busy
 
@@ -193,7 +193,7 @@ class RecordQueue:
             self._open = True
             self._lock.notify_all()
 
-    def shut(self) -> None:
+    def close_to_application(self) -> None:
         """Close the queue: the application gets no more tables until `open`."""
         with self._lock:
             self._open = False
@@ -202,7 +202,7 @@ class RecordQueue:
         """Return whether no table is in progress."""
         return self._busy is None
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: FetchedTable) -> None:
         """Queue fetched records for the application."""
         with self._lock:
             before = min(self._small, len(self._queue))
@@ -218,7 +218,7 @@ class RecordQueue:
         """Merge the last pieces, which are small, unless they are more than is taken together."""
         pieces = [self._queue[at] for at in range(-self._small, 0)]
         if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
-            merged = Piece(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))
+            merged = FetchedTable(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))
             for _ in pieces:
                 self._queue.pop()
             self._queue.append(merged)
@@ -234,7 +234,7 @@ class RecordQueue:
         with self._lock:
             return any(part in piece.ends for piece in self._all())
 
-    def _all(self) -> Iterable[Piece]:
+    def _all(self) -> Iterable[FetchedTable]:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
     def discard_all(self) -> None:
@@ -274,11 +274,11 @@ class RecordQueue:
                 self._lock.notify_all()
 
 
-def _ends_of(pieces: Iterable[Piece]) -> dict[Part, Position]:
+def _ends_of(pieces: Iterable[FetchedTable]) -> dict[Part, Position]:
     return {part: end for piece in pieces for part, end in piece.ends.items()}
 
 
-def _without(piece: Piece, gone: set[Part]) -> Piece | None:
+def _without(piece: FetchedTable, gone: set[Part]) -> FetchedTable | None:
     ends = {part: end for part, end in piece.ends.items() if part not in gone}
     if len(ends) == len(piece.ends):
         return piece
@@ -291,4 +291,4 @@ def _without(piece: Piece, gone: set[Part]) -> Piece | None:
     kept = array("q", [row for row, pair in pairs if pair in names])
     # Not `pa.array`, which imports pandas where it is installed: 45 MB.
     rows = pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)])
-    return Piece(piece.table.take(rows), ends)
+    return FetchedTable(piece.table.take(rows), ends)

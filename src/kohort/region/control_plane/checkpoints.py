@@ -15,12 +15,12 @@ from kohort.region.control_plane.events import (
     CommitEnded,
     CommitSettled,
     DeferredResetDue,
+    DescribeGroup,
     GroupSeen,
     LogLevel,
-    LookAt,
+    MemberOffsets,
     MembersChanged,
     MessageReceived,
-    Offsets,
     ResetCause,
     ResetRequest,
     StopRequest,
@@ -310,7 +310,7 @@ class Checkpoints:
         self.plane.due.pop("cut", None)  # no deadline: the commit may succeed late
         given = tuple(ongoing.contributions[name] for name in ongoing.names)
         offsets = tuple(
-            Offsets(
+            MemberOffsets(
                 contribution.member,
                 contribution.group,
                 Identity(contribution.member_id, contribution.generation, contribution.instance_id),
@@ -340,7 +340,7 @@ class Checkpoints:
         for name in event.refused:
             member, given = plane.members[name], ongoing.contributions[name]
             if member.identity != Identity(given.member_id, given.generation, given.instance_id):
-                self.identified(member)  # it has reported its new generation meanwhile
+                self.commit_with_new_generation(member)  # it has reported its new generation meanwhile
             else:
                 plane.send(member, Identify(plane.term, ongoing.cut))
 
@@ -354,7 +354,7 @@ class Checkpoints:
             self._stands(ongoing)
         self.plane.request(CommitSettled())
 
-    def identified(self, member: RegisteredMember) -> None:
+    def commit_with_new_generation(self, member: RegisteredMember) -> None:
         """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
         ongoing = self.plane.ongoing
         if ongoing is None or member.name not in ongoing.unidentified:
@@ -404,7 +404,7 @@ class Checkpoints:
             member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
             for part in member.handed:
                 member.handed[part] = plane.positions[part].offset
-            counts = plane.counts(member.name, member.epoch)
+            counts = plane.contributed_to_last(member.name, member.epoch)
             plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
         self._let_leave([name for name in ongoing.names if name not in ongoing.manifest.stay])
         plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
@@ -440,7 +440,12 @@ class Checkpoints:
         here = [registered for registered in plane.members.values() if registered.lost_ms is None]
         stay = {place for member in here if member not in going for place in member.places}
         able = [member for member in reversed(going) if member in here]
-        last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
+        last = {
+            place: member
+            for member in able
+            for place in member.places
+            if place not in stay and plane.needs_publication(place)
+        }
         for member in going:
             if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
                 member.left = True
@@ -476,7 +481,7 @@ class Checkpoints:
         plane = self.plane
         plane.record_published(place)
         left = [member for member in plane.members.values() if member.left]
-        staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
+        staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
             plane.complete_leave(member)
         plane.request(MembersChanged())
@@ -534,7 +539,7 @@ class Checkpoints:
         }
         long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
         for group in sorted({part.group for part in long}):
-            plane.effects.append(LookAt(group, tuple(part for part in long if part.group == group)))
+            plane.effects.append(DescribeGroup(group, tuple(part for part in long if part.group == group)))
 
     def group_seen(self, event: GroupSeen) -> None:
         """Stop the region if a client outside it reads in its groups.

@@ -32,7 +32,7 @@ class ProcessEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class FactsSaved:
     """The event that requested facts are committed."""
 
     token: int
@@ -78,7 +78,7 @@ class MemberStopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumeRequested:
     """An operator's request that a stopped region continues."""
 
 
@@ -91,11 +91,11 @@ Event = (
     MessageReceived
     | Disconnected
     | ProcessEnded
-    | Saved
+    | FactsSaved
     | CommitEnded
     | GroupSeen
     | MemberStopRequested
-    | Resumed
+    | ResumeRequested
     | ClockTick
 )
 
@@ -117,7 +117,7 @@ class ResetCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """A reset that a machine asks for. It may wait for the outcome of a commit, or until the region is formed.
+    """A machine's request for a reset, which may wait for the outcome of a commit, or until the region is formed.
 
     Attributes:
         member: the member that is the cause; empty: none.
@@ -134,12 +134,12 @@ class ResetRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeferredResetDue:
-    """A reset that had to wait may begin now."""
+    """The request to begin the reset that was deferred: nothing delays it any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """A checkpoint of which nothing was written: the region resets, whatever it was waiting for."""
+    """The request to reset the region, whatever it waits for, after a checkpoint of which nothing was written."""
 
     why: ResetCause
     cause: str
@@ -147,7 +147,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """An error that no reset repairs: the region stops until an operator resumes it."""
+    """The request to stop the region until an operator resumes it, because of an error that no reset repairs."""
 
     cause: str
     member: str
@@ -156,22 +156,22 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitSettled:
-    """The outcome of a commit is known that was pending when the region stopped."""
+    """The notice that the outcome of a commit is known which was pending when the region stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRuns:
-    """All members have registered or reset: the region runs."""
+    """The notice that the region runs: all members have registered or reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaverWantsCheckpoint:
-    """A member wants to leave with a checkpoint."""
+    """The request for a checkpoint, because a member wants to leave with one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMayBegin:
-    """A member is connected and reads: a wanted checkpoint may have waited only for it."""
+    """The request to begin a wanted checkpoint, which may have waited only for a member that is connected now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +181,14 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLost:
-    """A participant of the present checkpoint is gone."""
+    """The notice that a participant of the present checkpoint is gone."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsReleased:
-    """A member has released partitions, which it may have contributed to the present checkpoint."""
+    """The notice that a member has released partitions, which it may have contributed to the present checkpoint."""
 
     member: str
     parts: tuple[Part, ...]
@@ -196,7 +196,7 @@ class PartitionsReleased:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReported:
-    """A member has said under which generation of its group it works."""
+    """The notice that a member has reported the generation of its group under which it works."""
 
     member: str
 
@@ -238,22 +238,22 @@ class SendMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class EndConnection:
     """The end of a connection, after its queued messages are sent."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """A transaction that writes facts, retried until it succeeds or the term ends; `Saved` reports it."""
+class SaveFacts:
+    """A transaction that writes facts, retried until it succeeds or the term ends; `FactsSaved` reports it."""
 
     token: int
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class MemberOffsets:
     """The offsets committed for one member: those of its own partitions, under its own group membership."""
 
     member: str
@@ -269,11 +269,11 @@ class Commit:
     cut: CheckpointAttempt
     manifest: Manifest
     contributions: tuple[Contribution, ...]
-    offsets: tuple[Offsets, ...]
+    offsets: tuple[MemberOffsets, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class DescribeGroup:
     """A request to describe a group: somebody may read partitions that no member holds."""
 
     group: str
@@ -281,7 +281,7 @@ class LookAt:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtProcess:
+class CheckProcess:
     """A request to check the process of a disconnected member; `ProcessEnded` follows only if it has ended."""
 
     process: str
@@ -295,4 +295,4 @@ class RegionLogLine:
     text: str
 
 
-Effect = SendMessage | Close | Save | Commit | LookAt | LookAtProcess | RegionLogLine
+Effect = SendMessage | EndConnection | SaveFacts | Commit | DescribeGroup | CheckProcess | RegionLogLine

@@ -21,6 +21,7 @@ from kohort.region.control_plane.events import (
     DeferredResetDue,
     Effect,
     Event,
+    FactsSaved,
     GenerationReported,
     LeaverWantsCheckpoint,
     MembersChanged,
@@ -30,7 +31,6 @@ from kohort.region.control_plane.events import (
     RegionRuns,
     Request,
     ResetRequest,
-    Saved,
     StopRequest,
 )
 from kohort.region.control_plane.membership import RegionMembers
@@ -131,11 +131,11 @@ class RegionMachine:
             case PartitionsReleased():
                 self.checkpoints.invalidate_contribution(request.member, request.parts)
             case GenerationReported():
-                self.checkpoints.identified(self.plane.members[request.member])
+                self.checkpoints.commit_with_new_generation(self.plane.members[request.member])
             case _:
                 assert_never(request)
 
-    def saved(self, event: Saved) -> None:
+    def saved(self, event: FactsSaved) -> None:
         """Run the continuations that waited for facts to be committed to the region's topic."""
         self.plane.saved(event.token)
 
@@ -155,7 +155,7 @@ TABLE: dict[type, Mapping[RegionState, RegionTransition]] = {
     **checkpoints.TABLE,
     **recovery.TABLE,
     **starts.TABLE,
-    Saved: {
+    FactsSaved: {
         FORMING: row("recorded", RegionMachine.saved),
         RUNNING: row("what waited for it continues", RegionMachine.saved, DRAINING),
         DRAINING: row("what waited for it continues", RegionMachine.saved),

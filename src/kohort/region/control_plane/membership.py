@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from kohort.region.agreement import SOMEWHERE, compare
+from kohort.region.agreement import SOMEWHERE, disagreement_with
 from kohort.region.control_plane.events import (
     CheckpointMayBegin,
+    CheckProcess,
     DeferredResetDue,
     Disconnected,
     GenerationReported,
     LeaverWantsCheckpoint,
     LogLevel,
-    LookAtProcess,
     MembersChanged,
     MemberStopRequested,
     MessageReceived,
@@ -91,13 +91,13 @@ class RegionMembers:
             self._take_on(member, report)
         for sibling in plane.siblings(member):
             member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
-        plane.miss_siblings(member)
+        plane.await_siblings(member)
         plane.expected.pop(member.name, None)
         plane.send_all(Members(plane.term, plane.names()))
         if self._is_of_another_history(report):
             return
         if plane.state is RegionState.FORMING:
-            self.form()
+            self.run_if_all_registered()
         elif not self._is_refused(member):
             self.admit(member)
             if member.of:  # its siblings may have waited for it
@@ -109,7 +109,7 @@ class RegionMembers:
         """Stop the region if a sink disagrees with the region's topic, before anything is published there."""
         plane = self.plane
         for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
-            found = compare(plane.region, place, shows, plane.bounds(place))
+            found = disagreement_with(plane.region, place, shows, plane.bounds(place))
             if found is not None:
                 remedy = f"{found.remedy}; in each case then {plane.how_to_resume()}"
                 plane.request(StopRequest(f"{report.name}: {found.cause}", report.name, remedy))
@@ -206,7 +206,7 @@ class RegionMembers:
         why = f"another member of region {plane.region!r} has registered as {known.name!r}"
         for sibling in plane.siblings(known):
             plane.send(sibling, Refused(plane.term, why))
-        self.gone(known, f"{known.name} was restarted, or started twice")
+        self.remove_dead(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
         """Refuse a member that returns after another one has taken its name: all its work is discarded."""
@@ -218,12 +218,12 @@ class RegionMembers:
     def _take_on(self, member: RegisteredMember, report: Register) -> None:
         """Accept a member of an earlier control plane with its partitions, or let it reset alone."""
         plane = self.plane
-        counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
+        counts = report.contributed == plane.sequence and plane.contributed_to_last(report.name, report.epoch)
         begins = report.ends if counts else ()
         held: dict[Part, int] = {part_of(position): position.offset for position in (*report.holds, *begins)}
         starts_now = {part: plane.start_of(part) for part in held}
         sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
-        alone = all(plane.holder_of(part) is None for part in held)
+        alone = all(plane.owner_of(part) is None for part in held)
         member.epoch = report.epoch
         if plane.floor <= report.epoch <= plane.epoch and sound and alone:
             member.handed = held
@@ -253,7 +253,7 @@ class RegionMembers:
             if member.epoch != before:
                 return  # a reset of all members has sent it
             fresh, member.epoch = member.epoch < 0, epoch
-            order = plane.welcome(member, fresh=True) if fresh else plane.going_back(member)
+            order = plane.welcome(member, fresh=True) if fresh else plane.reset_order(member)
             plane.send(member, order)
             plane.request(MembersChanged())
 
@@ -282,7 +282,7 @@ class RegionMembers:
             return
         if member.phase is MemberPhase.GOING_BACK:
             if member.epoch >= plane.floor:
-                plane.send(member, plane.going_back(member))
+                plane.send(member, plane.reset_order(member))
             return
         plane.send(member, plane.welcome(member, fresh=report.epoch < 0))
         ongoing = plane.ongoing
@@ -295,7 +295,7 @@ class RegionMembers:
                 plane.send(member, Identify(plane.term, ongoing.cut))
         plane.request(CheckpointMayBegin())
 
-    def form(self) -> None:
+    def run_if_all_registered(self) -> None:
         """Let the region run when every member of the last term has registered again or is known to be dead."""
         plane = self.plane
         self._drop_expected_that_ended()
@@ -362,7 +362,7 @@ class RegionMembers:
         those, ongoing = plane.siblings(member), plane.ongoing
         for sibling in those:
             sibling.leaves = True
-        plane.miss_siblings(member)
+        plane.await_siblings(member)
         is_cut = ongoing is not None and any(sibling.name in ongoing.names for sibling in those)
         holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
         if holds or (is_cut and plane.state is RegionState.COMMITTING):
@@ -388,7 +388,7 @@ class RegionMembers:
             return False
         others = [other for other in self.plane.members.values() if other is not member and other.lost_ms is None]
         elsewhere = {place for other in others for place in other.places}
-        return any(self.plane.needs(place) for place in member.places if place not in elsewhere)
+        return any(self.plane.needs_publication(place) for place in member.places if place not in elsewhere)
 
     def disconnected(self, event: Disconnected) -> None:
         """Start the reconnect deadline of a member, as after a takeover, and check whether its process has ended."""
@@ -401,7 +401,7 @@ class RegionMembers:
         member.connection, member.lost_ms = NOWHERE, plane.now_ms
         plane.due[f"lost {member.name}"] = plane.now_ms + plane.config.register_ms
         if member.process:
-            plane.effects.append(LookAtProcess(member.process))
+            plane.effects.append(CheckProcess(member.process))
         plane.offer_publish()
 
     def process_ended(self, event: ProcessEnded) -> None:
@@ -410,10 +410,10 @@ class RegionMembers:
         for member in list(plane.members.values()):
             there = plane.members.get(member.name) is member  # a sibling's end may have removed it
             if there and member.lost_ms is not None and member.process == event.process:
-                self.gone(member, f"{member.name}: its process has ended")
+                self.remove_dead(member, f"{member.name}: its process has ended")
         if event.process in plane.expected.values():
             plane.ended.add(event.process)
-            self.form()
+            self.run_if_all_registered()
 
     def remove_disconnected(self) -> None:
         """Remove members that have not reconnected in time."""
@@ -421,7 +421,7 @@ class RegionMembers:
         for member in list(plane.members.values()):
             there = plane.members.get(member.name) is member  # a sibling's end may have removed it
             if there and member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
-                self.gone(member, f"{member.name} did not reconnect in time")
+                self.remove_dead(member, f"{member.name} did not reconnect in time")
 
     def remove_unregistered(self) -> None:
         """Remove members that have not registered with a new control plane in time."""
@@ -431,7 +431,7 @@ class RegionMembers:
             plane.expected.clear()
             plane.due.pop("forming")
             plane.request(ResetRequest(ResetCause.DEAD, f"{names} did not register with the new control plane"))
-            self.form()
+            self.run_if_all_registered()
 
     def remove_incomplete_queries(self) -> None:
         """Remove a query of which a member has not registered in time, if it has read anything."""
@@ -450,9 +450,11 @@ class RegionMembers:
                 self._let_all_leave(those)
                 plane.request(MembersChanged())
             elif any(sibling.handed for sibling in those):
-                self.gone(member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")
+                self.remove_dead(
+                    member, f"{member.name} reads with {member.sources - 1} more, and not all have registered"
+                )
 
-    def gone(self, member: RegisteredMember, cause: str) -> None:
+    def remove_dead(self, member: RegisteredMember, cause: str) -> None:
         """Remove a dead member and its siblings: their work since the last sequence is lost."""
         plane = self.plane
         those, ongoing = plane.siblings(member), plane.ongoing

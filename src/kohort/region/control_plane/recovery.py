@@ -14,7 +14,7 @@ from kohort.region.control_plane.events import (
     RegionRuns,
     ResetCause,
     ResetRequest,
-    Resumed,
+    ResumeRequested,
     StopRequest,
 )
 from kohort.region.control_plane.state import MemberPhase, Plane
@@ -141,7 +141,7 @@ class Recovery:
                 if member.epoch > epoch:
                     continue  # it has started after the reset, and holds nothing
                 fresh, member.epoch = member.epoch < 0, epoch
-                plane.send(member, plane.welcome(member, fresh=True) if fresh else plane.going_back(member))
+                plane.send(member, plane.welcome(member, fresh=True) if fresh else plane.reset_order(member))
             self.end_if_all_are_back()
 
         plane.save(facts, continue_after_save)
@@ -238,7 +238,7 @@ class Recovery:
         if member is not None:
             self.stop(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
 
-    def resume(self, event: Resumed) -> None:
+    def resume(self, event: ResumeRequested) -> None:
         """Resume on an operator's request: as after a takeover, but no member is expected."""
         del event
         self.plane.resumes = True
@@ -281,7 +281,7 @@ TABLE: Final[Table] = {
     UnrecoverableFailure: {
         state: row("the region stops", Recovery.member_failed, STOPPED) for state in RegionState if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
-    Resumed: {
+    ResumeRequested: {
         state: ignored("the region has not stopped") for state in RegionState if state is not STOPPED
     } | {STOPPED: row("members may register again, as soon as pending writes are in the topic",
                           Recovery.resume, FORMING)},

@@ -71,7 +71,7 @@ class StartOffsets:
     def _is_free(self, member: RegisteredMember, part: Part) -> bool:
         if any(part in other.looking for other in self.plane.start_requests if other.member != member.name):
             return False
-        return self.plane.holder_of(part) in (None, member)
+        return self.plane.owner_of(part) in (None, member)
 
     def _hand_out(self, asked: StartOffsetRequest, member: RegisteredMember, free: list[Part]) -> None:
         plane = self.plane

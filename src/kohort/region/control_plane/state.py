@@ -10,14 +10,14 @@ from uuid import UUID
 
 from kohort.region.agreement import SOMEWHERE, LastSequence, SequenceBounds, bounds_of
 from kohort.region.control_plane.events import (
-    Close,
     Effect,
+    EndConnection,
     LogLevel,
     RegionLogLine,
     Request,
     ResetCause,
     ResetRequest,
-    Save,
+    SaveFacts,
     SendMessage,
 )
 from kohort.region.messages import (
@@ -352,7 +352,7 @@ class Plane:
             self.send(member, order)
 
     def close(self, connection: int) -> None:
-        self.effects.append(Close(connection))
+        self.effects.append(EndConnection(connection))
 
     def log(self, level: LogLevel, text: str) -> None:
         self.effects.append(RegionLogLine(level, text))
@@ -360,7 +360,7 @@ class Plane:
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
         """Write facts; call `then` when they are committed."""
         self._tokens += 1
-        save = Save(self._tokens, tuple(facts))
+        save = SaveFacts(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
         self._saving[self._tokens] = (floor, then)
         self.effects.append(save)
@@ -377,10 +377,10 @@ class Plane:
         state = self.states.get(member.name) if fresh else None
         ongoing = self.ongoing
         cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
-        counts = self.counts(member.name, member.epoch)
+        counts = self.contributed_to_last(member.name, member.epoch)
         return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts, moves_state=True)
 
-    def going_back(self, member: RegisteredMember) -> Reset:
+    def reset_order(self, member: RegisteredMember) -> Reset:
         """Return the order that sends a member back to the last complete sequence."""
         return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
 
@@ -417,7 +417,7 @@ class Plane:
         """Return where reading of a partition continues: at the last complete sequence, else at its initial offset."""
         return self.positions.get(part) or self.initial.get(part)
 
-    def holder_of(self, part: Part) -> RegisteredMember | None:
+    def owner_of(self, part: Part) -> RegisteredMember | None:
         """Return the member that may be reading a partition."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
@@ -425,7 +425,7 @@ class Plane:
         """Return the position of every partition that the region has read or begun."""
         return {**self.initial, **self.positions}
 
-    def counts(self, name: str, epoch: int) -> bool:
+    def contributed_to_last(self, name: str, epoch: int) -> bool:
         """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
         return self.contributors.get(name) == epoch
 
@@ -445,7 +445,7 @@ class Plane:
         """Return whether all members of a member's query are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
-    def miss_siblings(self, member: RegisteredMember) -> None:
+    def await_siblings(self, member: RegisteredMember) -> None:
         """Start the deadline for the missing members of a member's query, or cancel it if none is missing."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
@@ -459,7 +459,7 @@ class Plane:
         ]
         return able[0] if able else None
 
-    def needs(self, place: str) -> bool:
+    def needs_publication(self, place: str) -> bool:
         """Return whether a sink must be published to, or emptied after a reset that is deferred or being written."""
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
@@ -507,7 +507,7 @@ class Plane:
         self.by_connection.pop(member.connection, None)
         self.start_requests = [request for request in self.start_requests if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
-        self.miss_siblings(member)
+        self.await_siblings(member)
         self.send_all(Members(self.term, self.names()))
 
     # -- description for operators

@@ -176,8 +176,8 @@ class SweepOrder(NamedTuple):
     head: StateHead
     names: frozenset[str] | None = None
 
-    def has(self, name: str, sequence: int) -> bool:
-        """Return whether a file goes."""
+    def removes(self, name: str, sequence: int) -> bool:
+        """Return whether the sweep removes the file of this name and sequence."""
         replaced = self.names is not None and name not in self.names and sequence <= self.head.sequence
         return sequence < self.head.base or replaced
 
@@ -418,7 +418,9 @@ class RegionStates:
         """Remove the files that the state of the last manifest does not need."""
         folder = self._folder(order.part)
         numbers = ((name, sequence_in(name)) for name in self._store.names(folder))
-        self._store.remove(folder, [name for name, number in numbers if number is not None and order.has(name, number)])
+        self._store.remove(
+            folder, [name for name, number in numbers if number is not None and order.removes(name, number)]
+        )
 
     def _folder(self, part: Part) -> str:
         return f"{self._region}/{folder_of(part)}"

@@ -72,13 +72,13 @@ def folder_of(part: Part) -> str:
 
 
 def head_of(chain: list[StateFile]) -> StateHead:
-    """Return what the region's topic says of a chain."""
+    """Return the head by which the region's topic identifies a chain of state files."""
     newest, base = chain[-1], min(file.sequence for file in chain)
     return StateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
 
 
 def file_head(kind: Literal["base", "delta"], before: list[StateFile]) -> bytes:
-    """Return what is before the payload of a file that follows a chain: a part of the format, the same at each call."""
+    """Return the bytes before the payload in a file that follows a chain: kind and chain, encoded."""
     header = msgspec.msgpack.encode((kind, before))
     return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header))
 
@@ -110,7 +110,7 @@ def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, li
 
 
 class FileCheck:
-    """A file that is read in parts: its size, its head and its digest must be those of a chain."""
+    """The check of a file that is read in parts: its size, head and digest must be those that a chain names."""
 
     def __init__(self, file: StateFile, before: list[StateFile]) -> None:
         self._file, self._head = file, file_head(file.kind, before)

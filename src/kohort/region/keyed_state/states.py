@@ -285,7 +285,7 @@ class LoadedState:
             return self._is_saved
 
     def save(self, sequence: int) -> None:
-        """Save what has changed, durably. It may be repeated after an error.
+        """Save the changes since the last save, durably. It may be repeated after an error.
 
         Raises:
             OSError, RetriableError: the place does not answer. Nothing is lost.
@@ -428,7 +428,7 @@ class KeyedStates:
         return self._place
 
     def begin(self, part: Part, head: StateHead | None) -> None:
-        """Begin with a partition's state; it is loaded when it is asked for, unless a reset has left it as it is."""
+        """Serve a partition's saved state. Its first use loads it, unless an unchanged working copy exists."""
         with self._lock:
             self.forget_partitions([part])
             self._heads[part] = head
@@ -508,7 +508,7 @@ class KeyedStates:
             return dict(self._given)
 
     def completed(self) -> list[SweepOrder]:
-        """Handle a complete sequence with what was saved last; return what to sweep."""
+        """Record that the sequence of the last save is complete; return the sweeps of the files that it replaces."""
         with self._lock:
             given, self._given = self._given, {}
             heads = {part: head for part, head in given.items() if head is not None}
@@ -542,7 +542,7 @@ class StateSweeper:
         self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def order(self, due: list[SweepOrder]) -> None:
+    def queue_sweeps(self, due: list[SweepOrder]) -> None:
         """Queue sweeps of old files for the sweeper's thread, which the first call starts."""
         if due and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)

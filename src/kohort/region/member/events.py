@@ -25,14 +25,14 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderReceived:
     """The event that the control plane has sent an order."""
 
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class PartitionsAssigned:
     """The event that the group has assigned partitions; `parts` is the full assignment."""
 
     identity: Identity
@@ -40,14 +40,14 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
+class PartitionsRevoked:
     """The event that the group revokes partitions, which the member keeps until `ReleasePartitions`."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class PartitionsLost:
     """The event that partitions were lost; another consumer may own them already."""
 
     parts: tuple[Part, ...]
@@ -101,7 +101,7 @@ class ApplicationReset:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
+class StartsLookedUp:
     """The event that start positions were found.
 
     Attributes:
@@ -147,7 +147,7 @@ class SinkWaits:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class MemberFailed:
     """The event of an error that no reset repairs."""
 
     cause: str
@@ -155,28 +155,28 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class CloseRequested:
     """The event that the application has closed the member."""
 
 
 Event = (
     Connected
-    | Ordered
-    | Assigned
-    | Revoked
-    | Lost
+    | OrderReceived
+    | PartitionsAssigned
+    | PartitionsRevoked
+    | PartitionsLost
     | RecordsFetched
     | DrainCompleted
     | DrainError
     | StateSaved
     | ApplicationReset
-    | LookedUp
+    | StartsLookedUp
     | PublishEnded
     | CheckpointWanted
     | ResetWanted
     | SinkWaits
-    | Failed
-    | Closing
+    | MemberFailed
+    | CloseRequested
 )
 
 
@@ -246,7 +246,7 @@ class ResetApplication:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginEpoch:
     """An order to work in this epoch; the application starts with a state that an earlier member of its name saved."""
 
     epoch: int
@@ -267,8 +267,8 @@ class Seek:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
-    """An order to look up start offsets, then post `LookedUp`.
+class LookUpStarts:
+    """An order to look up start offsets, then post `StartsLookedUp`.
 
     Attributes:
         first: partitions that begin at the start position.
@@ -288,7 +288,7 @@ class ReleasePartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireSequences:
     """An order that a sequence is complete.
 
     Attributes:
@@ -321,7 +321,7 @@ class PublishKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndMember:
     """An order to end the member.
 
     Attributes:
@@ -340,11 +340,11 @@ Effect = (
     | SaveState
     | ResumeSubmitting
     | ResetApplication
-    | Begin
+    | BeginEpoch
     | Seek
-    | LookUp
+    | LookUpStarts
     | ReleasePartitions
-    | Retire
+    | RetireSequences
     | PublishKeys
-    | End
+    | EndMember
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from kohort.region import messages
 from kohort.region.member import events
-from kohort.region.member.events import Effect, Event, Ordered
+from kohort.region.member.events import Effect, Event, OrderReceived
 from kohort.region.member.state import (
     CHECKPOINTED,
     DRAINED,
@@ -34,11 +34,11 @@ class MemberMachine(Member):
     def step(self, event: Event) -> list[Effect]:
         """Handle an event and return its effects, in order."""
         before = self.state
-        if isinstance(event, Ordered):
+        if isinstance(event, OrderReceived):
             if event.order.term < self.term:
                 return []  # from a control plane that was replaced
             self.term = event.order.term
-        what: Any = event.order if isinstance(event, Ordered) else event
+        what: Any = event.order if isinstance(event, OrderReceived) else event
         row = TABLE[type(what)][before]
         if row.do is not None:
             row.do(self, what)
@@ -77,12 +77,12 @@ class MemberMachine(Member):
         if self.how.keyed and not order.moves_state:
             remedy = "update all applications of the region first"
             cause = "the control plane is of an earlier release, which would lose keyed states"
-            self.do(events.StopPolling(clear=True), events.End(cause, remedy))
+            self.do(events.StopPolling(clear=True), events.EndMember(cause, remedy))
             return
         self.names = order.names
         if self.epoch < 0:
             self.epoch, self.sequence = order.epoch, order.sequence
-            self.do(events.Begin(order.epoch, order.sequence, order.state), events.Poll())
+            self.do(events.BeginEpoch(order.epoch, order.sequence, order.state), events.Poll())
         else:
             self.complete(order.sequence, 0, counts=order.counts)
             if self.cut is not None and self.cut != order.cut:
@@ -110,13 +110,13 @@ class MemberMachine(Member):
 
     def on_end(self, order: messages.Refused | messages.Stop) -> None:
         if isinstance(order, messages.Refused):
-            self.do(events.StopPolling(clear=True), events.End(order.why, order.remedy))
+            self.do(events.StopPolling(clear=True), events.EndMember(order.why, order.remedy))
         else:
-            self.do(events.StopPolling(clear=True), events.End(order.cause, order.remedy))
+            self.do(events.StopPolling(clear=True), events.EndMember(order.cause, order.remedy))
 
     # -- the group
 
-    def on_assigned(self, event: events.Assigned) -> None:
+    def on_assigned(self, event: events.PartitionsAssigned) -> None:
         self.identity = event.identity
         gone = tuple(part for part in self.assigned if part not in event.parts)
         self.forget_parts(gone)
@@ -124,10 +124,10 @@ class MemberMachine(Member):
         self.send(messages.AssignmentChanged(self.identity, gone))
         self.ask_starts()
 
-    def on_revoked_unread(self, event: events.Revoked) -> None:
+    def on_revoked_unread(self, event: events.PartitionsRevoked) -> None:
         self.release_partitions(event.parts)
 
-    def on_revoked(self, event: events.Revoked) -> None:
+    def on_revoked(self, event: events.PartitionsRevoked) -> None:
         if not any(part in self.begins for part in event.parts):
             self.release_partitions(event.parts)
         elif self.how.holds_back:
@@ -136,7 +136,7 @@ class MemberMachine(Member):
         else:
             self.request_reset("partitions were revoked", event.parts)
 
-    def on_lost(self, event: events.Lost) -> None:
+    def on_lost(self, event: events.PartitionsLost) -> None:
         if any(part in self.begins for part in event.parts):
             self.request_reset("partitions were lost", event.parts)
         else:
@@ -174,7 +174,7 @@ class MemberMachine(Member):
         first = tuple(part for part in order.first if part in self.assigned)
         added = tuple(part for part in order.added if part in self.assigned)
         if first or added:
-            self.do(events.LookUp(order.number, first, added))
+            self.do(events.LookUpStarts(order.number, first, added))
 
     def _refuse_states(self, parts: list[Part]) -> None:
         """Stop the region, because this member would read partitions past their keyed states."""
@@ -184,7 +184,7 @@ class MemberMachine(Member):
         )
         self.send(self.failure)
 
-    def on_looked_up(self, event: events.LookedUp) -> None:
+    def on_looked_up(self, event: events.StartsLookedUp) -> None:
         self.send(messages.Looked(event.number, event.found, event.topics))
 
     # -- checkpoints
@@ -275,7 +275,7 @@ class MemberMachine(Member):
             return False
         counts = counts and self.contributed == sequence
         self.sequence, self.went_back = sequence, False
-        self.do(events.Retire(sequence, retired, counts=counts))
+        self.do(events.RetireSequences(sequence, retired, counts=counts))
         if counts:
             for part, end in self.ends.items():
                 if part in self.begins:
@@ -312,7 +312,7 @@ class MemberMachine(Member):
         if self.closing:
             self.send(messages.Leave())
             if not self._awaits_stop():
-                self.do(events.End())
+                self.do(events.EndMember())
             return
         self.do(events.ResumeSubmitting(), events.Poll(slowly=True))
         self.ask_starts()
@@ -338,15 +338,15 @@ class MemberMachine(Member):
         self.wants_back = messages.AskReset(event.cause)
         self.send(self.wants_back)
 
-    def on_failed(self, event: events.Failed) -> None:
+    def on_failed(self, event: events.MemberFailed) -> None:
         self.failure = messages.UnrecoverableFailure(event.cause, event.remedy)
         self.send(self.failure)
 
-    def on_closing(self, event: events.Closing) -> None:
+    def on_closing(self, event: events.CloseRequested) -> None:
         del event
         self.closing = True
         if self.epoch < 0:
-            self.do(events.StopPolling(clear=True), events.End())
+            self.do(events.StopPolling(clear=True), events.EndMember())
             return
         if self.begins:
             self.send(messages.Leave())
@@ -356,7 +356,7 @@ class MemberMachine(Member):
             self.send(messages.AssignmentChanged(self.identity, gone))
         self.send(messages.Leave())
         if not self._awaits_stop():
-            self.do(events.StopPolling(clear=True), events.End())
+            self.do(events.StopPolling(clear=True), events.EndMember())
 
     def _awaits_stop(self) -> bool:
         """Return whether the member waits for `Stop`.
@@ -402,11 +402,11 @@ TABLE: dict[type, Rows] = {
     messages.Members: _everywhere(_entry("recorded", MemberMachine.on_members)),
     messages.Refused: _everywhere(_entry("the member ends", MemberMachine.on_end)),
     messages.Stop: _everywhere(_entry("the member ends, with a remedy", MemberMachine.on_end)),
-    events.Assigned: _everywhere(
+    events.PartitionsAssigned: _everywhere(
         _entry("the member requests start offsets of new partitions", MemberMachine.on_assigned),
         CR_RESET_PENDING=_entry("recorded; nothing is sought before the reset", MemberMachine.on_assigned),
     ),
-    events.Revoked: {
+    events.PartitionsRevoked: {
         SUBSCRIBED: _entry("released: the member has just subscribed, and has fetched nothing",
                          MemberMachine.on_revoked_unread),
         RECORDS_FETCHED: _entry("queue cleared, polling stopped, region reset; or held until a sequence is complete",
@@ -418,7 +418,7 @@ TABLE: dict[type, Rows] = {
         RESET_COMPLETE: _entry("released: the member has just reset, and has fetched nothing",
                              MemberMachine.on_revoked_unread),
     },
-    events.Lost: {
+    events.PartitionsLost: {
         SUBSCRIBED: _entry("released: nothing was fetched", MemberMachine.on_revoked_unread),
         RECORDS_FETCHED: _entry("the region resets", MemberMachine.on_lost, PENDING),
         DRAINED: _entry("the region resets", MemberMachine.on_lost, PENDING),
@@ -438,7 +438,7 @@ TABLE: dict[type, Rows] = {
         _entry("the member reads the partitions from these offsets", MemberMachine.on_starts),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
-    events.LookedUp: _everywhere(
+    events.StartsLookedUp: _everywhere(
         _entry("the member reports the offsets", MemberMachine.on_looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
@@ -494,8 +494,8 @@ TABLE: dict[type, Rows] = {
              MemberMachine.on_checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
     events.ResetWanted: _everywhere(_entry("the member requests a reset", MemberMachine.on_reset_wanted)),
-    events.Failed: _everywhere(_entry("the region stops", MemberMachine.on_failed)),
-    events.Closing: _everywhere(
+    events.MemberFailed: _everywhere(_entry("the region stops", MemberMachine.on_failed)),
+    events.CloseRequested: _everywhere(
         _entry("the member requests to leave; with the next sequence, or at once if it holds nothing",
              MemberMachine.on_closing)
     ),

@@ -25,8 +25,8 @@ class Behaviour:
     Attributes:
         holds_back: a revocation waits for a checkpoint, instead of resetting the region.
         reads_on: the member does not stop for a checkpoint, and contributes what it has finished. Its driver posts
-            `RecordsFetched` before each batch begins and answers `Quiesce` at once. It posts `Revoked` between batches,
-            and begins none with these partitions afterwards.
+            `RecordsFetched` before each batch begins and answers `Quiesce` at once. It posts `PartitionsRevoked`
+            between batches, and begins none with these partitions afterwards.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
         keeps: its state waits while it is away; otherwise it starts anew when it returns.
         of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.

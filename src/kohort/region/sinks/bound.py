@@ -85,7 +85,7 @@ class BoundSink:
 
     def _refuse_others(self, key: StagedKey) -> None:
         if key.region_id != self._bound():
-            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+            raise InvalidInputError(f"{key.file_stem()} is a key of another region than {self._region!r} ({self._id})")
 
 
 class FolderSink(BoundSink):
@@ -142,7 +142,7 @@ class FolderSink(BoundSink):
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         """Return the owner marker of a folder; raise FileNotFoundError if there is none."""
-        return owner_marker.read_claim(self._files, folder)
+        return owner_marker.read_owner_marker(self._files, folder)
 
     def _own_claim(self, folder: str) -> OwnerMarker | None:
         """Return the owner marker of a folder, checked to be this region's; None: there is none."""
@@ -152,7 +152,9 @@ class FolderSink(BoundSink):
             return None
         if claim.id != self._bound():
             remedy = "give each region a place of its own"
-            raise owner_marker.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
+            raise owner_marker.other_owner_error(
+                self.place, (claim.region, claim.id), (self._region, self._bound()), remedy
+            )
         return claim
 
     def _written_in(self, folder: str) -> str:
@@ -165,7 +167,7 @@ class FolderSink(BoundSink):
         if claim is None:
             return ""
         if claim.place != self.place:
-            owner_marker.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
+            owner_marker.replace_owner_marker(self._files, folder, msgspec.structs.replace(claim, place=self.place))
         self._kept = None
         return claim.place
 

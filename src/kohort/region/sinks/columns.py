@@ -15,7 +15,7 @@ import pyarrow as pa
 from kohort.errors import InvalidInputError
 
 
-def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
+def in_column_order(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
     """Return the table with the columns of a schema, in its order; None: it has others, or of other types.
 
     Args:

@@ -75,7 +75,7 @@ def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink
         )
 
 
-def divide(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+def split_refused(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
     """Return the rows of a table that a sink accepts, and for the others why not, by their index in the table.
 
     Raises:

@@ -79,7 +79,7 @@ class DeltaLog:
         sync_folder(self._files, self._path)
         return table
 
-    def last(self, table: deltalake.DeltaTable) -> int:
+    def last_sequence(self, table: deltalake.DeltaTable) -> int:
         """Return the last sequence with rows in this version of the table; 0: none."""
         return self._number(table, self._app)
 
@@ -87,9 +87,9 @@ class DeltaLog:
         with self._errors():  # the library reads the log for it
             return table.transaction_version(name) or 0
 
-    def has(self, table: deltalake.DeltaTable, sequence: int) -> bool:
+    def has_sequence(self, table: deltalake.DeltaTable, sequence: int) -> bool:
         """Return whether the sequence, or a later one, is in this version of the table."""
-        return self.last(table) >= sequence
+        return self.last_sequence(table) >= sequence
 
     def row_count(self, table: deltalake.DeltaTable) -> int:
         """Return how many rows the region has added to this version of the table."""
@@ -97,7 +97,7 @@ class DeltaLog:
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
         """Return whether this version of the table was emptied as the sequence, or has a later one."""
-        return self.last(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
+        return self.last_sequence(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
     def is_empty(self, table: deltalake.DeltaTable) -> bool:
         """Return whether this version of the table has no file."""
@@ -177,7 +177,7 @@ class DeltaLog:
         return f"{self._folder}/{version:020}.json"
 
     def _actions(self, version: int) -> list[Any] | None:
-        """Return what a commit says; None: it was cleaned away, long after it was written."""
+        """Return the actions of a commit; None: it was cleaned away, long after it was written."""
         try:
             lines = read_file(self._files, self._commit_path(version)).splitlines()
         except FileNotFoundError:
@@ -293,7 +293,7 @@ def _arrow(schema: deltalake.Schema) -> pa.Schema:
     return pa.schema(said)
 
 
-def removal(file: Mapping[str, Any]) -> RemoveAction:
+def remove_action(file: Mapping[str, Any]) -> RemoveAction:
     """Return the action that removes a file from the table."""
     parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
     return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from kohort.errors import InvalidInputError
 from kohort.region.sinks.delta_log import arrow_of
 from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import PER_S, plain, storable_schema
+from kohort.region.sinks.rows import PER_S, storable_schema, with_plain_types
 
 TEXT_MAX: Final = 32
 """Maximum number of characters of a text in a file's statistics; longer ones are left out."""
@@ -55,7 +55,7 @@ def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
 def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
     if pa.types.is_timestamp(kept) and pa.types.is_timestamp(given):
         return bool(kept.tz == given.tz and given.unit in ("s", "ms", "us"))
-    return bool(kept.equals(given) or plain(pa.schema([("x", kept)])).field(0).type.equals(given))
+    return bool(kept.equals(given) or with_plain_types(pa.schema([("x", kept)])).field(0).type.equals(given))
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:

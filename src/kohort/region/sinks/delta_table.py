@@ -86,7 +86,7 @@ try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks.delta_log import DeltaLog, removal, schema_of
+    from kohort.region.sinks.delta_log import DeltaLog, remove_action, schema_of
     from kohort.region.sinks.delta_rows import (
         check_feature,
         check_partitions,
@@ -424,7 +424,7 @@ class DeltaTable(FolderSink):
         claim, table = self._checked(table)
         if self.mode == "update":  # before the partitions, which lose the order of the rows
             table = last_of_each(table, claim.keys)
-        name = key.text()
+        name = key.file_stem()
         before = self._piece(name) or ()
         written: list[_File] = []
         named = False
@@ -459,13 +459,13 @@ class DeltaTable(FolderSink):
         self._claim()
         named = in_order(keys)
         if not self._is_marked(sequence):
-            pieces = self._pieces([key.text() for key in named])
-            gone = gone_text({key.text(): piece is not None for key, piece in zip(named, pieces, strict=True)})
+            pieces = self._pieces([key.file_stem() for key in named])
+            gone = gone_text({key.file_stem(): piece is not None for key, piece in zip(named, pieces, strict=True)})
             staged = [file for piece in pieces if piece is not None for file in piece]
             if staged or (gone and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
                 self._bring(sequence, staged, gone)
         self._mark_done(sequence)
-        self._forget([key.text() for key in named])
+        self._forget([key.file_stem() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
         """Commit the staged rows as this sequence to the Delta log, unless another process has."""
@@ -493,7 +493,7 @@ class DeltaTable(FolderSink):
                 lost = str(error)  # because another process has published and swept it: the log shows it
                 return False
 
-        self._until_there(lambda table: self._log.has(table, sequence), commit_sequence)
+        self._until_there(lambda table: self._log.has_sequence(table, sequence), commit_sequence)
 
     def _until_there(
         self, is_there: Callable[[deltalake.DeltaTable], bool], commit: Callable[[deltalake.DeltaTable], bool]
@@ -562,7 +562,7 @@ class DeltaTable(FolderSink):
                 "anew (OPTIMIZE, DELETE, UPDATE), or there were others' rows before its own. Delete all rows of the "
                 "table by hand; the region goes on by itself"
             )
-        return [removal(file) for file in ours]
+        return [remove_action(file) for file in ours]
 
     def _is_ours(self, path: str) -> bool:
         found = _DATA.fullmatch(path)
@@ -577,7 +577,7 @@ class DeltaTable(FolderSink):
             return 0
         marked = self._last_marked()
         table = self._log.load()
-        last = self._log.last(table)
+        last = self._log.last_sequence(table)
         if last > marked:  # its publisher ended before it was marked
             self._log.settle(table.version(), _DATA)
             self._mark_done(last)
@@ -598,7 +598,7 @@ class DeltaTable(FolderSink):
         self._bound()
         if not self._is_claimed():
             return
-        kept = {key.text() for key in keep.keys}
+        kept = {key.file_stem() for key in keep.keys}
         for name in kept:
             kept = kept.union(file.name for file in self._piece(name) or ())
         gone = []
@@ -620,7 +620,7 @@ class DeltaTable(FolderSink):
         """Write the region's owner marker beside the table, if it is not there yet."""
         make_folder(self._files, self._staging)
         if mine is not None:
-            owner_marker.write_claim(self._files, self._own, mine)
+            owner_marker.write_owner_marker(self._files, self._own, mine)
         self._sync_own()
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:

@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import plain, storable_schema
+from kohort.region.sinks.rows import storable_schema, with_plain_types
 
 CATALOG: Final = "catalog.sqlite"
 DATA: Final = "data"
@@ -75,7 +75,7 @@ _OPENED: Final[dict[int, duckdb.DuckDBPyConnection]] = {}
 
 
 class CommitOpenError(RetriableError):
-    """The error of a commit that was refused, or whose answer was lost: the next look at the catalog tells."""
+    """The error of a commit with an unknown outcome (refused, or its answer lost) until the catalog is read again."""
 
 
 class NoLakeError(RetriableError):
@@ -122,7 +122,9 @@ class LakeTransaction:
             for name, null in self.ask(f'SELECT column_name, "null" FROM (DESCRIBE {{lake}}.{table})')
             if null == "NO"
         }
-        return normal(pa.schema([pa.field(field.name, field.type, field.name not in must) for field in found]))
+        return comparable_schema(
+            pa.schema([pa.field(field.name, field.type, field.name not in must) for field in found])
+        )
 
     def _run(self, statement: str, *values: object) -> duckdb.DuckDBPyConnection:
         text = statement.replace("{lake}", self.name).replace(_ESCAPED_NAME, "{lake}")
@@ -289,7 +291,7 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
         one = pa.schema([pa.field(field.name, kind)])
         try:
             with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
-                back = normal(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
+                back = comparable_schema(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
         except (InvalidInputError, RetriableError) as error:
             return str(error)
         return back if back.equals(_loose(kind)) else returned_as(back)
@@ -304,9 +306,9 @@ def column_types(place: str, schema: pa.Schema) -> dict[str, str]:
         return dict(zip(schema.names, (str(kind) for kind in found.types), strict=True))
 
 
-def normal(schema: pa.Schema) -> pa.Schema:
+def comparable_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema of DuckDB's as the sink compares it: plain types, and UTC under one name."""
-    return pa.schema([pa.field(field.name, _loose(field.type), field.nullable) for field in plain(schema)])
+    return pa.schema([pa.field(field.name, _loose(field.type), field.nullable) for field in with_plain_types(schema)])
 
 
 def _loose(kind: Any) -> Any:
@@ -327,7 +329,7 @@ def _micros(kind: Any) -> Any:
 
 
 def columns_with_statistics(rows: pa.Table) -> bool | list[str]:
-    """Return the columns whose statistics may stand in a file's Parquet; True: all.
+    """Return the columns whose statistics a Parquet file may contain; True: all.
 
     The statistics of floating-point columns leave NaN out, which DuckDB takes for the greatest number. DuckLake takes
     them as they are, and would skip the file when a reader asks for values above its maximum.
@@ -364,7 +366,7 @@ def _sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def texts(values: Sequence[str]) -> str:
+def sql_list(values: Sequence[str]) -> str:
     """Return texts as a list in SQL."""
     return "[" + ", ".join(literal(value) for value in values) + "]"
 

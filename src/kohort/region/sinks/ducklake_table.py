@@ -64,7 +64,7 @@ try:
         columns_with_statistics,
         given_schema,
         literal,
-        texts,
+        sql_list,
         verbatim,
     )
 except ImportError as error:
@@ -382,11 +382,11 @@ class DuckLakeTable(FolderSink):
         self._refuse_others(key)
         state, claim = self._load()
         rows = self._shaped(table, claim)
-        written = self._write(state, key, rows, self._piece(state, key.text()))
+        written = self._write(state, key, rows, self._piece(state, key.file_stem()))
         self._remove_unknown(state, written.others)
 
     def _write(self, state: _LakeState, key: StagedKey, rows: pa.Table, before: _LakePiece | None) -> _LakePiece:
-        """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
+        """Write the rows of a key as files, then the entry that names them; files of earlier attempts stay in it."""
         named = [f"kohort-e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}.parquet"] if rows.num_rows else []
         old = _LakePiece((), 0, False) if before is None else before
         try:
@@ -401,7 +401,7 @@ class DuckLakeTable(FolderSink):
                 for name in named:
                     remove(self._files, self._file(state, name))
                 if before is None:
-                    remove(self._files, f"{self._folder(state)}/staged/{key.text()}{_PIECE}")
+                    remove(self._files, f"{self._folder(state)}/staged/{key.file_stem()}{_PIECE}")
                 else:
                     self._put_piece(state, key, before)
             raise
@@ -421,7 +421,7 @@ class DuckLakeTable(FolderSink):
         sync_folder(self._files, folder)
 
     def _put_piece(self, state: _LakeState, key: StagedKey, piece: _LakePiece) -> None:
-        data, folder, name = msgspec.json.encode(piece), f"{self._folder(state)}/staged", key.text() + _PIECE
+        data, folder, name = msgspec.json.encode(piece), f"{self._folder(state)}/staged", key.file_stem() + _PIECE
         try:
             staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
         except FileNotFoundError:
@@ -444,7 +444,7 @@ class DuckLakeTable(FolderSink):
 
     def _adding(self, paths: Sequence[str]) -> str:
         return (
-            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {texts(paths)}, schema => "
+            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {sql_list(paths)}, schema => "
             f"{literal(self._names[0])}, allow_missing => true, hive_partitioning => false)"
         )
 
@@ -464,14 +464,14 @@ class DuckLakeTable(FolderSink):
         state = self._load()[0]
         named, committed = in_order(keys), False
         if self._marked(state) < sequence:
-            pieces = {key: self._piece(state, key.text()) for key in named}
-            gone = gone_text({key.text(): self._is_whole(state, piece) for key, piece in pieces.items()})
+            pieces = {key: self._piece(state, key.file_stem()) for key in named}
+            gone = gone_text({key.file_stem(): self._is_whole(state, piece) for key, piece in pieces.items()})
             staged = [piece for piece in pieces.values() if piece is not None and piece.files]
             if gone or staged:
                 committed = self._bring(sequence, staged, gone, offsets_text(positions))
             self._mark(state, sequence)
         for key in named:
-            self._forget(state, key.text(), committed)
+            self._forget(state, key.file_stem(), committed)
 
     def _is_whole(self, state: _LakeState, piece: _LakePiece | None) -> bool:
         if piece is None or not piece.whole:
@@ -604,7 +604,7 @@ class DuckLakeTable(FolderSink):
         state = self._find()
         if state is None:
             return
-        folder, kept = f"{self._folder(state)}/staged", {key.text() for key in keep.keys}
+        folder, kept = f"{self._folder(state)}/staged", {key.file_stem() for key in keep.keys}
         for name in names_in(self._files, folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
@@ -624,7 +624,7 @@ class DuckLakeTable(FolderSink):
             remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _forget(self, state: _LakeState, name: str, committed: bool) -> None:
-        """Remove what says that a piece is staged: its files are the lake's by now.
+        """Remove the entry of a staged piece, whose files belong to the lake by now.
 
         If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
         are then nobody's.

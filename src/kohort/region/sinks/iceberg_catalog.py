@@ -46,6 +46,8 @@ ANSWER_TIMEOUT_S: Final = 60.0
 """Limit on the time that a REST catalog may be silent. A commit that is given up is looked for before the next."""
 _NAME: Final = "default"
 _FILE_IO: Final = f"{DurableFileIO.__module__}.{DurableFileIO.__name__}"
+_S3: Final = ("s3:", "s3a:", "s3n:")
+"""The beginnings of the locations of stores of S3's protocol, as pyiceberg knows them."""
 _FIXED: Final = {"snapshot-loading-mode": "all"}
 """Properties of a REST catalog that the sink counts on: it looks for files in all snapshots."""
 _KEYS: Final = ("account-key", "connection-string")
@@ -83,6 +85,8 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
     if "py-catalog-impl" not in given:
         _refuse_unsafe(kind, uri)
     if "py-catalog-impl" in given or not uri or (kind or ("rest" if uri.startswith("http") else "")) != "rest":
+        if "py-io-impl" not in known and str(known.get("warehouse", "")).startswith(_S3):
+            given["py-io-impl"] = _FILE_IO
         return load_catalog(_NAME, **given)
     known.setdefault("py-io-impl", _FILE_IO)
     return TimedRestCatalog(_NAME, **cast("dict[str, str]", known))
@@ -172,7 +176,7 @@ def _translated(error: Exception, place: str, properties: Mapping[str, Any]) -> 
 
 
 def _is_catalogs(error: Exception) -> bool:
-    """Return whether the catalog itself said this; SQL catalogs always do."""
+    """Return whether an error is the catalog's own answer; an error of an SQL catalog always is."""
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return True

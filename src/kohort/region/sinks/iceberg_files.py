@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     PyArrowFile,
     PyArrowFileIO,
@@ -44,14 +44,53 @@ from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec
 ROOT: Final = "kohort.table-location"
 """The property of a FileIO that has the location of its table."""
 _MARK = "published-"
+_CLIENTS_KEPT: Final = 4
+_clients: dict[tuple[int, str], pafs.S3FileSystem] = {}
+"""The last clients of S3 by process and settings. pyiceberg makes one whenever it reads a table, and each connects."""
+
+
+def _client(made: pafs.FileSystem, *, in_parts: bool) -> pafs.FileSystem:
+    """Return a client with the settings of one that pyiceberg has made, for S3; else that one.
+
+    In parts, an object takes three requests. A request that is repeated, and whose first copy arrives late, changes
+    nothing: its upload has ended. Otherwise an object of up to 10 MB takes one request, and a late copy puts it again.
+    An error is then raised when the file is closed, and a process that dies leaves no upload behind.
+    """
+    if not isinstance(made, pafs.S3FileSystem):
+        return made
+    reduced: Any = made.__reduce__()  # by which pickle makes the same client elsewhere
+    make, (settings,) = reduced
+    settings = {**settings, "allow_delayed_open": not in_parts}
+    key = os.getpid(), repr(settings)
+    client: pafs.S3FileSystem = _clients.get(key) or make(settings)
+    _clients[key] = client
+    for old in list(_clients)[:-_CLIENTS_KEPT]:
+        _clients.pop(old, None)  # another thread may have been first
+    return client
 
 
 class DurableFileIO(PyArrowFileIO):
-    """pyiceberg's FileIO, with local files that survive a power loss once they are closed.
+    """pyiceberg's FileIO, with local files that survive a power loss once they are closed, and with few requests to S3.
 
     Below the catalog's warehouse, or below the table if a REST catalog has it, it follows no symbolic link when it
     writes or removes.
     """
+
+    @property
+    def _has_own_retries(self) -> bool:
+        """Whether a class of the user decides about retries: it is not among the settings of a client."""
+        return bool(self.properties.get(S3_RETRY_STRATEGY_IMPL))
+
+    def _initialize_s3_fs(self, netloc: str | None) -> pafs.FileSystem:
+        made = super()._initialize_s3_fs(netloc)
+        return made if self._has_own_retries else _client(made, in_parts=False)
+
+    def new_output_in_parts(self, location: str) -> Any:  # as `new_output`
+        """Return a file of a store to write, which a late copy of a request does not write again."""
+        if self._has_own_retries:
+            return self.new_output(location)
+        scheme, host, path = self.parse_location(location)
+        return PyArrowFile(location, path, _client(self.fs_by_scheme(scheme, host), in_parts=True))
 
     @property
     def files(self) -> FileCalls:
@@ -157,7 +196,13 @@ class TableStore(Protocol):
     """Small objects in folders of a table's location. What was written is whole, and durable when the call returns."""
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object; an older one of this name is replaced."""
+        """Write an object; an older one of this name is replaced, and a newer one never."""
+
+    def put_last(self, folder: str, name: str, data: bytes) -> None:
+        """Write an object as `put_file` does, if nothing is written under its name afterwards: a store may be faster.
+
+        The store may still carry out the request later, after the object was removed.
+        """
 
     def read(self, location: str) -> bytes:
         """Return an object; raise FileNotFoundError if there is none."""
@@ -212,6 +257,9 @@ class _LocalStore:
             make_folder(self._files, path)
             staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
 
+    def put_last(self, folder: str, name: str, data: bytes) -> None:
+        self.put_file(folder, name, data)
+
     def read(self, location: str) -> bytes:
         return read_file(self._files, self._path(location))
 
@@ -240,6 +288,12 @@ class _RemoteStore:
         self._io = given
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
+        given, location = self._io, f"{folder}/{name}"
+        in_parts = given.new_output_in_parts if isinstance(given, DurableFileIO) else given.new_output
+        with in_parts(location).create(overwrite=True) as output:
+            output.write(data)
+
+    def put_last(self, folder: str, name: str, data: bytes) -> None:
         with self._io.new_output(f"{folder}/{name}").create(overwrite=True) as output:
             output.write(data)
 
@@ -259,7 +313,7 @@ class _RemoteStore:
     def mark_published(self, folder: str, sequence: int) -> None:
         there = self._marks(folder)
         if max(there, default=0) < sequence:
-            self.put_file(folder, f"{_MARK}{sequence}", b"done")
+            self.put_last(folder, f"{_MARK}{sequence}", b"done")
         for old in sorted(there)[:-MARKS_KEPT]:
             self.remove(f"{folder}/{_MARK}{old}")
 
@@ -384,6 +438,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
                 fields,
                 compression=compression,
                 store_schema=False,
+                use_dictionary=staged_files.dictionary_columns(rows),  # type: ignore[arg-type] # the stubs know a bool
                 dictionary_pagesize_limit=DICTIONARY_BYTES,
             ) as writer:
                 writer.write_table(rows)
@@ -406,7 +461,7 @@ def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs 
         with durable_output(given.files, path) as output:
             yield output
     else:
-        with given.new_output(location).create() as stream:
+        with given.new_output(location).create(overwrite=True) as stream:  # the name is new: two requests need not ask
             yield stream
 
 

@@ -51,7 +51,7 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks.iceberg_catalog import catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import plain, storable_schema
+from kohort.region.sinks.rows import storable_schema, with_plain_types
 
 _MERGE: Final = "commit.manifest-merge.enabled"
 _REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
@@ -153,13 +153,13 @@ class IcebergLog:
             table, {"region": msgspec.json.encode(claim).decode()}, {"region": claim.region}, (), (), columns
         )
 
-    def last(self, table: Table) -> int:
+    def last_sequence(self, table: Table) -> int:
         """Return the last sequence with rows in this state of the table; 0: none."""
         return self._number(table, "sequence")
 
-    def has(self, table: Table, sequence: int) -> bool:
+    def has_sequence(self, table: Table, sequence: int) -> bool:
         """Return whether the sequence, or a later one, is in this state of the table."""
-        return self.last(table) >= sequence
+        return self.last_sequence(table) >= sequence
 
     def row_count(self, table: Table) -> int:
         """Return how many rows the region has added to this state of the table."""
@@ -167,7 +167,7 @@ class IcebergLog:
 
     def is_emptied(self, table: Table, sequence: int) -> bool:
         """Return whether this state of the table was emptied as the sequence, or has a later one."""
-        return self.last(table) > sequence or self._number(table, "emptied") == sequence
+        return self.last_sequence(table) > sequence or self._number(table, "emptied") == sequence
 
     def _number(self, table: Table, name: str) -> int:
         return int(table.properties.get(self._prefix + name, "0"))
@@ -296,7 +296,7 @@ class IcebergLog:
         moved_on = head is not None and (before is None or before.snapshot_id != head.snapshot_id)
         if not moved_on or now.metadata.snapshot_by_id(refused.snapshot_id) is not None:
             return
-        if self.last(now) > self.last(table):
+        if self.last_sequence(now) > self.last_sequence(table):
             return  # it may be this one, and expired since
         own = [
             manifest.manifest_path
@@ -367,7 +367,7 @@ def iceberg_schema_of(schema: pa.Schema) -> Schema:
 
 def arrow_of(schema: Schema) -> pa.Schema:
     """Return a table's columns in Arrow's types."""
-    return plain(schema_to_pyarrow(schema, include_field_ids=False))
+    return with_plain_types(schema_to_pyarrow(schema, include_field_ids=False))
 
 
 def kept_schema(schema: pa.Schema) -> pa.Schema:

@@ -175,9 +175,10 @@ class IcebergTable(BoundSink):
             )
         self._properties = self._embedded() if catalog is None else dict(catalog)
         uri = self._properties.get("uri", "")
-        if uri.startswith("http") and "@" in urlsplit(uri).netloc:
+        if uri.startswith("http") and ("@" in urlsplit(uri).netloc or "?" in uri):
             raise InvalidInputError(
-                f"The catalog's uri {shown_url(uri)} holds credentials: give them as 'credential', 'token' or 'auth'"
+                f"The catalog's uri {shown_url(uri)} holds credentials or a query: give them as 'credential', 'token' "
+                "or 'auth'"
             )
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
@@ -296,7 +297,7 @@ class IcebergTable(BoundSink):
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = store_of(table, self.place)
-            store.put_file(self._folder(table), _PROBE, b"")
+            store.put_last(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
@@ -420,14 +421,14 @@ class IcebergTable(BoundSink):
         rows = self._shaped(table, claim)
         if claim.keys:
             rows = last_of_each(rows, claim.keys)
-        written = self._write(lake, key, rows, self._piece(lake, key.text()), divided=not claim.keys)
+        written = self._write(lake, key, rows, self._piece(lake, key.file_stem()), divided=not claim.keys)
         self._remove_unused(written.others)
 
     def _write(
         self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None, *, divided: bool = True
     ) -> _IcebergPiece:
-        """Write the rows of a key, and then say that they are what the key has; older files stay, and are named."""
-        store, folder, name = store_of(lake, self.place), self._staging(lake), key.text() + _PIECE
+        """Write the rows of a key as files, then the entry that names them; files of earlier attempts stay in it."""
+        store, folder, name = store_of(lake, self.place), self._staging(lake), key.file_stem() + _PIECE
         plan = plan_files(lake, rows, file_stem(key.epoch, key.region_id), divided)
         spec_id = lake.metadata.default_spec_id
         files, others = ((), ()) if before is None else (before.files, before.others)
@@ -439,7 +440,7 @@ class IcebergTable(BoundSink):
                 store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put_file(folder, name, msgspec.json.encode(piece))
+            store.put_last(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:
@@ -466,8 +467,8 @@ class IcebergTable(BoundSink):
         lake, claim = self._load_claimed()
         named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
-            pieces = {key: self._piece(lake, key.text()) for key in named}
-            gone = gone_text({key.text(): piece is not None and piece.whole for key, piece in pieces.items()})
+            pieces = {key: self._piece(lake, key.file_stem()) for key in named}
+            gone = gone_text({key.file_stem(): piece is not None and piece.whole for key, piece in pieces.items()})
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
             if gone or staged:
                 bring = self._bring_update if claim.keys else self._bring
@@ -475,9 +476,9 @@ class IcebergTable(BoundSink):
             self._mark(lake, sequence)
         for key in named:
             if claim.keys:
-                self._forget_merged(lake, key.text())
+                self._forget_merged(lake, key.file_stem())
             else:
-                self._forget(lake, key.text(), 0 if committed else sequence)
+                self._forget(lake, key.file_stem(), 0 if committed else sequence)
 
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, unless another process has; return whether this one did."""
@@ -492,7 +493,7 @@ class IcebergTable(BoundSink):
                 added += [file.entry(piece.spec_id) for file in piece.files]
             return self._log.commit(lake, sequence, added, offsets)
 
-        return self._until_there(lambda lake: self._log.has(lake, sequence), commit_sequence)
+        return self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_sequence)
 
     def _bring_update(self, sequence: int, staged: Mapping[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit the sequence, whose rows replace those of the same keys, unless another process has."""
@@ -533,7 +534,7 @@ class IcebergTable(BoundSink):
             attempt.forget_names()
             return True
 
-        committed = self._until_there(lambda lake: self._log.has(lake, sequence), commit_merge)
+        committed = self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_merge)
         if attempts:
             lake = self._load_table()
             for attempt in attempts:
@@ -636,7 +637,7 @@ class IcebergTable(BoundSink):
     def published(self) -> int:
         """Return the last sequence that is certainly published; 0: none."""
         lake = self._find()
-        return 0 if lake is None else max(self._marked(lake), self._log.last(lake))
+        return 0 if lake is None else max(self._marked(lake), self._log.last_sequence(lake))
 
     def adopt(self) -> str:
         """Write this sink's name into the table, and return the earlier one."""
@@ -667,7 +668,7 @@ class IcebergTable(BoundSink):
         if lake is None:
             return
         store, folder = store_of(lake, self.place), self._staging(lake)
-        kept = {key.text() for key in keep.keys}
+        kept = {key.file_stem() for key in keep.keys}
         for name in store.names(folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
@@ -677,7 +678,7 @@ class IcebergTable(BoundSink):
             store.remove(f"{folder}/{name}")
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
-            last = self._log.last(lake)
+            last = self._log.last_sequence(lake)
             settle_attempts(store, self._merges(lake), last, lambda: self._log.all_files(lake))
 
     def _drop(self, lake: Table, name: str) -> None:
@@ -703,7 +704,7 @@ class IcebergTable(BoundSink):
                     store.remove(path)
 
     def _forget(self, lake: Table, name: str, sequence: int) -> None:
-        """Remove what says that a piece is staged: its files are the table's by now.
+        """Remove the entry of a staged piece, whose files belong to the table by now.
 
         If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
         are then nobody's.

@@ -35,7 +35,7 @@ from pyiceberg.types import ListType, MapType
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, rows_by_partition
 from kohort.region.sinks.owner_marker import UNFINISHED
-from kohort.region.sinks.rows import plain
+from kohort.region.sinks.rows import with_plain_types
 from kohort.region.sinks.staged_files import read_json
 
 _PATHS_AT_ONCE: Final = 32
@@ -153,7 +153,7 @@ def _read_columns(table: Table, task: FileScanTask, names: Sequence[str]) -> pa.
         pyiceberg_arrow.ArrowProjectionVisitor = _NullKeepingProjection  # type: ignore[misc]
     scan = pyiceberg_arrow.ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
     read = scan.to_table([task]).select(list(names))
-    kinds = plain(read.schema)
+    kinds = with_plain_types(read.schema)
     return read if read.schema.equals(kinds) else read.cast(kinds)
 
 

@@ -42,8 +42,16 @@ from kohort.io.chance import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, refuse_untyped
-from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
-from kohort.region.sinks.rows import check_fits, in_order, in_sink_schema, plain, refusal_of, refuse_nulls, rows_where
+from kohort.region.sinks.owner_marker import other_name, other_owner_error, schema_of, text_of
+from kohort.region.sinks.rows import (
+    check_fits,
+    in_order,
+    in_sink_schema,
+    refusal_of,
+    refuse_nulls,
+    rows_where,
+    with_plain_types,
+)
 from kohort.region.sinks.staging_topic import (
     MARKER,
     STAGED,
@@ -167,7 +175,7 @@ class KafkaTopic(BoundSink):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create both topics if they are missing."""
         self._bound()
-        given = _schema_of_rows(plain(schema))
+        given = _schema_of_rows(with_plain_types(schema))
         with self._admin() as admin:
             try:
                 topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
@@ -201,7 +209,7 @@ class KafkaTopic(BoundSink):
         mine = self._bound()
         if marker.id != mine:
             remedy = "give each region a topic of its own"
-            raise refusal(f"Topic {self.topic}", (marker.region, marker.id), (self._region, mine), remedy)
+            raise other_owner_error(f"Topic {self.topic}", (marker.region, marker.id), (self._region, mine), remedy)
 
     def _rules(self) -> RowRules:
         kept = self._kept
@@ -265,7 +273,7 @@ class KafkaTopic(BoundSink):
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Raise an error for the first row that the brokers would refuse; else return the rows in the form staged."""
         rules = self._rules()
-        check_fits(f"topic {self.topic}", rules.schema, filled_schema(plain(table.schema), rules.schema))
+        check_fits(f"topic {self.topic}", rules.schema, filled_schema(with_plain_types(table.schema), rules.schema))
         keyed = ["key"] if rules.keyed else []
         if rules.keyed and "key" not in table.column_names:
             raise InvalidInputError(f"Topic {self.topic} is compacted, and rows without a column key have no key")
@@ -282,14 +290,14 @@ class KafkaTopic(BoundSink):
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         rows = self.check_rows(table)
-        self._staging_topic.stage(key.text(), pieces_of(rows))
+        self._staging_topic.stage(key.file_stem(), pieces_of(rows))
 
     # Publishing.
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence, in one transaction."""
         check_sequence(sequence)
-        names = [key.text() for key in in_order(keys)]
+        names = [key.file_stem() for key in in_order(keys)]
         if self._last().sequence >= sequence:
             return
         rules = self._rules()
@@ -407,7 +415,7 @@ class KafkaTopic(BoundSink):
         if marker is None:
             return
         self._owned(marker)
-        kept = {key.text() for key in keep.keys}
+        kept = {key.file_stem() for key in keep.keys}
 
         def is_still_needed(name: str, done: bool) -> bool:
             key = StagedKey.parse(name)

@@ -244,7 +244,7 @@ class ObjectStore:
         return self._without_secrets(_BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line))
 
     def error_text(self, error: BaseException) -> str:
-        """Return what another library says of this store, which has a cause in each line, likewise without secrets."""
+        """Return the text of another library's error about this store, with all causes and without secrets."""
         said: list[str] = []
         for line in filter(None, (part.strip(" ↳\t") for part in _COLOURS.sub("", str(error)).splitlines())):
             if line.startswith(("<", "{")):  # the server's answer

@@ -74,7 +74,7 @@ def schema_of(text: str) -> pa.Schema:
         raise CorruptDataError(f"A schema can't be read: {error}") from error
 
 
-def read_claim(files: FileCalls, folder: str) -> OwnerMarker:
+def read_owner_marker(files: FileCalls, folder: str) -> OwnerMarker:
     """Read the owner marker of a folder.
 
     Raises:
@@ -107,12 +107,12 @@ def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
     return claim
 
 
-def write_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
+def write_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
     _write_once(files, f"{folder}/{CLAIM}", encode_owner_marker(claim))
 
 
-def replace_claim(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
+def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
     """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
@@ -171,7 +171,7 @@ def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, 
 
 
 def columns_path(folder: str, number: int) -> str:
-    """Return the path of the file that names the columns of an addition."""
+    """Return the path of the file with the columns that the addition of this number has added to a marker."""
     return f"{folder}/{_ADDED}{number}.json"
 
 
@@ -181,7 +181,17 @@ def encoded_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
 
 
 def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
-    """Add columns to a marker as the addition of this number, durably; return False if another process was faster."""
+    """Write the file that adds columns to an owner marker, durably.
+
+    Args:
+        files: the file operations.
+        folder: the folder of the marker.
+        number: the number of this addition; the first has 1.
+        columns: the columns that are added.
+
+    Returns:
+        False if another process has written an addition of this number first.
+    """
     if not _write_once(files, columns_path(folder, number), encoded_columns(columns)):
         return False
     sync_folder(files, folder)
@@ -212,7 +222,7 @@ def other_name(region: str, known: str, given: str) -> InvalidInputError:
     )
 
 
-def refusal(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:
+def other_owner_error(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:
     """Return the error for a region that uses the sink of another region."""
     other = f"region {owner[0]!r}"
     if owner[0] == mine[0]:

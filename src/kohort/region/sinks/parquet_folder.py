@@ -267,7 +267,7 @@ class ParquetFolder(FolderSink):
         make_folder(files, f"{self.path}/_region")
         claim = self._new_claim(schema)
         try:
-            owner_marker.write_claim(files, f"{self.path}/_region", claim)
+            owner_marker.write_owner_marker(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
@@ -321,7 +321,7 @@ class ParquetFolder(FolderSink):
         claim, additions = self._read_grown()
         if claim.id != mine:
             remedy = "give each region an empty folder of its own"
-            raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
+            raise owner_marker.other_owner_error(self.path, (claim.region, claim.id), (self._region, mine), remedy)
         self._refuse_other_name(claim)
         if additions != (0 if self._kept is None else self._kept.additions):
             self._sync_columns()
@@ -381,7 +381,7 @@ class ParquetFolder(FolderSink):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
-        self._write_rows(key.text(), self.check_rows(table))
+        self._write_rows(key.file_stem(), self.check_rows(table))
 
     def _write_rows(self, name: str, table: pa.Table) -> None:
         if partition_by := self._layout().partition_by:
@@ -435,7 +435,7 @@ class ParquetFolder(FolderSink):
         """Show the rows of these keys as this sequence, all at once."""
         check_sequence(sequence)
         self._owned()
-        self._show_sequence(sequence, sorted({key.text() for key in keys}))
+        self._show_sequence(sequence, sorted({key.file_stem() for key in keys}))
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
         """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
@@ -690,7 +690,7 @@ class ParquetFolder(FolderSink):
             generations = FolderGenerations(self._files, self.path, self._id)
             generations.show_generation(generations.newest())
         self._tidy(names, self._last_marked())
-        kept = {key.text() for key in keep.keys}
+        kept = {key.file_stem() for key in keep.keys}
         for name in names:
             if self._is_void(name, keep.floor) and staged_files.key_text_of(name) not in kept:
                 self._remove_staged(name)

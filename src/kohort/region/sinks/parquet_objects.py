@@ -472,13 +472,13 @@ class ParquetObjects(ParquetFolder):
         return {name: staged[name].files if name in staged else () for name in names}
 
     def _forget_before(self, sequence: int) -> None:
-        """Remove what is staged of the sequence before, whose publisher may have died before."""
+        """Remove staged rows of the sequence before, whose publisher may have died before it removed them."""
         entry = self._log.read_entry(sequence - 1) or self._log.read_entry(self._log.last_number())
         if entry is not None:
             self._forget(entry.key_texts())
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Remove what says that these keys are staged."""
+        """Remove the entries of these staged keys."""
         both = {_staged(name, ending) for name in names for ending in (_ROWS, _NONE)}
         self._store.remove_objects(sorted(both & self._staged_paths()))
 
@@ -528,14 +528,14 @@ class ParquetObjects(ParquetFolder):
     def _remove_unshown(self, keep: Keep) -> None:
         last = self._log.read_entry(self._log.last_number())  # before the listing: see the order of writes above
         shown = set() if last is None else last.key_texts()
-        kept = {key.text() for key in keep.keys}
+        kept = {key.file_stem() for key in keep.keys}
         names = [name for name in self._store.list_names(_STAGED) if name.rpartition(".")[0] not in kept]
         void = _void_names(names, self._id, keep.floor)
         self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in shown)
         self._store.remove_objects(f"{_STAGED}/{name}" for name in void if name.rpartition(".")[0] in shown)
 
     def _remove_staged_keys(self, names: Iterable[str]) -> None:
-        """Remove staged rows, and then what says that they are staged."""
+        """Remove the rows of staged keys, and then their entries."""
         gone = list(names)
         self._remove_staged_rows([name for name in gone if name.endswith(_ROWS)])
         self._store.remove_objects(f"{_STAGED}/{name}" for name in gone)

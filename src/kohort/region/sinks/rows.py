@@ -77,7 +77,7 @@ def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
             raise InvalidInputError(f"keys names {name!r} of type {kind}: rows can't be told apart by it; cast it")
 
 
-def plain(schema: pa.Schema) -> pa.Schema:
+def with_plain_types(schema: pa.Schema) -> pa.Schema:
     """Return the schema without types that only differ in memory: dictionaries, views and 64-bit lengths."""
     return pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in schema])
 
@@ -115,7 +115,7 @@ def storable_schema(
         InvalidInputError: the format can't store a column unchanged; the message names the columns.
     """
     kept, refused = [], []
-    for given, field in zip(schema, plain(schema), strict=True):
+    for given, field in zip(schema, with_plain_types(schema), strict=True):
         if refusal := unsupported_column(given):
             refused.append(refusal)
         elif isinstance(found := stored_type(field), str):

@@ -16,12 +16,12 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, Protocol, TypeAlias
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
-from kohort.settings.validation import shown_url
+from kohort.settings.validation import is_secret
 
 Connect: TypeAlias = Callable[[], Any]
 """Type of a function that opens a connection of Python's database API."""
@@ -67,13 +67,13 @@ class Dialect(Protocol):
     def type_of(self, kind: pa.DataType) -> str:
         """Return the column type for an Arrow type; empty: the database has none."""
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Prevent concurrent checks of this table until the transaction ends."""
 
     def name(self, table: str) -> str:
         """Return the canonical form of a table's name."""
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with its schema, if a search path finds the schema: markers are stored beside tables."""
 
     def escape_placeholders(self, name: str) -> str:
@@ -85,10 +85,10 @@ class Dialect(Protocol):
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the description of a table (its name with or without the schema), if it exists."""
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the foreign keys of other tables that hold on to rows of this one, or would be removed with them."""
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns, whose types are as strict."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
@@ -117,7 +117,7 @@ def dialect_of(connection: Any) -> Dialect:
     )
 
 
-def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
+def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
@@ -197,14 +197,14 @@ class Sqlite:
         text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind)
         return "TEXT" if text else ""
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Do nothing: SQLite has one writer at a time."""
 
     def name(self, table: str) -> str:
         """Return the name in lower case: SQLite ignores the case of ASCII letters only."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name unchanged: SQLite has no search path."""
         return table
 
@@ -244,7 +244,7 @@ class Sqlite:
         columns = {column[1]: bool(column[3]) for column in info}
         return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the tables whose foreign keys refer to this one, if the connection enforces foreign keys."""
         cursor.execute("PRAGMA foreign_keys")
         if not cursor.fetchone()[0]:
@@ -256,7 +256,7 @@ class Sqlite:
         )
         return [f"of {name!r}" for (name,) in cursor.fetchall()]
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
@@ -339,7 +339,7 @@ class Postgres:
             return "" if kind == pa.time64("ns") else "time"
         return _POSTGRES_TYPES.get(kind, "")
 
-    def alone(self, cursor: Any, place: str) -> None:
+    def lock_check(self, cursor: Any, place: str) -> None:
         """Take an advisory lock until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
@@ -347,7 +347,7 @@ class Postgres:
         """Return the name unchanged: PostgreSQL distinguishes the case of quoted names."""
         return table
 
-    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with the schema in which the table exists, or would be created."""
         if len(table) > 1:
             return table
@@ -397,7 +397,7 @@ class Postgres:
                 against += [f"has the partition {name!r}, which {why}" for why in found]
         return ExistingTable(columns, tuple(unique), tuple(against), {})
 
-    def referring(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the foreign keys of other tables that refer to this one, or to a partition of it."""
         cursor.execute(
             "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
@@ -406,7 +406,7 @@ class Postgres:
         )
         return [repr(name) for (name,) in cursor.fetchall()]
 
-    def staging(self, target: str, staging: str) -> str:
+    def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
@@ -527,6 +527,39 @@ _POSTGRES_TYPES: Final[dict[pa.DataType, str]] = {
 }
 
 
+_POSTGRES_SERVERS: Final = re.compile(r"(?:(?:\[[^]]*]|[^][:,@]*)(?::\d*)?(?:,|$))*")
+"""Hosts with their ports, with commas between."""
+
+
+def shown_postgres_url(url: str) -> str:
+    """Return a URL of PostgreSQL as messages show it, without its password and other secrets.
+
+    libpq takes what stands before the first `@` for user and password, unless a `/` comes first.
+
+    Raises:
+        InvalidInputError: the text is no such URL, or its password has a character that ends it. The message does not
+            show the text, which may have a password anywhere.
+    """
+    scheme, _, rest = url.partition("://")
+    login, _, address = rest.partition("@")
+    if "@" not in rest or "/" in login:
+        login, address = "", rest
+    address, _, query = address.partition("?")
+    if scheme not in ("postgresql", "postgres") or "@" in address or not _is_servers(address.partition("/")[0]):
+        raise InvalidInputError(
+            "This is no URL of PostgreSQL: give postgresql://user@host:5432/database; in a password write %2F, %3F, "
+            "%23 and %40 for the characters / ? # @"
+        )
+    user = login.partition(":")[0]
+    said = [(name, value) for name, value in parse_qsl(query) if "pass" not in name and not is_secret(name)]
+    parameters = f"?{urlencode(said, safe='/=')}" if said else ""
+    return f"postgresql://{user}{'@' if user else ''}{address}{parameters}"
+
+
+def _is_servers(text: str) -> bool:
+    return _POSTGRES_SERVERS.fullmatch(text) is not None
+
+
 class PostgresUrl:
     """A function that connects to PostgreSQL by a URL; it can be pickled."""
 
@@ -551,8 +584,11 @@ class PostgresUrl:
         defaults = psycopg.pq.Conninfo.get_defaults()
         try:
             told = psycopg.conninfo.conninfo_to_dict(self.url)
-        except psycopg.Error as error:
-            raise InvalidInputError(f"psycopg can't read the URL of the database: {error}") from error
+        except psycopg.Error:  # whose text may repeat the password
+            raise InvalidInputError(
+                f"psycopg can't read the URL of the database, {shown_postgres_url(self.url)}: see that its parameters "
+                "are libpq's, and that % stands before two hexadecimal digits; write %20 for a space"
+            ) from None
         given = {option.keyword.decode(): (option.val or b"").decode() for option in defaults}
         given |= {name: str(value) for name, value in told.items() if value is not None}
         hosts = (given["host"] or given["hostaddr"]).split(",")
@@ -575,14 +611,14 @@ def postgres_parameters(url: str) -> str:
     Raises:
         InvalidInputError: psycopg is not installed, or can't read the URL; or the URL has a password.
     """
-    psycopg = _psycopg()
+    psycopg, shown = _psycopg(), shown_postgres_url(url)
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.Error as error:
-        raise InvalidInputError(f"psycopg can't read the URL of the catalog: {shown_url(url)}") from error
+    except psycopg.Error:  # whose text may repeat the password
+        raise InvalidInputError(f"psycopg can't read the URL of the catalog: {shown}") from None
     if given.pop("password", None):
         raise InvalidInputError(
-            f"The catalog's URL {shown_url(url)} has a password, which errors of DuckDB would repeat: give it in "
+            f"The catalog's URL {shown} has a password, which errors of DuckDB would repeat: give it in "
             "~/.pgpass or in PGPASSWORD"
         )
     waits = {"connect_timeout": "10", "tcp_user_timeout": "60000"}

@@ -19,7 +19,6 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
 import msgspec
@@ -31,7 +30,7 @@ from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import filled_schema, typed_schema
-from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
+from kohort.region.sinks.owner_marker import other_name, other_owner_error, schema_of, text_of
 from kohort.region.sinks.rows import (
     Mode,
     check_fits,
@@ -40,11 +39,11 @@ from kohort.region.sinks.rows import (
     check_names,
     in_order,
     in_sink_schema,
-    plain,
     refusal_of,
     refuse_far_times,
     refuse_invalid,
     rows_where,
+    with_plain_types,
 )
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
@@ -55,12 +54,12 @@ from kohort.region.sinks.sql_dialects import (
     PostgresUrl,
     SqliteFile,
     dialect_of,
+    driver_rows,
     quoted,
     quoted_column_list,
-    values,
+    shown_postgres_url,
 )
 from kohort.region.staged import StagedKey, check_sequence, gone_text
-from kohort.settings.validation import shown_url
 
 _STAGED: Final = "__staged"
 _TABLES: Final = (
@@ -134,7 +133,7 @@ class SqlTable(BoundSink):
                 with contextlib.closing(connection.cursor()) as cursor:
                     for statement in dialect.begin:
                         cursor.execute(statement)
-                    yield _Cursor(dialect, cursor, dialect.resolved(cursor, self._names))
+                    yield _Cursor(dialect, cursor, dialect.with_schema(cursor, self._names))
                     cursor.execute("COMMIT")  # any error before it: the connection ends, and the transaction with it
         except (KafkaError, OSError):
             raise
@@ -150,7 +149,7 @@ class SqlTable(BoundSink):
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.keys, "keys=[…]")
-        given = typed_schema(plain(schema), self._known_columns)
+        given = typed_schema(with_plain_types(schema), self._known_columns)
         check_keys(given, self.keys)
         if zeros := [repr(name) for name in given.names if "\0" in name]:
             raise InvalidInputError(f"Columns {', '.join(zeros)} have a zero character in their names: rename them")
@@ -158,7 +157,7 @@ class SqlTable(BoundSink):
             raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
         with self._transaction() as at:
             types = at.types(given)
-            at.dialect.alone(at.cursor, self.table)
+            at.dialect.lock_check(at.cursor, self.table)
             for statement in _TABLES:
                 at.run(statement)
             found = at.dialect.find_table(at.cursor, at.names)
@@ -197,7 +196,7 @@ class SqlTable(BoundSink):
         if beside is not None and "kohort_key" not in beside.columns:
             raise InvalidInputError(f"Table {'.'.join(at.staging_names)} is in the way of staged rows: rename it")
         at.run("DROP TABLE IF EXISTS {staging}")
-        at.run(at.dialect.staging(at.target, at.staging))
+        at.run(at.dialect.staging_statement(at.target, at.staging))
         at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
         at.run("DELETE FROM {keys} WHERE target = ?", at.name)
         keys = msgspec.json.encode(self.keys).decode()
@@ -250,7 +249,7 @@ class SqlTable(BoundSink):
         mine = self._bound()
         if row is not None and row[1] != str(mine):
             remedy = "give each region a table of its own"
-            raise refusal(f"Table {self.table}", (row[0], UUID(row[1])), (self._region, mine), remedy)
+            raise other_owner_error(f"Table {self.table}", (row[0], UUID(row[1])), (self._region, mine), remedy)
         return row
 
     def adopt(self) -> str:
@@ -290,7 +289,7 @@ class SqlTable(BoundSink):
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
         kept = self._fixed()
-        check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
+        check_fits(f"table {self.table}", kept, filled_schema(with_plain_types(table.schema), kept))
         rows = in_sink_schema(table, kept, self.keys)
         refuse_invalid(rows)
         _refuse_values(rows, is_sqlite=self._is_sqlite)
@@ -303,7 +302,7 @@ class SqlTable(BoundSink):
         """
         self._refuse_others(key)
         table = self.check_rows(table)
-        name = key.text()
+        name = key.file_stem()
         with self._transaction() as at:
             at.run(
                 "INSERT INTO {keys} (target, staged_key, epoch, row_count) VALUES (?, ?, ?, ?) "
@@ -311,7 +310,7 @@ class SqlTable(BoundSink):
                 at.name, name, key.epoch, table.num_rows,
             )  # fmt: skip
             at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
-            rows = values(at.dialect, table, lambda number: name, lambda number: number)
+            rows = driver_rows(at.dialect, table, lambda number: name, lambda number: number)
             at.dialect.insert(at.cursor, at.staging, [*table.column_names, "kohort_key", "kohort_row"], rows)
 
     # -- publishing
@@ -319,7 +318,7 @@ class SqlTable(BoundSink):
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys as this sequence, in one transaction."""
         check_sequence(sequence)
-        names = [key.text() for key in in_order(keys)]
+        names = [key.file_stem() for key in in_order(keys)]
         columns = self._fixed().names
         with self._transaction() as at:
             if self._mine(at) >= sequence:
@@ -358,7 +357,7 @@ class SqlTable(BoundSink):
             owned = self._owner(at, locked=True) if at.has_sequences() else None
             if owned is None or owned[0] > sequence:  # its own number may be from a history that the topic has lost
                 return
-            holding = at.dialect.referring(at.cursor, at.names)
+            holding = at.dialect.foreign_keys_to(at.cursor, at.names)
             if holding and at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
                 raise InvalidInputError(
                     f"Table {self.table} can't be emptied: other tables refer to its rows by the foreign key "
@@ -382,7 +381,7 @@ class SqlTable(BoundSink):
         self._bound()
         with self._transaction() as at:
             if at.has_sequences() and self._owner(at, locked=True) is not None:
-                self._delete_staged_before(at, keep.floor, [key.text() for key in keep.keys])
+                self._delete_staged_before(at, keep.floor, [key.file_stem() for key in keep.keys])
 
     def _delete_staged_before(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
         at.run("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
@@ -452,6 +451,9 @@ class _Cursor:
 _PLACE: Final = re.compile(r'"(?:[^"]|"")*"|\?|\{(target|staging|sequences|keys)\}')
 
 
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
 def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
     """Return the function that connects, and the name of the database for humans."""
     if not isinstance(connect, str):
@@ -468,14 +470,11 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
             raise InvalidInputError("A database in memory is seen by one process alone: give a file, sqlite:///file.db")
         path = local_path(path, "A database of SQLite")
         return SqliteFile(path), f"sqlite:///{path}"
-    url = urlsplit(connect)
-    if url.scheme in ("postgresql", "postgres"):
-        user = f"{url.username}@" if url.username else ""
-        host = url.netloc.rpartition("@")[2]
-        said = urlencode([parameter for parameter in parse_qsl(url.query) if "pass" not in parameter[0]], safe="/=")
-        return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
+    scheme = _SCHEME.match(connect)
+    if scheme is not None and scheme[1] in ("postgresql", "postgres"):
+        return PostgresUrl(connect), shown_postgres_url(connect)
     raise InvalidInputError(
-        f"SqlTable does not know {url.scheme or shown_url(connect)!r}: give sqlite:///file.db, "
+        f"SqlTable does not know {repr(scheme[1]) if scheme else 'a text that is no URL'}: give sqlite:///file.db, "
         "postgresql://user@host/database, or a function that connects"
     )
 
@@ -490,7 +489,7 @@ def _translate_other_error(error: Exception) -> KafkaError | None:
 
 
 def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
-    """Check that the database can keep each value of these rows, as far as the column's own type does not tell.
+    """Check that the database can store each value of these rows, beyond what the column's type ensures.
 
     Raises:
         RowRefusedError: it can't keep the value of a row.

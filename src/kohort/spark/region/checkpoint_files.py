@@ -45,7 +45,7 @@ _COMMITS_VERSIONS: Final = (1, 2, 3)
 _NO_OFFSET: Final = "-"
 
 
-def numbers(names: Iterable[str]) -> set[int]:
+def batch_numbers(names: Iterable[str]) -> set[int]:
     """Return the batch numbers among a log folder's file names, without checksums and files being written."""
     return {int(name) for name in names if NUMBER.fullmatch(name)}
 
@@ -55,7 +55,7 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
 
     The function lists one folder and reads three small files. It may be called while the query runs.
     """
-    for number in sorted(numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
+    for number in sorted(batch_numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
         if is_whole(checkpoint, number, files=files):
             return number
     return None
@@ -63,7 +63,7 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
 
 def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     """Return the highest batch in `offsets/`, done or not; None if there is none."""
-    return max(numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
+    return max(batch_numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
 
 
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
@@ -235,9 +235,9 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
         InvalidInputError: a newer Spark wrote it.
     """
     found = []
-    for number in sorted(numbers(names_in(files, f"{checkpoint}/{STATE}"))):
+    for number in sorted(batch_numbers(names_in(files, f"{checkpoint}/{STATE}"))):
         folder = f"{checkpoint}/{STATE}/{number}/{METADATA}"
-        noted = [at for at in numbers(names_in(files, f"{folder}/v2")) if batch is None or at <= batch]
+        noted = [at for at in batch_numbers(names_in(files, f"{folder}/v2")) if batch is None or at <= batch]
         path = f"{folder}/v2/{max(noted)}" if noted else f"{folder}/metadata"
         try:
             text = read_file(files, path).decode(errors="replace")

@@ -50,12 +50,12 @@ from kohort.spark.region.checkpoint_files import (
     SCHEMAS,
     SHARED,
     STATE,
+    batch_numbers,
     commit_of,
     find_source,
     is_whole,
     last_batch,
     missing_state,
-    numbers,
     offsets_of,
     operator_metadata_in_folder,
     operators,
@@ -74,7 +74,7 @@ _SOURCES: Final = "sources"
 
 
 @dataclass(slots=True)
-class Contents:
+class CheckpointContents:
     """The parts of an old checkpoint that go into a new one, by paths relative to both.
 
     Attributes:
@@ -88,13 +88,13 @@ class Contents:
     anew: list[str] = field(default_factory=list)
 
 
-def contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> Contents:
+def contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> CheckpointContents:
     """Return the contents of a checkpoint that belong to batches up to `batch`.
 
     Raises:
         InvalidInputError: the batch of some file can't be determined.
     """
-    taken = Contents()
+    taken = CheckpointContents()
     for name in _shown(names_in(files, old)):
         if name == QUERY:
             taken.linked += _families("", names_in(files, old), [QUERY])
@@ -109,16 +109,16 @@ def contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> Conten
     return taken
 
 
-def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: Contents) -> None:
+def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: CheckpointContents) -> None:
     names = names_in(files, f"{old}/{log}")
     for name in _shown(names):
-        if not numbers([name]):
+        if not batch_numbers([name]):
             raise _unknown(old, f"{log}/{name}")
     taken.folders.append(log)
-    taken.linked += _families(log, names, (str(number) for number in numbers(names) if number <= batch))
+    taken.linked += _families(log, names, (str(number) for number in batch_numbers(names) if number <= batch))
 
 
-def _take_all(files: FileCalls, old: str, folder: str, taken: Contents) -> None:
+def _take_all(files: FileCalls, old: str, folder: str, taken: CheckpointContents) -> None:
     """Add a whole folder to the clone: its files do not belong to batches, and later entries do no harm."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
@@ -135,15 +135,15 @@ def _take_all(files: FileCalls, old: str, folder: str, taken: Contents) -> None:
     taken.linked += _families(folder, names, whole)
 
 
-def _look_through_state(files: FileCalls, old: str, batch: int, taken: Contents) -> None:
+def _look_through_state(files: FileCalls, old: str, batch: int, taken: CheckpointContents) -> None:
     taken.folders.append(STATE)
     for operator in _shown(names_in(files, f"{old}/{STATE}")):
         folder = f"{STATE}/{operator}"
-        if not numbers([operator]):
+        if not batch_numbers([operator]):
             raise _unknown(old, folder)
         taken.folders.append(folder)
         for name in _shown(names_in(files, f"{old}/{folder}")):
-            if numbers([name]):
+            if batch_numbers([name]):
                 _look_through_store(files, old, f"{folder}/{name}", batch, taken)
             elif name == METADATA:
                 _look_through_operator(files, old, f"{folder}/{name}", batch, taken)
@@ -154,7 +154,7 @@ def _look_through_state(files: FileCalls, old: str, batch: int, taken: Contents)
 
 
 def _look_through_store(
-    files: FileCalls, old: str, folder: str, batch: int, taken: Contents, *, named: bool = False
+    files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents, *, named: bool = False
 ) -> None:
     """Add a partition's state folder to the clone: files of its default store, or a folder for each of its stores."""
     taken.folders.append(folder)
@@ -181,7 +181,7 @@ def _belongs(version: int, batch: int) -> bool:
     return version <= batch + 1
 
 
-def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str], taken: Contents) -> None:
+def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str], taken: CheckpointContents) -> None:
     """Add a folder to the clone, which may have only the files in `known`."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
@@ -191,7 +191,7 @@ def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str
     taken.linked += _families(folder, names, known)
 
 
-def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, taken: Contents) -> None:
+def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents) -> None:
     """Add an operator's metadata to the clone, whose version 2 belongs to a batch and may name absolute paths."""
     names = names_in(files, f"{old}/{folder}")
     if "v2" not in names:
@@ -204,13 +204,13 @@ def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, 
     taken.folders += [folder, noted]
     taken.linked += _families(folder, names, ["metadata"])
     for name in _shown(names_in(files, f"{old}/{noted}")):
-        if not numbers([name]):
+        if not batch_numbers([name]):
             raise _unknown(old, f"{noted}/{name}")
         if int(name) <= batch:
             taken.anew.append(f"{noted}/{name}")
 
 
-def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, taken: Contents) -> None:
+def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents) -> None:
     taken.folders.append(folder)
     for store in _shown(names_in(files, f"{old}/{folder}")):
         inside = f"{folder}/{store}"
@@ -376,7 +376,7 @@ def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
     """Return whether the clone exists already, from an earlier call, and no query has planned a batch in it."""
     if not names_in(files, new):
         return False
-    planned = max(numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
+    planned = max(batch_numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
     if planned == batch and (batch is None or last_batch(new, files=files) == batch):
         return True
     raise InvalidInputError(
@@ -393,7 +393,7 @@ def _check_retained(files: FileCalls, old: str, batch: int) -> None:
         raise CorruptDataError(f"{old} is not there or empty, and the region's last sequence is batch {batch} of it")
     if is_whole(old, batch, files=files):
         return
-    planned = numbers(names_in(files, f"{old}/{OFFSETS}"))
+    planned = batch_numbers(names_in(files, f"{old}/{OFFSETS}"))
     if planned and max(planned) > batch and min(planned) > max(batch - 1, 0):
         raise InvalidInputError(
             f"{old} can't be taken back to batch {batch}, where the region's last sequence ends: Spark has removed "
@@ -406,7 +406,7 @@ def _check_retained(files: FileCalls, old: str, batch: int) -> None:
     )
 
 
-def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents) -> None:
+def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: CheckpointContents) -> None:
     """Fill the clone of a checkpoint: make its folders, hard links and rewritten files.
 
     Files that Spark's cleanup removes meanwhile are too old to matter.
@@ -445,7 +445,7 @@ def _write_anew(files: FileCalls, on_its_way: str, path: str, text: str) -> None
     write_file(files, f"{on_its_way}/{path}", text.encode())
 
 
-def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Contents) -> None:
+def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: CheckpointContents) -> None:
     """Check that everything Spark needs to continue after the batch is there."""
     if QUERY not in taken.linked or not is_whole(on_its_way, batch, files=files):
         raise CorruptDataError(
@@ -507,7 +507,7 @@ class TemporaryCheckpoints:
         self._descriptor: int | None = descriptor
 
     def close(self) -> None:
-        """Remove the folder; what can't be removed is left to a later process."""
+        """Remove the folder; a later process removes files that could not be removed."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             shutil.rmtree(self.path, ignore_errors=True)

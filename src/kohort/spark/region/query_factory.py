@@ -191,7 +191,7 @@ class BuiltQuery:
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, sessions: Sequence[str]) -> StreamingQuery:
         """Start a run of the query with a sink, a local checkpoint folder, and these sessions of its sources."""
         seated = [{**source, SEAT: seat} for source, seat in zip(self.options, sessions, strict=True)]
-        rows = with_bad_values(*built(self.spark, self.build, seated, self.undecoded))
+        rows = with_bad_values(*build_query(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", f"file://{checkpoint}").start()
 
@@ -202,7 +202,7 @@ class BuiltQuery:
         return isinstance(error, Py4JNetworkError | ConnectionError) or self.spark.sparkContext._jsc is None
 
 
-def built(
+def build_query(
     spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]], undecoded: Sequence[Sequence[str]] = ()
 ) -> tuple[DataFrame, list[DataFrame]]:
     """Build the query of fresh sources; return its rows, and the frames of sources with values that may not decode.
@@ -288,7 +288,7 @@ def check_query(
     kept = int(spark.conf.get(KEPT) or "100")
     if kept < BATCHES_KEPT_MIN:
         raise InvalidInputError(f"{KEPT}={kept}: a region needs {BATCHES_KEPT_MIN} at least to go back to a sequence")
-    rows, bad = built(spark, build, [{**source, SEAT: NOBODY} for source in options], undecoded)
+    rows, bad = build_query(spark, build, [{**source, SEAT: NOBODY} for source in options], undecoded)
     refuse_unreplayable(rows)
     refuse_mode(with_bad_values(rows, bad), mode)
     return BuiltQuery(

@@ -51,7 +51,7 @@ Where = frozenset[tuple[int, str, int, int]]
 FAILURES_IN_A_ROW_MAX = 5
 
 
-class Failures:
+class QueryFailures:
     """The failures of one query during the life of its application; for one thread.
 
     Region checkpoints that complete in between are no sign of progress: other queries complete them, and so does a
@@ -63,7 +63,7 @@ class Failures:
         self.in_a_row = 0
         self._where: Where = frozenset()
 
-    def another(self, error: BaseException, where: Where) -> bool:
+    def record_failure(self, error: BaseException, where: Where) -> bool:
         """Record a failure of a batch that starts at `where`; return whether there are too many in a row."""
         moved = bool(where) and bool(self._where) and not where & self._where
         self.in_a_row = 1 if moved else self.in_a_row + 1
@@ -191,7 +191,7 @@ class RegionQuery:
         self._failed = False
         self._unplanned = self._slow = 0  # runs that ended before planning a batch, since one counted
         self._gone: set[int] = set()
-        self._failures = Failures()
+        self._failures = QueryFailures()
         self.error: BaseException | None = None
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._process_requests, name=f"kohort-query-{name}", daemon=True)
@@ -294,7 +294,7 @@ class RegionQuery:
         That may not be the last batch of all: no batch reads partitions that are being revoked. Partitions that no
         batch has read since the last region checkpoint keep the end offsets of that one.
         """
-        group, handed, counted = member.machine.group, member.assignments.handed(), run.staged.after()
+        group, handed, counted = member.machine.group, member.assignments.handed(), run.staged.last_included_batch()
         ends: dict[TopicPartition, Position] = {}
         for number in range(-1 if last is None else last, counted, -1):
             batch = None if len(ends) == len(handed) else self._batch_of(run, number, member)
@@ -308,7 +308,7 @@ class RegionQuery:
         return ends
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
-        """Return what a member's source has read up to a batch; the source is found by its identity."""
+        """Return the offset ranges that a member's source has read up to a batch; its identity finds the source."""
         identity = SOURCE_SESSIONS.query_at(tuple(run.sessions)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
@@ -428,7 +428,7 @@ class RegionQuery:
         return saved.batch
 
     def _stop(self) -> None:
-        """Stop the run of the query; what it stages later is discarded."""
+        """Stop the run of the query; its later output is discarded."""
         for member in self._members():
             member.assignments.pause_batches("not started")
         with self._lock:
@@ -458,7 +458,7 @@ class RegionQuery:
         if not run.query.isActive:
             self._run_has_ended(run, run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
-        ahead = run.staged.ahead(last_batch(run.folder))
+        ahead = run.staged.batches_ahead(last_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.pace_checkpoints(ahead, kept // 4, kept // 2)
@@ -509,9 +509,9 @@ class RegionQuery:
             return
         log.warning("[query %s] failed, so its region resets: %s", self.name, error)
         cause = f"{self.name} has failed: {_worker_exception(error)}"
-        if self._failures.another(error, self._where()):
+        if self._failures.record_failure(error, self._where()):
             remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
-            lead.post(happens.Failed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
+            lead.post(happens.MemberFailed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
         else:
             lead.post(happens.ResetWanted(cause))
 

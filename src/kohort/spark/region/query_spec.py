@@ -120,7 +120,7 @@ class DeclaredQuery:
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     def source_texts(self) -> list[str]:
-        """Return a text for each source of a query that says which topics it reads."""
+        """Return a text for each source of a query, which names the topics that it reads."""
         pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
         return [
             (", ".join(options.subscribe) if options.subscribe else f"topics like {options.subscribe_pattern}") + pinned

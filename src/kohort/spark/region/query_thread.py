@@ -98,8 +98,8 @@ class QueryThread(MemberThread):
         super().__init__(machine, consumer, publishers, config)
         self.assignments = SourceAssignments(lambda: self.post(happens.RecordsFetched()), self.wake, self._lost)
         self._query, self.number = query, number
-        self._asked_back: deque[happens.Revoked] = deque()  # revocations that wait for the running batch
-        self._kept: deque[happens.Revoked] = deque()  # no batch reads these; they wait for the attempt to end
+        self._asked_back: deque[happens.PartitionsRevoked] = deque()  # revocations that wait for the running batch
+        self._kept: deque[happens.PartitionsRevoked] = deque()  # no batch reads these; they wait for the attempt to end
         self._leaves = False
         self._saves: tuple[CheckpointAttempt, tuple[str, ...]] | None = (
             None  # the attempt to save state for, and its members
@@ -134,7 +134,7 @@ class QueryThread(MemberThread):
         """Report a failure of the query if its source has lost records and failOnDataLoss is set."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
-            self.post(happens.Failed(lost.text, remedy))
+            self.post(happens.MemberFailed(lost.text, remedy))
 
     # -- The loop of the thread
 
@@ -180,11 +180,11 @@ class QueryThread(MemberThread):
             return
 
     def _from_the_group(self, event: Event) -> None:
-        if isinstance(event, happens.Revoked):
+        if isinstance(event, happens.PartitionsRevoked):
             self.assignments.pause_batches(RELEASE)
             self._asked_back.append(event)
             return
-        if isinstance(event, happens.Lost):
+        if isinstance(event, happens.PartitionsLost):
             self.assignments.remove_revoked(map(partition_of, event.parts))  # no batch begins with them from here on
             self._process_posted()
             self._is_not_asked_back(event.parts)
@@ -195,7 +195,7 @@ class QueryThread(MemberThread):
         for waiting in (self._asked_back, self._kept):
             left = [tuple(part for part in event.parts if part not in parts) for event in waiting]
             waiting.clear()
-            waiting.extend(happens.Revoked(parts_left) for parts_left in left if parts_left)
+            waiting.extend(happens.PartitionsRevoked(parts_left) for parts_left in left if parts_left)
         if not self._asked_back:
             self.assignments.resume_batches(RELEASE)
 
@@ -224,7 +224,7 @@ class QueryThread(MemberThread):
         if self._leaves and not self.machine.closing and self._query.is_idle():
             self._process_posted()
             if self.machine.cut is None:
-                self._step(happens.Closing())
+                self._step(happens.CloseRequested())
 
     def _thread_ended(self, error: BaseException | None) -> None:
         self.assignments.pause_batches("ended")
@@ -249,9 +249,9 @@ class QueryThread(MemberThread):
                 self.metrics.resets += 1
                 self._later.look_up.clear()
                 self._query.go_back(self.number, epoch, state)
-            case happens.Begin(epoch, _, state):
+            case happens.BeginEpoch(epoch, _, state):
                 self._query.begin(self.number, epoch, state)
-            case happens.Retire(_, _, counts):
+            case happens.RetireSequences(_, _, counts):
                 self.metrics.sequences += 1
                 if counts:
                     self.metrics.dead_letters += self._query.forget_contribution(self.number)

@@ -64,7 +64,7 @@ class SourceAssignments:
             return Handed(self._version, self._epoch, self._generation, parts)
 
     def keeps_trigger_waiting(self) -> bool:
-        """Return whether Spark's trigger must not even be told that there is nothing to read."""
+        """Return whether `latestOffset` must wait on: an answer without new data would end Spark's trigger."""
         with self._changed:
             return any(self._holds.values())
 
@@ -203,5 +203,5 @@ class RunSession:
     def complete_batch(self, batch: int) -> None:
         self.assignments.complete_batch(batch, self.run)
 
-    def lost(self, lost: LostRecords) -> None:
+    def report_lost(self, lost: LostRecords) -> None:
         self.assignments.lost(lost)

@@ -21,7 +21,7 @@ from kohort.errors import CorruptDataError
 from kohort.region.consuming.staging import UNIT_BYTES, sink_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.availability import AWAY, is_away
-from kohort.region.sinks.dead_letters import divide, letters_of, letters_of_records
+from kohort.region.sinks.dead_letters import letters_of, letters_of_records, split_refused
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.spark.region.query_factory import LETTER
 
@@ -93,7 +93,7 @@ class StagingTask:
             table = table.filter(table.column(LETTER).is_null()).drop_columns([LETTER])
         table, letters = table.cast(self.schema), [] if undecoded is None else [undecoded]
         if output.divides:
-            good, reasons = divide(output.sink, table)
+            good, reasons = split_refused(output.sink, table)
             if reasons:
                 letters.append(letters_of(table, reasons, self.member))
             table = good
@@ -127,7 +127,7 @@ class StagingTask:
 
 def _key_row(key: StagedKey, letters: int) -> pa.RecordBatch:
     """Build a batch of one row without `pa.array`, which imports pandas: a second in each new worker."""
-    data = key.text().encode()
+    data = key.file_stem().encode()
     ends = (0).to_bytes(4, "little") + len(data).to_bytes(4, "little")
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
     count = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(letters.to_bytes(8, "little"))])
@@ -170,12 +170,12 @@ class StagedBatches:
             self._after = self._given
             return merge_staged(done).dead_letters
 
-    def after(self) -> int:
+    def last_included_batch(self) -> int:
         """Return the last batch that a complete checkpoint includes; -1 if none does."""
         with self._lock:
             return self._after
 
-    def ahead(self, last: int | None) -> int:
+    def batches_ahead(self, last: int | None) -> int:
         """Return by how many batches `last` is ahead of the last complete checkpoint."""
         with self._lock:
             return 0 if last is None else max(0, last - self._after)

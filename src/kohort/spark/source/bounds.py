@@ -56,6 +56,23 @@ def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicP
         )
 
 
+def check_forms(options: SourceOptions) -> None:
+    """Check the form of every start and end that the options give, in a stream or a batch read.
+
+    Raises:
+        InvalidInputError: one of them is malformed.
+    """
+    for name, text in (("startingOffsets", options.starting_offsets), ("endingOffsets", options.ending_offsets)):
+        if text is not None:
+            _offset_bound(name, text)
+    for name, text in (
+        ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+        ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+    ):
+        if text is not None:
+            _times(name, text)
+
+
 def starting_bound(options: SourceOptions, *, streaming: bool) -> ReadBound:
     """Return where a read starts; a timestamp takes precedence over an offset, as in Spark's Kafka source.
 

@@ -53,7 +53,7 @@ Wrong addresses and wrong security settings are thus found when the read starts.
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class PresentTopics:
     """The partitions and topic ids in one metadata response.
 
     Attributes:
@@ -96,14 +96,14 @@ class TopicCatalog:
             self._reached = True
         return self._client
 
-    def present(self, topics: Iterable[str]) -> Present:
+    def present(self, topics: Iterable[str]) -> PresentTopics:
         """Return the ids and partitions of those topics that exist, without waiting for missing ones.
 
         Raises:
             KafkaError: a topic can't be described although it may exist.
         """
         found = self._reader.present_topics(topics)
-        return Present(
+        return PresentTopics(
             frozenset(TopicPartition(name, number) for name, info in found.items() for number in info.partitions),
             {name: info.topic_id for name, info in found.items() if info.topic_id != NO_TOPIC_ID},
         )

@@ -46,7 +46,7 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
     last = start if planned is None else planned
     if last.from_kafka_source:
         return _take_over_from_kafka_source(options, start, last)
-    for text in changes(options, last):
+    for text in changed_option_texts(options, last):
         log.warning("the options of the query differ from those of its checkpoint: %s", text)
     if not moved_group(options, last):
         return {}
@@ -66,7 +66,7 @@ def _take_over_from_kafka_source(
     if options.assign is not None:
         fits = set(options.assigned()) == set(read)
     else:
-        fits = all(chooses(options, partition.topic) for partition in read)
+        fits = all(chooses_topic(options, partition.topic) for partition in read)
     if not fits:
         raise InvalidInputError(
             f"the checkpoint was written by Spark's Kafka source, which has read {', '.join(map(str, read))}; the "
@@ -90,7 +90,7 @@ def chosen_topics_text(options: SourceOptions) -> str:
     return f"subscribe={','.join(options.subscribe or ())}"
 
 
-def changes(options: SourceOptions, before: BatchOffset) -> list[str]:
+def changed_option_texts(options: SourceOptions, before: BatchOffset) -> list[str]:
     """Return a warning for each option that differs from those with which a checkpoint was written.
 
     Args:
@@ -108,7 +108,7 @@ def changes(options: SourceOptions, before: BatchOffset) -> list[str]:
             else f"the checkpoint was written {was}, and the query is {now} now: it continues from the checkpoint"
         )
     known = sorted({tp.topic for tp in before.spans})
-    left = [topic for topic in known if not chooses(options, topic)]
+    left = [topic for topic in known if not chooses_topic(options, topic)]
     if left:
         warnings.append(
             f"the checkpoint has read {', '.join(left)}, which the options of the query leave out: it is not read any "
@@ -122,7 +122,7 @@ def changes(options: SourceOptions, before: BatchOffset) -> list[str]:
     return warnings
 
 
-def chooses(options: SourceOptions, topic: str) -> bool:
+def chooses_topic(options: SourceOptions, topic: str) -> bool:
     """Return whether the options choose a topic."""
     if options.assign is not None:
         return topic in {tp.topic for tp in options.assigned()}
@@ -139,7 +139,7 @@ def refuse_passing_over(
     *,
     otherwise: str,
 ) -> None:
-    """Refuse a query that came to another group, if it would skip records that only that group has read.
+    """Refuse a query that now reads with another group, if it would skip records that only that group has read.
 
     Args:
         options: the options of the query.
@@ -238,24 +238,40 @@ def _start_option(options: SourceOptions) -> str:
     return "startingOffsets" if start.lstrip().startswith("{") else f"startingOffsets={start}"
 
 
-def refuse_beyond(
+def starts_in_log(
     first: Mapping[TopicPartition, int],
     beginnings: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
-) -> None:
-    """Refuse starting offsets beyond a partition's end, before they are committed.
+    catalog: TopicCatalog,
+    options: SourceOptions,
+) -> dict[TopicPartition, int]:
+    """Return where a query starts, none beyond a partition's end; as Spark's own source, a lenient query starts there.
+
+    Args:
+        first: the starting offsets that the options ask for.
+        beginnings: the first offsets.
+        ends: the end offsets.
+        catalog: looks up the ends again where a start is beyond them.
+        options: the options of the query.
 
     Raises:
-        InvalidInputError: the options ask for such an offset.
+        InvalidInputError: the options ask for an offset beyond the end, and lost records are an error.
     """
+    if not options.fail_on_data_loss:
+        ends = {**ends, **catalog.confirmed_ends(first, {tp: ends[tp] for tp in first})}
+    starts = dict(first)
     for tp, at in first.items():
-        if at > ends[tp]:
-            raise InvalidInputError(
-                f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
-            )
+        if at <= ends[tp]:
+            continue
+        text = f"startingOffsets asks for offset {at} of {tp}, which holds offsets {beginnings[tp]} to {ends[tp]}"
+        if options.fail_on_data_loss:
+            raise InvalidInputError(f"{text}; failOnDataLoss=false starts at its end")
+        starts[tp] = ends[tp]
+        report_loss(text, f"starts at {ends[tp]}", strict=False)
+    return starts
 
 
-def within(
+def moved_into_logs(
     positions: Mapping[TopicPartition, int],
     beginnings: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
@@ -338,7 +354,7 @@ class GroupOffsets:
         self._noted = False
 
     def resume(self, start: BatchOffset) -> None:
-        """Take over the positions from which the checkpoint says that the query continues. Later calls do nothing."""
+        """Continue from the positions in the checkpoint. Later calls do nothing."""
         self._resume(start)
 
     def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
@@ -423,7 +439,7 @@ class GroupOffsets:
         """
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
-        self._found = self._topics.valid(group.committed(looked)) if group is not None else {}
+        self._found = self._topics.drop_recreated(group.committed(looked)) if group is not None else {}
         otherwise = (
             "leave group.id out" if self._from_kafka_source else "name the group that the checkpoint was written in"
         )
@@ -447,8 +463,10 @@ class GroupOffsets:
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return None  # a topic was deleted meanwhile
-        refuse_beyond(first, beginnings, ends)
-        positions = within(positions | first, beginnings, ends, self._catalog, self._options, same=self._topics.certain)
+        first = starts_in_log(first, beginnings, ends, self._catalog, self._options)
+        positions = moved_into_logs(
+            positions | first, beginnings, ends, self._catalog, self._options, same=self._topics.certain
+        )
         if not self._claim(held, positions | self._positions_of_others(held), batch):
             return None
         self._brought.clear()
@@ -533,10 +551,10 @@ class GroupOffsets:
         behind = [tp for tp, position in at.items() if position < ends.get(tp, 0)]
         looks = is_bounded and not options.fail_on_data_loss and behind
         beginnings = self._catalog.beginnings(behind) if looks else {}
-        return within(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
+        return moved_into_logs(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
 
     def keeps_start(self) -> bool:
-        """Return whether only the checkpoint keeps where a fresh query started.
+        """Return whether a fresh query's start offsets are stored in the checkpoint alone.
 
         A group does not keep it either while there is nothing to commit, as with a pattern that matches no topic.
         """
@@ -547,7 +565,7 @@ class GroupOffsets:
         return self._group is None or self._group.is_current(held)
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
-        """Return whether the group gives the query what it owns, and nothing that others have yet to release.
+        """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
             expected: partitions that some member has in a whole assignment.
@@ -611,7 +629,7 @@ class GroupOffsets:
         )
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """Repeat a batch that an earlier run did not finish, with the ranges that `plannedRanges` says.
+        """Repeat a batch that an earlier run did not finish; the option `plannedRanges` chooses the ranges.
 
         Other ranges start at the group's offset, here or at their owner. The same applies to a batch of this run that
         was abandoned before Spark asked for its tasks. Nothing of such a batch has been read, so partitions that others
@@ -656,7 +674,7 @@ class GroupOffsets:
     def _share_batch(
         self, start: BatchOffset, planned: BatchOffset, *, here: bool
     ) -> tuple[AssignedPartitions, BatchOffset, Mapping[TopicPartition, OffsetRange]]:
-        """Begin a repeated batch in an assignment that holds: the partitions, what exists of it, and what is read.
+        """Begin a repeated batch; return its assignment, the ranges that still exist, and those that are read again.
 
         Args:
             start: where the query continues.
@@ -703,7 +721,9 @@ class GroupOffsets:
         if group is None:
             return True
         left: dict[TopicPartition, int] = {}
-        for tp, found in self._topics.valid(group.committed([tp for tp in planned.spans if tp not in kept])).items():
+        for tp, found in self._topics.drop_recreated(
+            group.committed([tp for tp in planned.spans if tp not in kept])
+        ).items():
             stamp = found.stamp if found is not None else None
             if found is None:
                 left[tp] = planned.spans[tp].start

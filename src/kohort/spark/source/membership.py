@@ -231,7 +231,7 @@ Spark asks for tasks 0.1 to 0.3 s after the plan, unless another source of the q
 """
 
 
-class Limit(NamedTuple):
+class BatchTimeLimit(NamedTuple):
     """The longest time that a rebalance waits for a batch, with its option."""
 
     option: str
@@ -309,7 +309,7 @@ class InGroup(Protocol):
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
 
     def member_progress(self) -> MemberProgress:
-        """Return the member's state for the query's progress."""
+        """Return the member's id, rebalances and downtime, for the query's progress."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -525,7 +525,7 @@ class SourceMembership:
             ran_ms, gap_ms = (now - self._busy_since) * 1000, max(self._gap_s, now - self._looked_at) * 1000
         if not self._busy:
             return "the group has rebalanced"
-        return advice(
+        return lost_batch_advice(
             error,
             ran_ms,
             gap_ms,
@@ -534,15 +534,15 @@ class SourceMembership:
         )
 
     @property
-    def _bound(self) -> Limit:
+    def _bound(self) -> BatchTimeLimit:
         """The longest time that a rebalance waits for a batch.
 
         A push coordinator evicts a member that delays Stop for a session.
         """
         config = self._member.config
         if config.group_protocol == "push":
-            return Limit("kafka.session.timeout.ms", config.session_timeout_ms)
-        return Limit("kafka.max.poll.interval.ms", config.max_poll_interval_ms)
+            return BatchTimeLimit("kafka.session.timeout.ms", config.session_timeout_ms)
+        return BatchTimeLimit("kafka.max.poll.interval.ms", config.max_poll_interval_ms)
 
     @property
     def _limit_ms(self) -> int:
@@ -554,7 +554,7 @@ class SourceMembership:
         return _with_stamps(self._member.committed(list(partitions)))
 
     def member_progress(self) -> MemberProgress:
-        """Return the member's state for the query's progress, with all rebalances so far."""
+        """Return the member's id, and the number and downtime of its rebalances so far, for the query's progress."""
         with self._lock:
             self._count_rebalances()
             return MemberProgress(
@@ -613,7 +613,9 @@ class SourceMembership:
         log.warning("[group %s] long batch: %s", self._member.group_id, long_batch_warning(bound, heard=self._heard()))
 
 
-def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: Limit) -> str:
+def lost_batch_advice(
+    error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: BatchTimeLimit
+) -> str:
     """Return what to do about a batch whose partitions were assigned to others.
 
     Args:
@@ -643,7 +645,7 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
     )
 
 
-def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: Limit) -> str:
+def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: BatchTimeLimit) -> str:
     """Return the error text of a query that got no partitions within `limit_ms`.
 
     `batch_limit` says how long a rebalance waits for a running batch.
@@ -663,7 +665,7 @@ def partitions_lost(batch: int, error: CommitFailedError) -> str:
     )
 
 
-def long_batch_warning(bound: Limit, *, heard: bool) -> str:
+def long_batch_warning(bound: BatchTimeLimit, *, heard: bool) -> str:
     """Return the warning that a batch has been running for longer than a rebalance waits.
 
     Args:
@@ -748,7 +750,7 @@ class OffsetKeeper:
         return _with_stamps(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
     def member_progress(self) -> MemberProgress:
-        """Return an empty state: the query is not a member."""
+        """Return a progress without a member: this query has none."""
         return MemberProgress()
 
     def close(self) -> None:

@@ -125,13 +125,13 @@ class OffsetCoordinator(Protocol):
         """
 
     def keeps_start(self) -> bool:
-        """Return whether only the checkpoint keeps where a fresh query started, so that an empty batch is needed."""
+        """Return whether only the checkpoint stores a fresh query's start, so that an empty batch has to save it."""
 
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether the assignment `held` is still valid; False if it has changed since, or is about to."""
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
-        """Return whether the group gives the query what it owns, and nothing that others have yet to release.
+        """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
             expected: partitions that some member has in a whole assignment.
@@ -157,7 +157,7 @@ class OffsetCoordinator(Protocol):
         """
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """Begin a batch that an earlier run planned, or that was abandoned, and return what to read of it.
+        """Begin a batch that an earlier run planned, or that was abandoned, and return the ranges to read again.
 
         Args:
             start: the previous batch.

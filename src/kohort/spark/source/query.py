@@ -70,7 +70,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dict[Key, int]:
-    """Split `limit` fairly over partitions: equal shares, and what one can't use goes to the others.
+    """Split `limit` over partitions in equal shares; the rest of a share that one can't use goes to the others.
 
     Args:
         available: records waiting, by partition, in a stable order.
@@ -404,7 +404,7 @@ class SourceQuery:
         return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
-        """Return what to read of a batch: all of it if it is running, otherwise what the coordinator decides."""
+        """Return the ranges to read of a batch: all of it if it runs, otherwise those that the coordinator gives."""
         with self._ending:
             running = self._running
             if running is not None and running.batch == planned.batch and self._coordinator.begin_reading():

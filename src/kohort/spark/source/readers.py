@@ -287,7 +287,7 @@ LEAVING_S = 10.0
 """Longest time for the reader's `stop` and the interpreter's exit, which should take two seconds at most."""
 
 
-class Ending:
+class SigtermExit:
     """The end of this process by SIGTERM: as SystemExit, so that Spark's runner calls the reader's `stop`."""
 
     def __init__(self) -> None:
@@ -472,7 +472,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identity = ""
         self._query: SourceQuery | None = None
         self._watch: ParentWatch | None = None
-        self._ending: Ending | None = None
+        self._ending: SigtermExit | None = None
         self._address = address
         self._receiver: SinkDoneReceiver | None = None
 
@@ -486,7 +486,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import SourceQuery
 
-            self._ending = Ending()
+            self._ending = SigtermExit()
             self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
@@ -630,7 +630,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reading.read(partition)
 
     def stop(self) -> None:
-        """Leave the group; Spark calls this only because `Ending` lets its runner end in order."""
+        """Leave the group; Spark calls this only because `SigtermExit` lets its runner end in order."""
         if self._ending is not None:
             self._ending.begin()
         query = self._query

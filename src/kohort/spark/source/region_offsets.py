@@ -12,7 +12,7 @@ from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog, report_loss
+from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_loss
 from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
@@ -75,7 +75,7 @@ class RegionOffsets:
         self._checked: set[int] = set()  # assignments whose starts were checked against the log
         self._gone: set[int] = set()  # assignments of deleted topics, which were reported
         self._known: tuple[int, float] | None = None  # version without a batch so far, and its time
-        self._present, self._looked_at, self._looked_for = Present(), float("-inf"), frozenset[str]()
+        self._present, self._looked_at, self._looked_for = PresentTopics(), float("-inf"), frozenset[str]()
 
     def resume(self, start: BatchOffset) -> None:
         """Do nothing: the checkpoint is another run's, and the driver program knows where to start."""
@@ -112,7 +112,7 @@ class RegionOffsets:
         )
 
     def _idle(self) -> Message:
-        """Return the part of a request that says that the last lookup found nothing.
+        """Return the fields that report that the last lookup found nothing.
 
         The next lookup is due `IDLE_MS` after it, and no wait is longer: Spark asks the sources of a join one after the
         other, and a busy one must not wait for an idle one. After a batch of its own a source looks at once.
@@ -165,13 +165,13 @@ class RegionOffsets:
         self._report_gone([part for part in gone if part.assignment_version not in self._gone], present)
         return there
 
-    def _look(self, topics: frozenset[str]) -> Present:
+    def _look(self, topics: frozenset[str]) -> PresentTopics:
         now = time.monotonic()
         if topics and (now - self._looked_at >= LOOK_S or not topics <= self._looked_for):
             self._present, self._looked_at, self._looked_for = self._catalog.present(topics), now, topics
         return self._present
 
-    def _report_gone(self, gone: list[HandedPart], present: Present) -> None:
+    def _report_gone(self, gone: list[HandedPart], present: PresentTopics) -> None:
         if not gone:
             return
         was = []
@@ -233,7 +233,7 @@ class RegionOffsets:
         return settled
 
     def keeps_start(self) -> bool:
-        """Return False: the region keeps where its queries start."""
+        """Return False: the region stores where its queries start."""
         return False
 
     def is_current(self, held: AssignedPartitions) -> bool:

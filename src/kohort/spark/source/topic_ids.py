@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
-from kohort.spark.source.catalog import Present, TopicCatalog, report_loss
+from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_loss
 
 
 class TopicIds:
@@ -55,7 +55,7 @@ class TopicIds:
         self.again -= topics
         self.certain |= topics & self.ids.keys()
 
-    def look_up_topics(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
+    def look_up_topics(self, topics: Iterable[str]) -> tuple[PresentTopics, set[str]]:
         """Look up the topics of the present assignment.
 
         Returns:
@@ -111,7 +111,9 @@ class TopicIds:
     def _id_text(self, topic: str) -> str:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
-    def valid(self, found: Mapping[TopicPartition, Committed | None]) -> dict[TopicPartition, Committed | None]:
+    def drop_recreated(
+        self, found: Mapping[TopicPartition, Committed | None]
+    ) -> dict[TopicPartition, Committed | None]:
         """Return the group's committed offsets without those of deleted topics.
 
         Raises:

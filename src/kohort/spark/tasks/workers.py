@@ -27,7 +27,7 @@ _HERE = ("local", "local[", "local-cluster[")
 """Masters whose workers are processes of this machine. Source: Spark, "Master URLs"."""
 
 
-class Choice(NamedTuple):
+class InterpreterChoice(NamedTuple):
     """A decision about a session's workers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
     warning: str | None = None
 
 
-def choose(master: str, set_to: str | None, own: str) -> Choice:
+def choose(master: str, set_to: str | None, own: str) -> InterpreterChoice:
     """Choose the interpreter of a session's workers.
 
     Args:
@@ -49,18 +49,18 @@ def choose(master: str, set_to: str | None, own: str) -> Choice:
     """
     if master == _HERE[0] or master.startswith(_HERE[1:]):
         if set_to is None:
-            return Choice(own)
+            return InterpreterChoice(own)
         if _same(set_to, own):
-            return Choice()
-        return Choice(
+            return InterpreterChoice()
+        return InterpreterChoice(
             own, f"{VARIABLE} is {set_to}, but the workers of this local session run {own}, as the program does"
         )
     if set_to is None:
-        return Choice(
+        return InterpreterChoice(
             warning=f"{VARIABLE} is not set, so the workers of {master} run the python3 of their PATH: install kohort "
             f"for it, or set {VARIABLE} to an interpreter that has kohort on every machine, before the session is made"
         )
-    return Choice()
+    return InterpreterChoice()
 
 
 def warning_of_local_connect(environ: Mapping[str, str], own: str) -> str | None:
@@ -101,11 +101,11 @@ def use_this_python(spark: SparkSession) -> None:
     except AttributeError:  # Spark Connect
         warning = warning_of_local_connect(os.environ, sys.executable)
         if warning is not None:
-            log.warning("Python of Spark's workers: %s", warning)
+            log.warning("Spark's workers run another Python than this program: %s", warning)
         return
     default = os.environ.get(VARIABLE) is None and context.pythonExec == "python3"
     choice = choose(context.master, None if default else context.pythonExec, sys.executable)
     if choice.warning is not None:
-        log.warning("which Python interpreter Spark's workers run: %s", choice.warning)
+        log.warning("Spark's workers may run another Python than this program: %s", choice.warning)
     if choice.python is not None:
         context.pythonExec = choice.python
