@@ -457,6 +457,11 @@ def sessions_of_fetches(side: Side, version: int) -> None:
         session = answer.session_id or session
         answer.session_id = min(answer.session_id, 1)
         _bytes_alone(answer)
+        by_topic: dict[Any, Any] = {}
+        for found in answer.responses:  # Kafka names a topic twice, for its errors too
+            whole = by_topic.setdefault((found.topic, found.topic_id), found)
+            whole.partitions += [] if whole is found else found.partitions
+        answer.responses = [*by_topic.values()]
 
     ids = {name: side.id_of(name) for name in (topic, other)}
     ask(0, (topic, 0, 0), (topic, 1, 0), (topic, 7, 0), (other, 0, 0))
