@@ -26,13 +26,14 @@ from tests.peers.alike import (
     offsets,
     operations,
     records,
+    reports,
     transactions,
 )
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
-MODULES = (away, classic, cluster, configs, consumer, offsets, operations, records, transactions)
+MODULES = (away, classic, cluster, configs, consumer, offsets, operations, records, reports, transactions)
 CASES = [(name, version) for name, (_, versions) in harness.SCENARIOS.items() for version in versions]
 
 

@@ -204,6 +204,7 @@ def changes_of_the_broker(side: Side, version: int) -> None:
             changing(BROKER, name, [("num.partitions", DELETE, None)]),
             changing(BROKER, name, [("offsets.retention.minutes", SET, "3")]),
             changing(BROKER, name, [("log.retention.hours", SET, "3")]),
+            changing(BROKER, name, [("sasl.kerberos.min.time.before.relogin", SET, "58000")], validate_only=True),
             changing(BROKER, name, [("log.retention.ms", SET, "1"), ("log.retention.ms", SET, "2")]),
             changing(BROKER, name, [("unheard", DELETE, None)]),
             changing(BROKER, name, []),

@@ -89,6 +89,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         error = self.join_or_error(step, event)
         if error is not ErrorCode.NONE:
             member_id = event.new_member_id if error is ErrorCode.MEMBER_ID_REQUIRED else event.member_id
+            member_id = "" if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL else member_id
             step.reply(event.request, JoinGroupReply(error, member_id=member_id))
 
     def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
