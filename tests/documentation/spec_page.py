@@ -21,7 +21,7 @@ _CITED_SCENARIO = re.compile(r"\bscenarios?\s+(\d+)")
 _CITED_ISSUE = re.compile(r"\bKAFKA-\d+")
 _SOURCE = re.compile(r"(?<!class )\bSource:\s+((?:(?!\n\s*\n|\"\"\").)*)", re.DOTALL)
 KNOWN_SOURCES = re.compile(
-    r"KIP-\d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|Spark's\s|Java SE|"
+    r"KIP-\d+|PEP \d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|Spark's\s|Java SE|"
     r"proc_pid_stat\(5\)|KEDA, |Confluent's (reference|documentation)|Avro's specification|Prometheus, \"|\(\d{4}\)|"
     r"XDG Base Directory|xxHash|OTLP specification"
 )

@@ -312,6 +312,7 @@ def test_open_transaction_is_named_and_markers_are_no_records(
         producer.send(topic, b"b", partition=0)
         producer.flush()
         producer.abort_transaction()
+        until(lambda: admin.list_offsets({place: "latest"}).all()[place].offset == 4, "the marker is there", 30)
         aborted = only(group_lag(reader, group))
         assert (aborted.lag, aborted.time_lag_ms) == (3, 0), "no one can read an aborted record"
     fill(servers, topic, 1)
