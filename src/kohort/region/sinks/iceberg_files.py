@@ -461,7 +461,10 @@ def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs 
         with durable_output(given.files, path) as output:
             yield output
     else:
-        with given.new_output(location).create(overwrite=True) as stream:  # the name is new: two requests need not ask
+        # In one request a file would be in memory twice. What a store's client has freed is returned before the pages.
+        pa.default_memory_pool().release_unused()
+        in_parts = given.new_output_in_parts if isinstance(given, DurableFileIO) else given.new_output
+        with in_parts(location).create(overwrite=True) as stream:  # the name is new: two requests need not ask
             yield stream
 
 

@@ -145,7 +145,7 @@ def _leaf_paths(path: str, kind: Any) -> list[str]:
     return [leaf for name, part in zip(names, types, strict=True) for leaf in _leaf_paths(f"{path}.{name}", part)]
 
 
-_WRITES_PER_RELEASE: Final = 16
+_WRITES_PER_RELEASE: Final = 8
 
 
 class PagesOutput(io.RawIOBase):
