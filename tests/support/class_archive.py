@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from kohort.errors import NotFoundError
@@ -52,13 +53,25 @@ def keep(folder: Path, place: Path) -> None:
 def spark_archive() -> Path | None:
     """Where Spark's archive of this environment lies; None without PySpark, or a Java that can make one."""
     try:
-        return _place("spark", sys.prefix, version("pyspark"))
-    except (NotFoundError, PackageNotFoundError):
+        return _place("spark", sys.prefix, version("pyspark"), _changed(_spark_jars()))
+    except (NotFoundError, PackageNotFoundError, FileNotFoundError):
         return None
 
 
+def _spark_jars() -> Path:
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("pyspark")
+    return Path(found.origin).parent / "jars"
+
+
+def _changed(jars: Path) -> str:
+    """When jars were installed: Java warns of an archive of others at each start, in what a program prints."""
+    return str(jars.stat().st_mtime_ns)
+
+
 def kafka_archive(jars: Path) -> Path:
-    return _place("kafka", str(jars))
+    return _place("kafka", str(jars), _changed(jars))
 
 
 def _place(name: str, *parts: str) -> Path:
