@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OURS = ("kohort", "tests", "simulation", "bench", "frameworks", "tools")
-PATCHES = ("setattr", "delattr", "patch.object", "patch")
+PATCHES = ("setattr", "delattr", "patch.object", "patch", "_instead")
 
 
 def imported(tree: ast.Module) -> dict[str, str]:

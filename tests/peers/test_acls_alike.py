@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,10 @@ FILTERS = [
 ]
 
 
+def _has_the_last_rule(address: str) -> bool:
+    return bool(described(address, {"resource_type_filter": Resource.GROUP})[1])
+
+
 def test_both_find_the_same_rules(sides: tuple[str, str]) -> None:
     outcomes = []
     for address in sides:
@@ -305,6 +310,7 @@ def test_both_find_the_same_rules(sides: tuple[str, str]) -> None:
             rules.append(made(host="127.0.0.8", operation=AclOperation.ALL, permission_type=AclPermission.DENY))
             rules.append(made(host="127.0.0.8", resource_type=Resource.GROUP))
             assert not error_codes(admin.ask(CreateAclsRequest(creations=rules)))
+            until(partial(_has_the_last_rule, address), "the authorizer has the rules")
             found = [described(address, changed) for changed in FILTERS]
             found.append(len(of_host(admin, "127.0.0.8", 3)))
             outcomes.append(found)

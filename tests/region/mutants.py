@@ -433,7 +433,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset to the beginning that waits is forgotten for another": _instead(
         Recovery, "reset", _waits_for_the_last_reset
     ),
-    "a bad row is dropped": _instead(staging, "divide", _forgets_bad_rows),
+    "a bad row is dropped": _instead(staging, "split_refused", _forgets_bad_rows),
     "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
     "dead letters of a sequence are given again": _instead(Stager, "forget_contribution", _counts_rows_alone),
     "dead letters of a table that is left undone stay": _instead(Stager, "drop_unsettled", _settles_rows_alone),
@@ -447,11 +447,15 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what stands is settled by looking": _instead(RegionLogWriter, "settle", _settles_by_looking),
     "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),
     "an unknown outcome is taken for an abort": _instead(RegionLogWriter, "settle", lambda pen: 0),
-    "a sink that is ahead of the topic is taken": _instead(membership, "compare", _compares_one_way(ahead=True)),
-    "a sink that lacks what it has shown is taken": _instead(membership, "compare", _compares_one_way(ahead=False)),
+    "a sink that is ahead of the topic is taken": _instead(
+        membership, "disagreement_with", _compares_one_way(ahead=True)
+    ),
+    "a sink that lacks what it has shown is taken": _instead(
+        membership, "disagreement_with", _compares_one_way(ahead=False)
+    ),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
         region_log,
-        "adopt",
+        "facts_after_adoption",
         lambda history, place, was, shows, now_ms: facts_after_adoption(history, place, was, 0, now_ms),
     ),
     "what another place is to show is numbered anew with the sequence": _instead(

@@ -51,7 +51,7 @@ def _no_file_syncs(patch: pytest.MonkeyPatch) -> None:
 
 def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
     def publish(self: ParquetFolder, sequence: int, keys: Any) -> None:
-        names = sorted(key.text() for key in keys)
+        names = sorted(key.file_stem() for key in keys)
         if not self._is_marked(sequence) and not self._has_folder(sequence):
             self._bring(sequence, names)
         self._mark(sequence)

@@ -46,6 +46,7 @@ RARE: dict[str, set[Seen]] = {
         ("Assigning", "ConnectionLost", "classic"),
         ("Assigning", "ConsumerGroupHeartbeat", "classic"),
         ("Assigning", "LeaveGroup", "Empty"),
+        ("Assigning", "LeaveGroup", "classic"),
         ("Empty", "JoinGroup", "Assigning"),
         ("Reconciling", "ConnectionLost", "Assigning"),
         ("Reconciling", "ConnectionLost", "Empty"),

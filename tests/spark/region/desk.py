@@ -113,7 +113,7 @@ class Desk:
                 self.ended.append(batch)
                 self._changed.notify_all()
 
-    def lost(self, lost: LostRecords) -> None:
+    def report_lost(self, lost: LostRecords) -> None:
         self.lost_parts.append(lost)
 
     def _heed(self) -> None:
