@@ -15,6 +15,7 @@ FREE = {
     "broker.rack": "any name",
     "cluster.id": "any id that a cluster may have",
     "advertised.host.name": "any name: clients resolve it, the broker does not",
+    "sasl.kerberos.kinit.cmd": "a program that the broker never starts",
     "metrics.listen": "read as an address when the broker starts",
     "metrics.tls.location": "a file, loaded when the broker starts",
     "metrics.client.ca.location": "a file, loaded when the broker starts",

@@ -409,6 +409,7 @@ AWAITED = {
     "net/asyncio_driver.py": "the caller's future has the error",
     "consumer/commits.py": "awaited, or given to the callback, or logged",
     "consumer/positions.py": "`gather` raises the first error",
+    "group/classic.py": "awaited at once, or cancelled",
     "group/kip848.py": "the heartbeat fails too, and is retried",
     "offsets.py": "`gather` raises the first error",
     "producer/transactions.py": "awaited at once",

@@ -92,7 +92,7 @@ def test_without_an_answer_it_ends_and_the_next_answer_renews_it(trial: Trial, n
     assert trial.member.owns
     trial.world.run(answered_ms + END_MS + 1)
     assert not trial.member.owns and trial.member.lapsed
-    assert trial.member.holding and trial.member.revocation is None
+    assert trial.member.holds_assignment and trial.member.revocation is None
     pass_ms(trial, 3_000)
     assert not trial.member.owns and trial.member.lapses == 1
     trial.world.handlers[beat_name(trial)] = handler

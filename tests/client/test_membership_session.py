@@ -140,7 +140,7 @@ def test_coordinator_whose_machine_died_without_a_word_is_looked_up_again_within
     world.handlers[beat] = answer
     world.run(world.runtime.now_ms + 60_000)
     assert not is_lost(trial)
-    assert trial.member.holding and trial.member.assignment.partitions == parts(0, 1, 2, 3)
+    assert trial.member.holds_assignment and trial.member.assignment.partitions == parts(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("waiting", ["JoinGroup", "SyncGroup"])
@@ -158,7 +158,7 @@ def test_join_that_waits_at_a_coordinator_that_died_is_sent_to_its_successor(wai
     trial.member.request_rejoin("a trial")
     world.run(world.runtime.now_ms + 30_000)
     assert [world.port_of(request.link) for request in world.sent(waiting)][-1] == successor
-    assert trial.member.holding and not is_lost(trial)
+    assert trial.member.holds_assignment and not is_lost(trial)
 
 
 def joining() -> ClassicCoordinator:

@@ -211,7 +211,7 @@ def test_partitions_released_for_a_stop_that_could_not_be_answered_are_started_a
     cluster.run()
     assert member.assignment.partitions == (T0,)
     assert member.starts == {T0: 7}
-    assert member.holding
+    assert member.holds_assignment
 
 
 def test_a_stop_that_the_application_does_not_answer_in_its_lease_is_lost(held: Held) -> None:
