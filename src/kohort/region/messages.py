@@ -1,4 +1,4 @@
-"""Messages between a region's control plane and its members: values only.
+"""Messages between a region's control plane and its members, as plain data classes.
 
 Every message of the control plane carries its term; a member that knows a higher term ignores it. A member's answer
 about a checkpoint or a reset carries the number of the order. An answer to an earlier order is thereby ignored.
@@ -78,7 +78,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The list of registered members."""
+    """The notice of the names of all registered members, sent when the list has changed."""
 
     term: int
     names: tuple[str, ...]
@@ -150,7 +150,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The start offsets of requested partitions that are free; the rest follows later.
+    """The start offsets of those requested partitions that no other member holds; the others follow when released.
 
     Attributes:
         found: positions of the last checkpoint, or initial offsets.
@@ -375,7 +375,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """The report that a sink of the member does not show the sequence yet; the member retries.
+    """The report that an attempt to publish a sequence to one of the member's sinks failed; the member retries.
 
     Attributes:
         place: the sink of the `Publish` order.
@@ -444,7 +444,7 @@ class ResumeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A keep-alive message: silence would mean that the other end is gone."""
+    """A keep-alive message: an end that receives nothing for too long counts the other as dead."""
 
 
 Ask = Describe | StopMember | ResumeRegion | Alive
@@ -527,7 +527,7 @@ class RegionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The refusal of a request, of which nothing was done."""
+    """The refusal of an operator's request; nothing of the request was carried out."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""The durable facts in the topic `__kohort_regions`: values only; `record_codec` has their encoding.
+"""The durable facts in the topic `__kohort_regions`, as plain data classes; `record_codec` encodes them.
 
 A partition is identified by group, topic id and number (`Part`). A recreated topic is a different one.
 """
@@ -69,7 +69,7 @@ class Claim:
 
     Attributes:
         application: the application that wrote it, for humans.
-        at_ms: since the epoch, here as in the other facts; for humans.
+        at_ms: the wall-clock time in ms since 1970, here as in the other facts; for humans.
     """
 
     group: str
@@ -139,7 +139,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The topics that a group's pattern matched when the group began.
+    """The fact which topics a group's pattern matched when the group began to read.
 
     Partitions of later ones begin at the earliest offset.
 
@@ -236,7 +236,7 @@ def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
 
 
 def _is_whole(given: Contribution) -> bool:
-    """Return whether a member's state must cover all records read in its group, or all of some partitions."""
+    """Return whether a member's state must include all records of its group, or of its pinned partitions."""
     return bool(given.pinned) or not given.shares
 
 

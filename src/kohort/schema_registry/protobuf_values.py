@@ -349,7 +349,7 @@ def _checked_text(found: Any, _budget: MessageBudget) -> str:
 
 
 def has_shown_default(field: FieldDescriptor) -> bool:
-    """Return whether a field that is not set is read as its default, and not as None."""
+    """Return whether an unset Protobuf field is decoded as its default value; otherwise it is decoded as None."""
     if field.message_type is not None or field.is_repeated or field.containing_oneof is not None:
         return False
     return field.has_default_value or not field.has_presence

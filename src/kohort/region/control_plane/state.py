@@ -241,7 +241,7 @@ class RegionFacts:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> SequenceBounds:
-        """Return the range of sequences that a sink may show."""
+        """Return the range in which the number that a sink shows must lie when the term begins."""
         unpublished = self.unpublished()
         unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
         return bounds_of(place, self.last(), unpublished, self.shown)
@@ -358,7 +358,7 @@ class Plane:
         self.effects.append(RegionLogLine(level, text))
 
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
-        """Write facts; call `then` when they are committed."""
+        """Write facts to the region's topic in one transaction; call `then` when they are committed."""
         self._tokens += 1
         save = SaveFacts(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
@@ -414,19 +414,19 @@ class Plane:
         return tuple(sorted(self.members))
 
     def start_of(self, part: Part) -> Position | None:
-        """Return where reading of a partition continues: at the last complete sequence, else at its initial offset."""
+        """Return the position where reading continues: that of the last complete sequence, else the initial offset."""
         return self.positions.get(part) or self.initial.get(part)
 
     def owner_of(self, part: Part) -> RegisteredMember | None:
-        """Return the member that may be reading a partition."""
+        """Return the member that was given a partition and has not released it; None: no member may read it."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
     def all_positions(self) -> dict[Part, Position]:
-        """Return the position of every partition that the region has read or begun."""
+        """Return the current position of every partition of the region: the last sequence's, else the initial one."""
         return {**self.initial, **self.positions}
 
     def contributed_to_last(self, name: str, epoch: int) -> bool:
-        """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
+        """Return whether the last sequence includes this member's contribution of this epoch, and not a namesake's."""
         return self.contributors.get(name) == epoch
 
     def checkpoint_participants(self) -> tuple[str, ...]:
@@ -442,18 +442,18 @@ class Plane:
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
     def is_whole(self, member: RegisteredMember) -> bool:
-        """Return whether all members of a member's query are registered."""
+        """Return whether all members of a member's Spark query, one for each source, are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
     def await_siblings(self, member: RegisteredMember) -> None:
-        """Start the deadline for the missing members of a member's query, or cancel it if none is missing."""
+        """Start the registration deadline for missing members of a Spark query; cancel it if all are registered."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
     def publisher(self, place: str) -> RegisteredMember | None:
-        """Return the member that publishes to a sink for all its writers: the first connected one by name."""
+        """Return the member that publishes to a sink: of its connected writers, the one whose name sorts first."""
         able = [
             member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
         ]
@@ -472,7 +472,7 @@ class Plane:
             self.published = self.sequence
 
     def bounds(self, place: str) -> SequenceBounds:
-        """Return the range of sequences that a sink may show that was read after this term had begun."""
+        """Return the range in which a sink's number must lie, for a number that was read after this term began."""
         unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, place}
         now = bounds_of(place, self.last(), unpublished, self.shown)
         then = bounds_of(place, self.last(), unpublished, self.shown_before)
@@ -483,7 +483,7 @@ class Plane:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def number_in(self, place: str) -> int:
-        """Return the number under which a sink shows the last sequence."""
+        """Return the number under which a sink shows the last sequence: that of before or after an `adopt`."""
         return self.last().number_in(self.shown.get(place))
 
     def record_published(self, place: str) -> None:
@@ -553,7 +553,7 @@ class Plane:
         )
 
     def places_with_rows(self) -> set[str]:
-        """Return the sinks that the region has published to since they were last emptied.
+        """Return the sinks that may contain rows: the region has published to them since they were last emptied.
 
         The manifest of a reset to the initial state has those that it empties, and not one that was adopted after it.
         """

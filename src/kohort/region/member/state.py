@@ -122,14 +122,14 @@ class Member:
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:
-        """Return the partitions that it was given, each with the offset where its next contribution begins."""
+        """Return the partitions that the control plane has handed out, each with the begin of its next contribution."""
         return tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, begin)
             for part, begin in sorted(self.begins.items())
         )
 
     def ask_starts(self) -> None:
-        """Request start offsets of assigned partitions that the control plane has not handed out."""
+        """Ask the control plane for the start offsets of assigned partitions that it has not handed out yet."""
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1

@@ -93,7 +93,7 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 
 def _refuse_unsafe(kind: str, uri: str) -> None:
-    """Refuse catalogs whose commits are no comparison with the state that was read.
+    """Refuse catalogs whose commits do not fail when the table has changed since it was read (Hive).
 
     pyiceberg commits to Hive under a lock that Hive drops after five minutes. A writer that slept for longer replaces
     the table's metadata with its own, and the commits since are lost.
@@ -132,11 +132,11 @@ def _secrets(properties: Mapping[str, Any]) -> set[str]:
 
 @contextlib.contextmanager
 def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
-    """Translate the errors of catalogs; those of files are `OSError` already.
+    """Translate catalog errors that are raised inside the block; file errors are `OSError` already and pass.
 
     Args:
-        place: the sink.
-        properties: the catalog's properties, whose secrets no message has.
+        place: the sink's name, for messages.
+        properties: the catalog's properties; secrets among them are removed from messages.
     """
     try:
         yield

@@ -50,7 +50,7 @@ _clients: dict[tuple[int, str], pafs.S3FileSystem] = {}
 
 
 def _client(made: pafs.FileSystem, *, in_parts: bool) -> pafs.FileSystem:
-    """Return a client with the settings of one that pyiceberg has made, for S3; else that one.
+    """Return an S3 client with pyiceberg's settings and our choice of uploads in parts; other clients unchanged.
 
     In parts, an object takes three requests. A request that is repeated, and whose first copy arrives late, changes
     nothing: its upload has ended. Otherwise an object of up to 10 MB takes one request, and a late copy puts it again.
@@ -78,7 +78,7 @@ class DurableFileIO(PyArrowFileIO):
 
     @property
     def _has_own_retries(self) -> bool:
-        """Whether a class of the user decides about retries: it is not among the settings of a client."""
+        """Whether the user has set a retry class of their own, which a client's settings do not contain."""
         return bool(self.properties.get(S3_RETRY_STRATEGY_IMPL))
 
     def _initialize_s3_fs(self, netloc: str | None) -> pafs.FileSystem:
@@ -199,7 +199,7 @@ class TableStore(Protocol):
         """Write an object; an older one of this name is replaced, and a newer one never."""
 
     def put_last(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object as `put_file` does, if nothing is written under its name afterwards: a store may be faster.
+        """Write an object whose name is never written again; a store may do that faster than `put_file`.
 
         The store may still carry out the request later, after the object was removed.
         """

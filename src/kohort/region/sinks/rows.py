@@ -342,7 +342,7 @@ def is_far_time(values: Any) -> Any:
 
 
 def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
-    """Return which numbers are outside of `_YEARS_S`."""
+    """Return a mask of the times outside the years 1 to 9999; numbers count units of `unit_s / per_s` s since 1970."""
     low, high = _YEARS_S
     first = max(-(2**63), low * per_s // unit_s)
     last = min(2**63 - 1, ((high + 1) * per_s - 1) // unit_s)
