@@ -257,7 +257,7 @@ class SourceSessions:
             return {"refused": error.message}
 
     def report_lost(self, query: str, message: Message) -> None:
-        """Pass a source's report of lost records to its session; only log it if that has ended."""
+        """Pass a source's report of lost records to its session; if the session has ended, only log the report."""
         lost = LostRecords.from_message(message)
         log.warning("a source reports records that may be lost: %s", lost.text)
         try:

@@ -145,7 +145,7 @@ class Peers:
 
 
 async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, renew_s: float | None) -> None:
-    """Wait until the connection ends, and ignore the responses on it.
+    """Wait until the peer ends the connection, discarding the responses that arrive on it.
 
     Close it after `renew_s` seconds. Without `renew_s`, send a keep-alive request every `ASK_S` seconds.
     """

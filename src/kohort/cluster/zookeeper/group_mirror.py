@@ -125,7 +125,7 @@ class MirroredShard:
             self.due[name] = None
 
     def overdue(self, before_s: float) -> list[str]:
-        """Return the groups whose owners' nodes were not read since then."""
+        """Return the groups whose owners' nodes in ZooKeeper were last read before a time."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
     def record_reads(self, names: list[str], now_s: float, every_s: float) -> None:
@@ -311,7 +311,7 @@ class GroupMirror:
         self.meter.record_written(began_s)
 
     def _look_at_leaders(self) -> None:
-        """Mark the groups of changed leaders as due, because owners' nodes have the leaders in their names.
+        """Mark groups as due if a partition's leader has changed, because node names of owners contain the leader.
 
         A topic that changes is another object.
         """
@@ -328,7 +328,7 @@ class GroupMirror:
     # -- present state
 
     async def _names(self) -> dict[int, set[str]]:
-        """Return the groups that have nodes, by shard."""
+        """Read the names of all groups with nodes in ZooKeeper, and return them by shard."""
         found: dict[int, set[str]] = {}
         for top in (OWNERS, OFFSETS):
             for node in await self._coordination.session.children(top):
@@ -337,7 +337,7 @@ class GroupMirror:
         return found
 
     async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
-        """Ask a shard for its push groups; None: it does not serve here now."""
+        """Request the push groups of a shard with owners and offsets; None: the shard does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def take_shard_answer(value: ShowPushGroupsReply | ErrorCode) -> None:

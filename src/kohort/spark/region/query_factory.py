@@ -50,7 +50,7 @@ def has_watermark(frame: DataFrame) -> bool:
 
 
 def outside_sources(frame: DataFrame) -> tuple[str, ...]:
-    """Return the names of the streaming sources that the region gives no session."""
+    """Return the names of the plan's streaming sources that are outside the region."""
     return tuple(
         str(node.sourceName())
         for node in _nodes(_plan(frame))
@@ -59,7 +59,7 @@ def outside_sources(frame: DataFrame) -> tuple[str, ...]:
 
 
 def _has_session(relation: Any) -> bool:
-    """Return whether a source is one of the query's in its region, by an option that only the region sets."""
+    """Return whether a source of the plan belongs to the region: only the region sets the session option."""
     with_options = relation.getClass().getSimpleName() == "StreamingRelationV2"
     return with_options and bool(relation.extraOptions().containsKey(SEAT))
 

@@ -210,7 +210,7 @@ _readers: dict[_ReaderKey, RangeReader] = {}
 
 
 def _take_reader(key: _ReaderKey) -> RangeReader:
-    """Return a reader that no other task has, kept or new."""
+    """Take a connected reader for one task, from the worker's pool or newly made."""
     reader = _readers.pop(key, None)
     if reader is None:
         from kohort.client.consumer.range_reader import RangeReader
@@ -235,7 +235,7 @@ def _keep_reader(key: _ReaderKey, reader: RangeReader) -> None:
 
 
 def _fetch_bytes(settings: Mapping[str, Any]) -> int:
-    """Return the bytes per fetch of one partition, within the query's limits."""
+    """Return the maximum bytes of a fetch of one partition, at most what the client's settings allow."""
     share = int(settings.get("max.partition.fetch.bytes", FETCH_BYTES))
     return min(share, int(settings.get("fetch.max.bytes", share)))
 
