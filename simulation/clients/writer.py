@@ -101,7 +101,7 @@ class WritingApplication:
             self.world.after(down_ms, lambda: None if self._started else self.start())
 
     def heal(self) -> None:
-        """Slow down after the fault phase, so that the run can end."""
+        """After the fault phase, start the application if needed; it sends at most one more record or transaction."""
         self.healthy = True
         if not self._started:
             self.start()

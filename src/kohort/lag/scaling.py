@@ -271,7 +271,7 @@ class _Scaling:
         return _Load(part, max(0.0, written), max(0.0, read), is_blocked, read > 0 and moves)
 
     def _measure_ms(self) -> int:
-        """Return how long rates are measured: over several commits, also of a group that commits rarely.
+        """Return the time in ms over which rates are measured: several commits, even of a group that commits rarely.
 
         A member that reads its partitions in turn commits as often as the one that pauses least.
         """
@@ -313,7 +313,7 @@ class _Scaling:
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
-        """Return the records per second to read of a partition: those that are written, and a part of its backlog."""
+        """Return the records per second that must be read from a partition: those written, and part of the backlog."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if not is_late or not load.is_read_on:
@@ -325,7 +325,7 @@ class _Scaling:
         return max(DRAIN_MIN_MS, 2 * self.target.max_lag_ms)
 
     def _share(self, members: int) -> float:
-        """Return the part of the partitions that the member with the most of them has."""
+        """Return the share of all partitions (0 to 1) that the member with the most partitions has."""
         if self.is_share:
             return 1 / members
         return math.ceil(self.partitions / members) / self.partitions
@@ -345,7 +345,7 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide while no rate is known: one member, whose reading will show a member's rate."""
+        """Decide before any rate is measured: want at least one member, whose reading will show its rate."""
         if self.group.sum_lag and not self.members:
             wanted = max(1, self.before.wanted)
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)
@@ -411,13 +411,13 @@ class _Scaling:
         return False
 
     def _is_read_soon(self, member_per_s: float, base: int) -> bool:
-        """Return whether the members that are there read the backlog before a rebalance would have ended."""
+        """Return whether the present members will have read the backlog sooner than a rebalance would take."""
         spare = len(self.members) * member_per_s * BUSY_UP - sum(load.written for load in self.free)
         lag = sum(load.part.lag or 0 for load in self.free)
         return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.downtime_ms or 0)
 
     def _why_enough(self, base: int, rates: str, demand: float, member_per_s: float) -> str:
-        """Return why the number stays, the causes of lag that remain first."""
+        """Return the reason for which the number of members stays, beginning with the remaining causes of lag."""
         blocked = [load.part for load in self.loads if load.is_blocked]
         if blocked:
             causes = sorted({part.cause or "" for part in blocked})
