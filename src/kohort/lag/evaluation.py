@@ -101,7 +101,7 @@ class Anchor:
 
 @dataclass(slots=True)
 class Trend:
-    """What an evaluation remembers of a group's partition for the next one. Immutable by convention.
+    """The facts about a group's partition that one evaluation passes to the next. Never changed once made.
 
     Attributes:
         last: The last read.

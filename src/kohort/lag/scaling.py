@@ -345,7 +345,7 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide before any rate is measured: want at least one member, whose reading will show its rate."""
+        """Decide while no rate is known: want a member if records wait without one; else mostly keep the number."""
         if self.group.sum_lag and not self.members:
             wanted = max(1, self.before.wanted)
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)

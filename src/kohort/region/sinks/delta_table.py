@@ -150,7 +150,7 @@ class DeltaTable(FolderSink):
 
     KIND = "delta"
     _LATE: ClassVar = False
-    """Whether a write that has failed may still happen."""
+    """Whether a write that has failed may still take effect later, as in an object store."""
     _kept: OwnerMarker | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> DeltaTable:

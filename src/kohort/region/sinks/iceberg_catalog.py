@@ -51,7 +51,7 @@ _S3: Final = ("s3:", "s3a:", "s3n:")
 _FIXED: Final = {"snapshot-loading-mode": "all"}
 """Properties of a REST catalog that the sink counts on: it looks for files in all snapshots."""
 _KEYS: Final = ("account-key", "connection-string")
-"""Ends of the names of Azure's secrets."""
+"""Suffixes of the names of Azure's secret properties."""
 _SECRET_CHARS_MIN: Final = 4
 """Shorter values are left in messages: removing them would garble the text."""
 _AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")

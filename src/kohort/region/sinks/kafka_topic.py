@@ -71,15 +71,15 @@ FENCED_WAIT_S: Final = 10.0
 """How long a publisher leaves the topic to the one that has fenced it, the first time; twice as long each further time,
 so that two of them do not fence each other before either is done."""
 RECORD_OVERHEAD_BYTES: Final = 256
-"""Of a batch with one record: its header, lengths, offsets, and up to ten headers' lengths."""
+"""Bytes of a batch with one record, beside the record's data: header, lengths, and ten headers' lengths."""
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
 """The default of max.message.bytes."""
 _NO_LIMIT_MS: Final = 2**63 - 1
 _BEFORE: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
 _AFTER: Final = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
-"""The second is that of Kafka before 4.0."""
+"""The topic properties that limit future timestamps: the present one, and that of Kafka before 4.0."""
 _PER_UNIT: Final = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}
-"""A millisecond is the first divided by the second of each unit."""
+"""Conversion of Arrow's time units to ms: multiply by the second number, divide by the first."""
 
 
 @dataclass(frozen=True, slots=True)

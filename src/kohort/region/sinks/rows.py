@@ -356,7 +356,7 @@ def rows_where(mask: Any) -> list[int]:
 
 
 def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
-    """Return the error for the rows with values that do not fit the type of a column: of the first such column."""
+    """Return the error for rows whose values do not fit the first column in which a cast fails."""
     for field in kept:
         column = table.column(field.name)
         rows = _rows_that_fail(column, functools.partial(_casts, kind=field.type))
@@ -395,7 +395,7 @@ def _is_invalid(values: Any) -> bool:
 
 
 def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
-    """Return the rows of a column whose value fails a check that all values of a part pass together."""
+    """Find the rows of a column that fail a check, by halving: `is_good` tests a whole slice at once."""
     found, parts = list[int](), [(0, len(column))]
     while parts:
         first, end = parts.pop()

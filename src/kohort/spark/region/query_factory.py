@@ -145,7 +145,7 @@ _LETTER = (
     "reason: string>"
 )
 NOBODY = "0" * 32
-"""A session id that nobody has: a user who starts a query while one is being built gets an error."""
+"""A session id that no source has. A query that a user's function starts while the plan is built gets an error."""
 
 
 @dataclass(frozen=True)

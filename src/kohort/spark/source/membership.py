@@ -213,8 +213,8 @@ def _topics(member: MemberDescription) -> str:
 
 
 NO_OFFSET_RESET = {"auto.offset.reset": "none"}
-"""Consumer settings by which the query chooses starting offsets itself; a push coordinator would commit its own, which
-would count as another client's commit.
+"""Consumer settings by which the query chooses starting offsets itself. Otherwise a push coordinator would commit start
+offsets, which the query would take for another client's commits.
 """
 WATCH_INTERVAL_MS = 1_000
 """Interval of the watching thread's check whether it should end."""

@@ -273,7 +273,7 @@ def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> p
 PARENT_CHECK_S = 0.25
 """Interval of the check whether the parent process is still there."""
 ORPHAN_EXIT_TIMEOUT_S = 3.0
-"""Longest time to leave the group once the parent is gone."""
+"""Seconds that the process may take to leave the group after its parent has ended."""
 
 
 AGAIN_S = 1.0
