@@ -96,10 +96,10 @@ class DoubtfulTopic:
     """The answers about one topic that contradict the view, counted until enough brokers agree.
 
     Attributes:
-        says: the id in the last answer; None: that answer said that the topic does not exist.
+        says: the topic id in the last contradicting answer; None: in that answer the topic does not exist.
         nodes: the brokers that gave this answer.
-        answers: how often it was given.
-        alone: each of these brokers knew of no other node.
+        answers: the number of times that this answer was given.
+        alone: whether each of these brokers knew of no other node.
         recorded: ids of the topic in a shard's offsets; NO_TOPIC_ID stands for any.
     """
 

@@ -83,7 +83,7 @@ class PendingAppend:
     """Steps that form one append.
 
     Attributes:
-        alone: the journal refused them together with others, so no more are added.
+        alone: whether no steps may be added, because the journal refused these steps together with others.
         records, size: the number of their records, and about how many bytes (0 if the journal has no bound).
     """
 
@@ -106,8 +106,8 @@ class Appends:
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
         waiting: the number of steps that wait for an append to be durable.
-        ended: the load is over.
-        wrote: some append was durable.
+        ended: whether the load is over, so that nothing is appended any more.
+        wrote: whether any append of this load has become durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
         ownership_proof_ms: the greatest age of a proof for replies, as the journal demands; None: no proof is needed.
     """

@@ -55,10 +55,10 @@ class DashboardAccess:
 
     Attributes:
         logins: The logins; None: everyone who can connect may use it.
-        tls: What connections speak; None: plain HTTP.
-        is_insecure: Passwords may cross the network unencrypted.
+        tls: The TLS settings of connections; None: plain HTTP.
+        is_insecure: Whether passwords may cross the network unencrypted.
         hosts: The names that browsers may use besides those of loopback.
-        allows_changes: Groups can be changed from the page.
+        allows_changes: Whether groups can be changed from the page.
         port: The port that is bound. Browsers send a cookie to all ports of a host, so that its name has the port.
     """
 

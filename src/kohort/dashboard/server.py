@@ -373,7 +373,7 @@ class LimitedProtocol(H11Protocol):
     Attributes:
         places: The connections that have a place.
         sock: The connection's socket.
-        is_served: The handshake is over.
+        is_served: Whether the TLS handshake is over, so that requests are served.
     """
 
     places: set[LimitedProtocol]
@@ -477,7 +477,7 @@ class LimitedServer(uvicorn.Server):
     asyncio's own servers show a connection after its handshake, and log a traceback for each failing `accept`.
 
     Attributes:
-        tls: What connections speak; None: plain HTTP.
+        tls: The TLS settings of connections; None: plain HTTP.
         places: The connections.
     """
 

@@ -188,9 +188,9 @@ class PartitionLag:
 
     Attributes:
         committed: The committed offset; None: none is committed.
-        metadata: What the committer wrote beside it.
-        owner: The member that has the partition; None: none has, or several of a share group have, or members are
-            unknown.
+        metadata: The metadata text of the commit.
+        owner: The member that owns the partition; None: no member does, several members of a share group do, or members
+            are unknown.
         log_start: The partition's first offset; None if it is unavailable.
         log_end: The offset of the next record; read after `committed`, so that lag is never understated.
         oldest_ms: The timestamp of the oldest unread record, or a time before it (then `is_time_lag_exact` is false).
@@ -198,7 +198,7 @@ class PartitionLag:
         is_time_lag_exact: Whether that is the record's own timestamp. Else the time lag is at most so long.
         status: See `LagStatus`.
         cause: One of `CAUSES`; None if all is well.
-        error: Why offsets are unavailable.
+        error: The error for which the partition's offsets are unavailable; None: they are available.
         trend: What the next evaluation needs; None if there is no committed offset.
         counted_lag: The lag that the coordinator of a share group counted; None: it follows from the offsets.
     """
@@ -384,7 +384,7 @@ class LagReport:
         groups: The groups by name, sorted.
         errors: Why a group could not be read, by name.
         bounds: The offsets of each partition whose offsets are known.
-        failures: What else could not be read.
+        failures: The other parts of the read that failed.
     """
 
     taken_ms: int

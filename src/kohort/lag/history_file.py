@@ -216,11 +216,11 @@ class HistoryWriter(ClosedOnExit):
 
     Args:
         path: The file; made if it does not exist. Its folder must be there.
-        retention_ms: What is older is deleted.
+        retention_ms: The age in ms beyond which rows are deleted.
         bytes_max: The most bytes. Beyond them the oldest is deleted, and the log says so.
 
     Attributes:
-        error: Why the last write failed; empty: it succeeded.
+        error: The reason for which the last write failed; empty: it succeeded.
 
     Raises:
         InvalidInputError: Another process writes the file, it is of a later version or another program's, or there is

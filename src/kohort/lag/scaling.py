@@ -98,9 +98,9 @@ class ScalingDecision:
         wanted: The members that it should have.
         needed: The members that would be enough for what is measured now; None: nothing could be measured yet.
         why: The reason in a sentence.
-        written_per_s: What is written to its partitions; None: not measured yet.
-        read_per_s: What the group reads.
-        member_per_s: What a busy member reads; None: not known yet.
+        written_per_s: The records per second that are written to its partitions; None: not measured yet.
+        read_per_s: The records per second that the group reads; None: not measured yet.
+        member_per_s: The records per second that a busy member reads; None: not known yet.
         time_lag_ms: The longest time lag that members can reduce; None: unknown.
         downtime_ms: The usual standstill of a rebalance; None: unknown.
         blocked: The partitions whose lag no member can reduce.
@@ -125,14 +125,14 @@ class ScalingState:
 
     Attributes:
         wanted: The members that were wanted last.
-        members: The ids of the members then.
+        members: The ids of the members at the last decision.
         changed_ms: When the wanted number or the members changed last.
-        since_ms: When the present measurement began.
+        since_ms: The time at which the present measurement of rates began.
         offsets: Committed offset and log end of each partition then.
         later_ms: When the next measurement began; the present one ends when it is long enough.
-        later_offsets: The offsets then.
+        later_offsets: The committed offset and log end of each partition at `later_ms`.
         member_per_s: What a busy member reads per second, or the most that one was seen to read; None: not known yet.
-        is_limit: Whether that was a busy member, which can't read more.
+        is_limit: Whether `member_per_s` was measured on a busy member, so that a member can't read more.
         loads: The loads of the last `DOWN_AFTER_MS`: time, and the demand in records per second.
         busy: The members that had old records unread. One look is no evidence: a partition that gets stuck shows such
             records for a moment while its offset still moved.
@@ -159,7 +159,7 @@ def decide(
     Args:
         group: The group at its last read.
         now_ms: The time of that read.
-        target: What the group is to keep to.
+        target: The group's longest time lag, and the bounds of its number of members.
         before: The memory of the last decision; None: this is the first one.
     """
     return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()

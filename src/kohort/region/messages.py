@@ -268,7 +268,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """The report that the member has done its part of a checkpoint, with its contribution."""
+    """The report that carries a member's contribution to a checkpoint: offsets, staged keys and state."""
 
     cut: CheckpointAttempt
     contribution: Contribution
@@ -459,8 +459,8 @@ class MemberStatus:
         phase: what it is doing, in words.
         connected: its connection is open.
         sink: the name of the sink that it writes to; empty: none.
-        waits_for: why its sink refuses what it submits, or does not answer; empty: the sink accepts it.
-        registered: False: it is connected, and registers when its sink answers.
+        waits_for: the reason for which its sink accepts no rows or does not answer; empty: the sink accepts rows.
+        registered: whether the member has registered; False: it is connected, and waits for its sink to answer.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences, since the control plane's term began.
     """
@@ -485,8 +485,8 @@ class SinkStatus:
     Attributes:
         place: its name.
         published: the last sequence that it shows.
-        publisher: the member that publishes to it; empty: no member that could is connected.
-        waits_for: why the last sequence is not published yet; empty: nothing has failed.
+        publisher: the member that publishes to the sink; empty: no connected member writes there.
+        waits_for: the error of the last attempt to publish the last sequence; empty: no attempt has failed.
     """
 
     place: str

@@ -180,8 +180,8 @@ class Contribution:
     """The contribution of one member to a sequence.
 
     Attributes:
-        members: all members that it knew of.
-        member_id, generation, instance_id: its identity in its group then.
+        members: the names of all members of the region that the contributor knew of.
+        member_id, generation, instance_id: the contributor's identity in its consumer group at that time.
         state: the application's state, at most 512 KiB.
         sink: the sink of these keys; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; otherwise it is discarded then.
@@ -255,9 +255,9 @@ class Manifest:
     """The manifest of a complete sequence. The contributions of a sequence without a manifest are ignored.
 
     Attributes:
-        epoch: the minimum valid epoch then.
+        epoch: the minimum valid epoch when the sequence was committed.
         members: the contributors.
-        stay: those among them that continue; the others left with this sequence.
+        stay: the contributors that continue; the other contributors left the region with this sequence.
         positions: of every partition that the region has ever read.
         empties: a reset to the initial state: what the sinks show is invalid, and emptying them publishes this
             sequence.

@@ -173,7 +173,7 @@ class ListeningSocket:
     """A bound socket.
 
     Attributes:
-        tls: what connections speak; None: nothing, as on loopback.
+        tls: the TLS settings of connections; None: no TLS, as on loopback.
         pin: the SHA-256 of its certificate; empty: without TLS.
     """
 

@@ -46,8 +46,8 @@ class _PeerHistory:
     """The history of one process, which sets how long it must refuse connections before it is suspected.
 
     Attributes:
-        seen: Whether it was ever reached.
-        suspected: How often it was suspected.
+        seen: Whether this coordinator has ever reached the process.
+        suspected: The number of times that this coordinator has suspected the process.
     """
 
     seen: bool = False

@@ -64,9 +64,9 @@ class MirroredGroup:
     Attributes:
         name: the group's id.
         came: whether it was created while its shard was here, so that it had no nodes before that could be deleted.
-        shown: its shard's last answer, None: the group was deleted.
-        nodes: the content of the nodes below its two, by path; None: they have to be read.
-        registered: the owners that were written last, None: not by this process.
+        shown: the group in its shard's last answer; None: the group was deleted.
+        nodes: the content of the nodes below the group's two nodes, by path; None: they must be read first.
+        registered: the owners that this process wrote last; None: it has written none.
         reported: whether the group knows that owners' nodes were deleted; they are written again after the rebalance.
         written: the offsets that were written.
         offset_paths: the paths of the offsets' nodes.
@@ -100,7 +100,7 @@ class MirroredShard:
         groups: the groups by name.
         due: the names of the groups to check.
         looked: the time when a group's owners' nodes were read, by name, the oldest first.
-        walked_s: the time of the last answer with all groups.
+        walked_s: the time in s of the last answer that listed all groups of the shard.
         lost: whether all groups have to be asked for, because there was no answer yet or one was lost.
     """
 
@@ -156,7 +156,7 @@ class MirrorPlan:
         marks: nodes that confirm that a group's owners are complete; written last.
         done: the groups that are up to date then, with the written answer; None: deleted.
         owners: the groups whose owners are up to date then.
-        again: the groups to check again all the same.
+        again: the groups to check in the next run too.
     """
 
     creates: list[Change] = field(default_factory=list)

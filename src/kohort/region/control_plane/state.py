@@ -109,18 +109,18 @@ class RegisteredMember:
 
     Attributes:
         handed: offset where its next contribution begins, for each partition that it was given and has not released.
-        epoch: the epoch in which it works; -1: it has just started, and does not know its epoch yet.
-        lost_ms: since when it has no connection; None: it has one.
-        leaves: it leaves with the next complete sequence.
-        stop: an operator has stopped it; it learns this when it leaves.
-        left: it has left with the last sequence, and stays to publish it, because no other member can.
-        sink: the name of the sink that it writes to; empty: none.
-        shares: False: it must be alone in its group.
-        of: the name of its query, common to the query's members; empty: it is not part of a query.
-        sources: the number of members of its query.
+        epoch: the epoch in which the member works; -1: the member has just started and has no epoch yet.
+        lost_ms: the time at which the member's connection ended; None: the member is connected.
+        leaves: the member has asked to leave, and does so with the next complete sequence.
+        stop: an operator has asked for the member to leave; the member gets this cause when it leaves.
+        left: the member has left with the last sequence, and stays only to publish that, because no other member can.
+        sink: the name of the sink that the member writes to; empty: none.
+        shares: whether other members may be in its consumer group; False: its state can't move with partitions.
+        of: the name of its Spark query, common to the query's members; empty: the member is no Spark query's.
+        sources: the number of members of its Spark query, one for each source.
         pinned: all queries of its group, when each partition belongs to one of them for ever.
-        process: the name of its process; empty: this host can't see whether that has ended.
-        waits_for: why its sink refuses what it has submitted; empty: the sink accepts it.
+        process: the name of its process on this host; empty: on another host, where its end can't be seen.
+        waits_for: the reason for which its sink accepts no rows now; empty: the sink accepts rows.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences of this term.
         keyed: it saves a keyed state for each partition.
@@ -160,7 +160,7 @@ class StartOffsetRequest:
     """A member's request for start offsets of assigned partitions.
 
     Attributes:
-        looking: partitions whose start position it is looking up.
+        looking: partitions whose start offset the member has been asked to look up.
     """
 
     member: str
@@ -267,24 +267,24 @@ class Plane:
         ended: those of their processes that have ended.
         start_requests: requests for start offsets, in order.
         ongoing: the checkpoint in progress; None: none.
-        wanted: a checkpoint is to begin as soon as possible.
-        pending: a deferred reset.
-        stopping: the region has stopped, and the topic does not have that yet.
+        wanted: a checkpoint was requested, and begins as soon as possible.
+        pending: a reset that is deferred until a commit has an outcome or all members have registered; None: none.
+        stopping: the region has stopped, and the record of that is not committed to the topic yet.
         resumes: an operator has resumed the region; it continues when the topic has all that was pending when it
             stopped.
         saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control plane
             has taken over: what other members stage before it may still count.
         places: all sinks to which the region has published since they were last emptied.
         unpublished: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
-        unshown: why the last sequence could not be published yet, by sink.
+        unshown: the error of the last failed attempt to publish the last sequence, by sink.
         emptying: resets to the initial state that the topic does not have yet; then their sinks must be emptied.
         made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
         published: the sequence up to which all that was staged is published in all sinks.
         shown: the last sequence that each sink is known to show; `shown_before`: as the topic had it when this term
             began.
         emptied: sinks that were emptied in this term.
-        due: deadlines, by name.
-        lone: for how many sequences no member has held a partition.
+        due: deadlines in ms, by the name of what is awaited.
+        lone: the number of sequences in a row in which no member held a partition, by partition.
         waiting_to_register: connected members whose sink does not answer, so that they can't register yet, by
             connection.
     """

@@ -406,7 +406,7 @@ def _checked(key: bytes) -> bytes:
 
 
 class KeyedStates:
-    """The states of the partitions that a member was given.
+    """The keyed states of all partitions that the control plane has given a member.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
     only while none is, except for `begin` and `forget_partitions`.

@@ -95,7 +95,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationReset:
-    """The event that the queue and the drain buffer are empty, and the application has reset."""
+    """The event that `ResetApplication` is done: queue and drain buffer are empty, and the application has reset."""
 
     epoch: int
 
@@ -293,7 +293,7 @@ class RetireSequences:
 
     Attributes:
         retired: the sequences up to this one can no longer be returned to.
-        counts: it has what this member contributed last; otherwise the member contributes that again.
+        counts: the sequence includes this member's last contribution; otherwise the member contributes that again.
     """
 
     sequence: int

@@ -426,7 +426,7 @@ class KafkaTopic(BoundSink):
 
 
 class _Writer:
-    """The one publisher of a topic.
+    """The transactional producer of the topic's only publisher, with the marker that it has read.
 
     Attributes:
         marker: the last marker; None: no region has checked the topic.

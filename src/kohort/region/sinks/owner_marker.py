@@ -126,7 +126,7 @@ def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> N
 
 
 class _AddedColumns(msgspec.Struct, frozen=True):
-    """The content of `columns-N.json`.
+    """The content of `columns-N.json`: the columns of the Nth addition.
 
     Attributes:
         format: the format's version, 1.

@@ -128,7 +128,7 @@ def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object
 
 
 def _python_values(column: Any) -> list[Any]:
-    """Return the values of a column as Python's.
+    """Convert a column to a list of Python values.
 
     Times at the edges of the years 1 and 9999 are in UTC if they are beyond them in the zone of the column.
     """
