@@ -182,7 +182,7 @@ class RegionConsumer(OneProcess):
             self._events.post(CheckpointWanted())
 
     def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
-        """Return a table that the application left in progress to the queue. Do nothing in a forked child."""
+        """Put a table that the application left in progress back into the queue. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._in_use():

@@ -139,7 +139,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The fact which topics a group's pattern matched when the group began to read.
+    """The fact that records the topics which a group's pattern matched when the group began to read.
 
     Partitions of later ones begin at the earliest offset.
 

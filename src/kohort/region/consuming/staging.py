@@ -33,7 +33,7 @@ def sink_wait(name: str) -> RetryWait:
 
 
 def _give_memory_back() -> None:
-    """Release the memory that allocators retain after a unit was staged to the operating system.
+    """Give memory back to the operating system that allocators retain after a unit was staged.
 
     Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
     Arrow's system pool asks the C library for its part.

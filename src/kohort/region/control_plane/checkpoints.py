@@ -169,7 +169,7 @@ class Checkpoints:
         )
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
-        """Return whether an overdue checkpoint waits on, although a reset is due after the deadline.
+        """Return whether an overdue checkpoint keeps waiting for late members, although the deadline calls for a reset.
 
         The sinks of all late members are unavailable, which no reset repairs.
         """

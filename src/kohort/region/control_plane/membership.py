@@ -264,7 +264,7 @@ class RegionMembers:
         )
 
     def _reconnect(self, member: RegisteredMember, report: Register, connection: int) -> None:
-        """Attach a known member's new connection: repeat its orders, and drop its old requests, which it repeats."""
+        """Attach a known member's new connection: send its orders again, and drop its requests: it sends them again."""
         plane = self.plane
         if member.connection not in (NOWHERE, connection):
             plane.by_connection.pop(member.connection, None)

@@ -483,7 +483,7 @@ class Plane:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def number_in(self, place: str) -> int:
-        """Return the number under which a sink shows the last sequence: that of before or after an `adopt`."""
+        """Return the number under which a sink shows the last sequence, before or after `adopt` renumbered it."""
         return self.last().number_in(self.shown.get(place))
 
     def record_published(self, place: str) -> None:

@@ -67,7 +67,7 @@ class DrainCompleted:
 
 @dataclass(frozen=True, slots=True)
 class DrainError:
-    """The event that the member could not drain for a checkpoint: a table or its commit failed."""
+    """The event that the member could not drain for a checkpoint: a table, the commit or `on_drain` failed."""
 
     cut: CheckpointAttempt
     cause: str

@@ -52,7 +52,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
     Attributes:
         size: the size in bytes.
         first: the first sequence that may have rows in the file.
-        last: the last sequence that may.
+        last: the last sequence that may have rows in the file.
     """
 
     size: int

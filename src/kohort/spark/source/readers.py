@@ -210,7 +210,7 @@ _readers: dict[_ReaderKey, RangeReader] = {}
 
 
 def _take_reader(key: _ReaderKey) -> RangeReader:
-    """Take a connected reader for one task, from the worker's pool or newly made."""
+    """Return a reader for one task, kept by the worker from an earlier task or newly made."""
     reader = _readers.pop(key, None)
     if reader is None:
         from kohort.client.consumer.range_reader import RangeReader
