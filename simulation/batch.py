@@ -25,7 +25,7 @@ MUTANT_NAMES = [kind.__name__ for kind in EVERY_MUTANT]
 
 
 def mutant_named(name: str) -> Any:
-    """Return the mutant of a name, None for the empty name."""
+    """Return the mutant class with a name; None for the empty name."""
     return {kind.__name__: kind for kind in EVERY_MUTANT}.get(name)
 
 
@@ -37,7 +37,7 @@ def planned(seed: int, simulated: str) -> Plan:
 
 
 def run_of(plan: Plan, mutant: Any, simulated: str, *, tells: bool = False) -> Run | ClientRun:
-    """Return the run of a plan."""
+    """Create the run of a plan on the kind of system that `simulated` names: groups, clients or coordinators."""
     if simulated == CLIENTS:
         return ClientRun(plan, mutant, tells=tells)
     return (RemoteRun if simulated == REMOTE else Run)(plan, mutant, tells=tells)

@@ -176,7 +176,7 @@ class Run:
         do(**step.details)
 
     def do_start(self, name: str, kind: str, habits: Habits) -> None:
-        """A member is started."""
+        """Start a member of a group."""
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, OwnMember):
             member.gate, member.memberships = self.gate, self._memberships
@@ -192,7 +192,7 @@ class Run:
         member.start()
 
     def do_visit(self, name: str, kind: str, habits: Habits, stay_ms: int) -> None:
-        """A member of another protocol tries to join a group for a while."""
+        """Start a member of another protocol, which tries to join a group for `stay_ms`."""
         self._visitors.append(name)
         self.do_start(name, kind, habits)
         self.world.after(stay_ms, partial(self.do_crash, name))
@@ -202,28 +202,28 @@ class Run:
         return None if member is None or member.dead else member
 
     def do_crash(self, name: str) -> None:
-        """A member's process is killed."""
+        """Kill a member's process."""
         if (member := self._living(name)) is not None:
             member.crash()
 
     def do_leave(self, name: str) -> None:
-        """A member is closed."""
+        """Close a member, which leaves its group."""
         if (member := self._living(name)) is not None:
             member.leave()
 
     def do_pause(self, name: str, duration_ms: int) -> None:
-        """A member's process is stopped for a while."""
+        """Stop a member's process for a while (SIGSTOP, SIGCONT)."""
         member = self._living(name)
         if member is not None and not member.paused:
             member.pause(duration_ms)
 
     def do_cut(self, name: str) -> None:
-        """A member's connection breaks."""
+        """Break a member's connection."""
         if (member := self._living(name)) is not None:
             member.cut()
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """No message passes between a member and the coordinator for a while."""
+        """Drop all messages between a member and the coordinator for a while."""
         self.network.cut_off[name] = self.world.now_ms + duration_ms
 
     def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:
@@ -232,7 +232,7 @@ class Run:
         held[name] = self.world.now_ms + duration_ms
 
     def do_freeze(self, name: str, looks: int, duration_ms: int) -> None:
-        """A member's process is stopped between two readings of its clock, with the data that it has read by then."""
+        """Stop a member's process between two readings of its clock, when it has already read data from its sockets."""
         member = self._living(name)
         if isinstance(member, OwnMember):
             member.freeze(looks, duration_ms)
@@ -240,50 +240,50 @@ class Run:
             member.pause(duration_ms)
 
     def do_coordinator(self, down_ms: int) -> None:
-        """The coordinator's process is killed and started again."""
+        """Kill the coordinator's process, and restart it after `down_ms`."""
         self.server.crash(down_ms)
 
     def do_reload(self, away_ms: int) -> None:
-        """The coordinator's shard is lost and loads again, in a process that lives on."""
+        """Unload the coordinator's shard and load it again after `away_ms`, in the same process."""
         self.server.reload(away_ms)
 
     def do_subscribe(self, name: str, topics: tuple[str, ...]) -> None:
-        """A member changes its subscription."""
+        """Change a member's subscription."""
         if (member := self._living(name)) is not None:
             member.subscribe(topics)
 
     def do_faults(self, network: NetworkFaults, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
-        """The network and the disk get other delays and faults."""
+        """Set other delays and faults of the network and the disk."""
         self.network.faults = network
         self.disk.fails, self.disk.tears, self.disk.late_ms = disk_fails, disk_tears, disk_late_ms
         self.disk.apply_fault_rates()
 
     def do_clock(self, jump_ms: int) -> None:
-        """The wall clock jumps."""
+        """Let the wall clock jump by `jump_ms`."""
         self.world.skew_ms += jump_ms
 
     def do_weeks(self, jump_ms: int) -> None:
-        """The wall clock advances by weeks, by which committed offsets expire, and nothing else happens."""
+        """Advance the wall clock by weeks, so that committed offsets expire; nothing else happens meanwhile."""
         self.world.skew_ms += jump_ms
         self.server.pass_weeks()
 
     def do_commit(self, group_id: str, topic: str, retention_ms: int) -> None:
-        """A client outside the group commits an offset, perhaps with a retention of its own."""
+        """Commit an offset by a client outside the group, perhaps with an explicit retention time."""
         offset = OffsetToCommit(topic, self._administrator.chance.upto(3), self.checkers.fresh_offset())
         self._administrator.send(events.OffsetCommit(0, group_id, "", -1, (offset,), retention_ms=retention_ms))
 
     def do_compact(self, share: float) -> None:
-        """The journal is compacted."""
+        """Compact the log of the journal."""
         self.disk.compact(share)
 
     def do_grow(self, topic: str) -> None:
-        """A topic gets one more partition."""
+        """Add a partition to a topic."""
         if topic in self.partitions:
             self.partitions[topic] += 1
             self._publish_topics()
 
     def do_create(self, topic: str) -> None:
-        """A topic is created, perhaps one of a deleted topic's name.
+        """Create a topic, perhaps with the name of a deleted topic.
 
         It waits until the coordinator has noted that the last was deleted.
         """
@@ -297,7 +297,7 @@ class Run:
             self._publish_topics()
 
     def do_delete(self, topic: str) -> None:
-        """A topic is deleted, unless the coordinator is down: it is part of the broker that deletes."""
+        """Delete a topic, unless the coordinator is down, which is part of the broker that deletes topics."""
         if self.server.shard is None:
             self.world.after(LOOK_MS, partial(self.do_delete, topic))
         elif topic in self.partitions:
@@ -308,12 +308,12 @@ class Run:
     def do_transact(
         self, name: str, group_id: str, topic: str, member: str | None, commit: bool, delay_ms: int
     ) -> None:
-        """A producer commits offsets in a transaction."""
+        """Let a producer commit offsets of a group in a transaction."""
         producer = Producer(name, self.world, self.network, self.server, self.checkers)
         producer.run(group_id, topic, None if member is None else self._living(member), commit, delay_ms)
 
     def do_look(self) -> None:
-        """An administrator lists and describes all groups."""
+        """Let an administrator list and describe all groups."""
         self._administrator.look(self.plan.group_ids)
 
     def _monitor(self) -> None:
@@ -327,21 +327,21 @@ class Run:
         self._administrator.look(self.plan.group_ids)
 
     def do_delete_group(self, group_id: str) -> None:
-        """An administrator deletes a group, if it is empty."""
+        """Let an administrator delete a group, which succeeds if the group is empty."""
         self._administrator.send(events.DeleteGroups(0, (group_id,)))
 
     def do_delete_offsets(self, group_id: str, topic: str) -> None:
-        """An administrator deletes a group's offsets of a topic, if no member reads it."""
+        """Let an administrator delete a group's offsets of a topic, which succeeds if no member reads the topic."""
         partitions = tuple(TopicPartition(topic, number) for number in range(self.partitions.get(topic, 0)))
         self._administrator.send(events.OffsetDelete(0, group_id, partitions))
 
     def do_remove(self, name: str) -> None:
-        """An administrator removes a member."""
+        """Let an administrator remove a member."""
         if (member := self._living(name)) is not None:
             self._administrator.remove(member.group_id, member)
 
     def do_hostile(self, name: str, group_id: str) -> None:
-        """A client sends malformed and stale requests from now on."""
+        """Start a client that sends malformed and stale requests for the rest of the fault phase."""
         hostile = Hostile(name, self.world, self.network, (group_id,), self.members, self.checkers)
         self._hostiles.append(hostile)
         hostile.start()

@@ -38,13 +38,13 @@ ASSIGNORS = ("uniform", "range")
 
 
 def state_of(group: Group) -> GroupState:
-    """Return the live state of a group, unless it is a consumer group."""
+    """Return the live state of a classic or push group; without meaning for a consumer group."""
     push = group.membership_as(PushGroup)
     return classic_of(group).state if push is None else push.group_state()
 
 
 def classic_of(group: Group) -> ClassicGroup:
-    """Return a group as a classic group; None for a group of another protocol."""
+    """Return a group as a classic group; an empty classic group for a group of another protocol."""
     return group.membership_as(ClassicGroup) or ClassicGroup(group.group_id)
 
 
@@ -341,14 +341,14 @@ class DescriptionChecker(AdminChecker):
         )
 
     def _existing(self, found: TopicIdPartitions) -> TopicIdPartitions:
-        """Return those partitions whose topics the coordinator knows."""
+        """Return the partitions of topics that exist in the coordinator's view."""
         assert self._machine is not None
         ids = {topic.id for topic in self._machine.context.image.topics.values()}
         return frozenset(pair for pair in found if pair[0] in ids)
 
 
 def shown_member(member: DescribedConsumer) -> tuple[Any, ...]:
-    """Return the description of a member, for comparison."""
+    """Convert a described member of a consumer group to a tuple, for comparison with the journal model."""
     return (
         (member.instance_id, member.rack_id, member.client_id, member.client_host),
         (member.subscribed_topics, member.subscribed_regex),
@@ -360,5 +360,5 @@ def shown_member(member: DescribedConsumer) -> tuple[Any, ...]:
 
 
 def flat(entries: tuple[PartitionsOfTopic, ...]) -> TopicIdPartitions:
-    """Return partitions as a set."""
+    """Flatten partitions that are grouped by topic into a set, for comparison."""
     return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)

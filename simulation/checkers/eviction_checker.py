@@ -158,7 +158,7 @@ class EvictionChecker(Checker):
         return group is not None and group.membership_as(ConsumerGroup) is not None
 
     def _look(self, group_id: str) -> set[str]:
-        """Return the members that are gone; also record the state of a classic group's rebalance."""
+        """Return the members that have left a group since the last call; also record a classic group's rebalance."""
         group, before = self._group(group_id), self._in.get(group_id, set())
         if group is None:
             self._in.pop(group_id, None)
@@ -247,12 +247,12 @@ class EvictionChecker(Checker):
             kept.process = event.client.process or kept.process
 
     def _welcomed(self, kept: MemberHistory, generation: int) -> None:
-        """Record that the member's join was answered: it has to send a SyncGroup from now on."""
+        """Record that the member's JoinGroup was answered, from when it must send its SyncGroup in time."""
         kept.new_ms, kept.generation = None, generation
         kept.joined_ms = self.world.now_ms
 
     def _answered(self, request: int, value: Any, event: Any) -> None:
-        """Record the answer to a pending request, unless it is an earlier join answered because of a later one."""
+        """Record the answer to a pending request, except that of a join which a later join of the member replaced."""
         key = self._waits.pop(request)
         kept = self._kept.get(key)
         if kept is None:
@@ -292,7 +292,7 @@ class EvictionChecker(Checker):
             self.fail(f"{key[1]} of {key[0]} was evicted, heard {since_ms} ms ago, by {event}: {kept}")
 
     def _goes_by_itself(self, event: Any, value: Any, key: Key, kept: MemberHistory) -> bool:
-        """Return whether it left, was removed by name, found the group full, or returned under another id."""
+        """Return whether a member's removal needs no timeout: it left, was removed, was replaced or found no room."""
         member_id = key[1]
         if isinstance(event, LeaveGroup):
             return any(

@@ -180,7 +180,7 @@ class ExpiryChecker(Checker):
                     )
 
     def _may_stay(self, group_id: str, kept: ExpiringGroup, partition: tuple[str, int]) -> bool:
-        """Return whether an expired offset may stay: its topic is subscribed to, or subscriptions are not settled."""
+        """Return whether an offset past its retention may stay: its topic is read, or subscriptions are changing."""
         group = None if self._machine is None else self._machine.context.find(group_id)
         if group is None:
             return True

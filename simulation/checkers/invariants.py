@@ -62,7 +62,7 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
 
 
 def broken_holds(context: Context) -> Iterator[str]:
-    """Yield delayed heartbeats whose member does not exist or whose time limit does not run."""
+    """Yield long-polled heartbeats whose member does not exist, or that have no running time limit."""
     for request, timer in context.long_polls.items():
         group_id, member_id = timer.group_id, timer.subject
         group = context.find(group_id)
@@ -76,7 +76,7 @@ def broken_holds(context: Context) -> Iterator[str]:
 
 
 def unbound_in(context: Context, group: Group) -> Iterator[str]:
-    """Yield members whose connection may end unnoticed: it is open, but they are not registered on it."""
+    """Yield members that are not registered on their open connection, so that its end would go unnoticed."""
     for member_id, connection, is_gone in group.membership.member_connections():
         bound = connection == NO_CONNECTION or (group.group_id, member_id) in context.connections.get(connection, ())
         if not is_gone and not bound:
@@ -199,7 +199,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
 
 
 def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
-    """Yield revocation timers that are missing although the member has to revoke, and those that run without need."""
+    """Yield missing timers of members that have to revoke partitions, and timers of members that need not."""
     runs = presence.revocation.due_ms is not None
     gives_up = consumer.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue

@@ -60,21 +60,21 @@ class Holder(Protocol):
         """The topics that the member reads."""
 
     def owns(self, partition: TopicPartition) -> bool:
-        """Return whether it would process this partition now."""
+        """Return whether the client believes that it owns a partition, and would process its records now."""
 
     def topic_of(self, partition: TopicPartition) -> TopicId:
         """Return the topic id that the partition's topic had when this partition was assigned."""
 
 
 def is_one(member: Holder, other: Holder) -> bool:
-    """Return whether two processes have one instance id, or one member id."""
+    """Return whether two processes are one member to the coordinator: they share an instance id or a member id."""
     if member.instance_id is not None:
         return other.instance_id == member.instance_id
     return bool(member.member_id) and other.member_id == member.member_id
 
 
 class Checker:
-    """One property; subclasses override the hooks that they need.
+    """The base of a checker of one property; subclasses override the hooks that they need.
 
     Attributes:
         skips: event types for which `on_stepped` has nothing to check.
@@ -97,40 +97,40 @@ class Checker:
         raise ViolatedError(type(self).__name__, text)
 
     def on_hold(self, member: Holder) -> None:
-        """A client's partitions changed, or its expired session was renewed."""
+        """Check a client whose owned partitions have changed, or whose expired session was renewed."""
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
-        """The coordinator handled an event; None: it has loaded."""
+        """Check the effects of an event that the coordinator has handled; `event` None: it has just loaded."""
 
     def on_released(self, event: Any, value: Any) -> None:
-        """A reply leaves the coordinator."""
+        """Check a reply at the moment at which it leaves the coordinator."""
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """A coordinator that was replaced at `since_ms` replies to a request that arrived at `came_ms`."""
+        """Check a reply to a request of time `came_ms`, by a coordinator that was replaced at time `since_ms`."""
 
     def on_journal(self, records: list[Record]) -> None:
-        """One of several coordinators has loaded: these records are in its journal for good."""
+        """Check the records that one of several coordinators has loaded, which stay in the journal."""
 
     def on_coordination(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
-        """Several coordinators and their ZooKeeper, from time to time and at the end."""
+        """Check several coordinators against the nodes in their ZooKeeper, from time to time and at the end."""
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
-        """A request is rejected as a whole: by a shard in this phase, or by one that is full."""
+        """Check the error code of a request that a shard rejects in this phase, or because its queue is full."""
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """All records of the steps so far are on disk, and their replies have left."""
+        """Check the state when the records of all steps so far are on disk and their replies have left."""
 
     def on_replayed(self, machine: GroupMachine) -> None:
-        """The coordinator has replayed its journal."""
+        """Check the state machine after the coordinator has replayed its journal."""
 
     def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
-        """The coordinator has built its soft state after the replay, and begins to serve."""
+        """Check the soft state that the coordinator has built after the replay, before it serves."""
 
     def on_worked(self, work: Any, event: Any) -> None:
-        """Background work has produced this event, which may reach a later coordinator than its requester."""
+        """Take note of an event from background work; the coordinator that gets it may not be the one that asked."""
 
     def on_deleted(self, topic: str) -> None:
-        """A topic is being deleted: the coordinator is about to learn of it."""
+        """Take note of a topic's deletion, of which the coordinator is about to learn."""
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        """The faults ended long ago."""
+        """Check the final state, long after the faults have ended."""

@@ -38,7 +38,7 @@ class ClassicEvennessChecker(Checker):
 
 
 def has_one_stream(member: PushMemberSaved) -> bool:
-    """Return whether a consumer counts once when its topics are divided."""
+    """Return whether a push consumer has one stream, so that it gets one share of its topics."""
     return all(streams == 1 for _, streams in member.topics) if member.regex is None else member.streams == 1
 
 
@@ -51,7 +51,7 @@ def is_even(members: Sequence[Holder]) -> bool:
 
 
 def spread(counts: list[int]) -> int:
-    """The difference between the most and the fewest."""
+    """Return the difference between the largest and the smallest count."""
     return max(counts) - min(counts)
 
 

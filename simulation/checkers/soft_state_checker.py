@@ -66,7 +66,7 @@ class SoftStateChecker(Checker):
                 self._check_watch(group_id, consumer, now.consumer)
 
     def _runs(self, timer: Timer | None, delay_ms: int | None) -> bool:
-        """Return whether a timer ends after `delay_ms`, or is not set for None."""
+        """Return whether a timer is set and ends in `delay_ms`; for None, whether it is not set."""
         due_ms = None if timer is None else timer.due_ms
         return due_ms is None if delay_ms is None else due_ms == self.world.now_ms + delay_ms
 
@@ -160,7 +160,7 @@ class SoftStateChecker(Checker):
 
 
 def is_fresh(presence: Presence) -> bool:
-    """Return whether a presence holds nothing that only an earlier coordinator could know."""
+    """Return whether a member's soft state is as after a load: nothing in it comes from before the restart."""
     waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.long_poll, presence.gone_ms)
     timers = (presence.join_phase, presence.sync_phase, presence.long_poll_timer)
     flags = (presence.lost, presence.overdue, presence.interval_ms)

@@ -37,7 +37,7 @@ from simulation.harness.world import World
 
 
 def ended(outcome: Effects) -> list[str]:
-    """Return the consumer groups that were deleted or converted."""
+    """Return the consumer groups that a step has deleted or converted to another protocol."""
     return [
         record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.EPOCH
     ]

@@ -42,7 +42,7 @@ class SentRecord:
 
 
 class ClientChecker:
-    """One property; subclasses override the hooks that they need."""
+    """The base of a checker of clients; subclasses override the hooks that they need."""
 
     def __init__(self, world: World, brokers: Brokers) -> None:
         self.world = world
@@ -53,34 +53,34 @@ class ClientChecker:
         raise ViolatedError(type(self).__name__, text)
 
     def on_found(self, partition: TopicPartition, view: View, position: int) -> None:
-        """A consumer has determined its start position."""
+        """Check the start position that a consumer has determined for a partition."""
 
     def on_returned(self, partition: TopicPartition, view: View, offset: int, value: str) -> None:
-        """A consumer returned a record."""
+        """Check a record that a consumer has returned to its application."""
 
     def on_position(self, partition: TopicPartition, view: View, position: int) -> None:
-        """A consumer reports its position."""
+        """Check the position that a consumer reports for a partition."""
 
     def on_offsets(self, partition: TopicPartition) -> None:
-        """The group's committed offset changed, or whether a transaction is about to move it."""
+        """Take note that a partition's committed offset changed, or that a transaction with one began or ended."""
 
     def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
-        """A commit is carried out; the number is that of the application's call, -1 for an automatic commit."""
+        """Check a commit that the broker carries out; `number` is that of the application's call, -1: auto-commit."""
 
     def on_acknowledged(self, reader: str, partitions: list[TopicPartition], number: int) -> None:
-        """A commit's success was reported to an application."""
+        """Check a commit whose success was reported to an application."""
 
     def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
-        """A batch is written."""
+        """Check a batch that is appended to a partition's log."""
 
     def on_delivery_report(self, record: SentRecord) -> None:
-        """A delivery report has reached an application."""
+        """Check a record whose delivery report has reached its application."""
 
     def on_ended(self, records: list[SentRecord], outcome: Fate) -> None:
-        """A transaction's outcome was reported to an application."""
+        """Check a transaction whose outcome was reported to its application."""
 
     def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
-        """The faults ended long ago; views are those of consumers that still read, records of living producers."""
+        """Check the end of the run, long after all faults. `views`: of live consumers; `records`: of live producers."""
 
 
 class ReadingChecker(ClientChecker):
@@ -247,7 +247,7 @@ class TransactionChecker(ClientChecker):
         self._outcomes.append((records, outcome))
 
     def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
-        """Compare the fates of each transaction's records."""
+        """Check that all records of each transaction were committed, or that all were aborted."""
         fates: dict[str, Fate] = {}
         for model in self.brokers.partitions.values():
             for batch in model.batches:
@@ -284,7 +284,7 @@ def unfinished(brokers: Brokers, views: dict[TopicPartition, list[View]], record
 
 
 def from_callback(world: World, check: Callable[[], None]) -> None:
-    """Check within a client's callback, whose exceptions the client logs: a violation ends the run right after."""
+    """Run a check inside a client's callback; its violation ends the run afterwards, as the client catches it here."""
 
     def raise_it(violated: ViolatedError) -> None:
         raise violated

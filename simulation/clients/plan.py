@@ -30,7 +30,7 @@ SHORTEST_MS, LONGEST_MS = 4_000, 20_000
 
 
 def client_plan(seed: int) -> Plan:
-    """The plan of a seed."""
+    """Draw the plan of a seed: applications, and faults with their times."""
     chance = Chance(f"{seed}/clients")
     partitions = chance.choice((1, 2, 3))
     readers = [f"r{number}" for number in range(1 + chance.upto(1))]
@@ -59,7 +59,7 @@ def client_plan(seed: int) -> Plan:
 
 
 def some(chance: Chance, partitions: int) -> tuple[int, ...]:
-    """Some of the partitions, at least one."""
+    """Draw some of the partitions, at least one."""
     return tuple(sorted(chance.sample(range(partitions), 1 + chance.upto(partitions - 1))))
 
 
@@ -98,7 +98,7 @@ def details_of(what: str, chance: Chance, readers: list[str], writers: list[str]
 
 
 def given_up_while_others_wait(seed: int) -> Plan:
-    """A partition has no leader beyond the delivery timeout, while batches of another partition are retried."""
+    """Return a plan in which a partition lacks a leader beyond delivery.timeout.ms while others are retried."""
     bad = {"network": NetworkFaults(delay_ms=20, breaks=0.05), "fails": 0.3, "late_ms": 300}
     steps = (
         Step(0, 0, "write", {"name": "w0", "transactional": False}),
@@ -109,7 +109,7 @@ def given_up_while_others_wait(seed: int) -> Plan:
 
 
 def answers_that_never_come(seed: int) -> Plan:
-    """An application receives no answers beyond the delivery timeout, while its writes arrive."""
+    """Return a plan in which an application gets no answers beyond delivery.timeout.ms while its writes arrive."""
     steps = (
         Step(0, 0, "write", {"name": "w0", "transactional": False}),
         Step(1, 2_000 + 50 * (seed % 40), "deafen", {"name": "w0", "duration_ms": 12_000}),

@@ -43,7 +43,7 @@ COMMITS = (0.0, 0.2, 0.6)
 
 
 class ReadingApplication:
-    """One application with one consumer at a time.
+    """A reading application, with one consumer at a time.
 
     Attributes:
         name: the application's name.
@@ -263,7 +263,7 @@ class ReadingApplication:
             self.life.after(0, lambda: resume_core(ready))
 
     def _turned(self) -> None:
-        """Check positions after each event in the process."""
+        """Pass the consumer's positions to the checkers after each event of its process."""
         self._look_at_positions()
         self._ready()
 
@@ -287,7 +287,7 @@ class ReadingApplication:
             self.world.after(down_ms, lambda: None if self._started else self.start())
 
     def heal(self) -> None:
-        """Read everything from now on."""
+        """After the fault phase, start the application if it has not begun, and resume all paused partitions."""
         if not self._started:
             self.start()
         for partition in list(self._paused):

@@ -14,7 +14,7 @@ LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def refusal(message: Any, *, unsure: bool = False) -> Any:
-    """Return the answer; None for requests that never get such an error.
+    """Return a response with a retriable error to a request; None for requests that never get one.
 
     Args:
         message: the request.

@@ -132,70 +132,70 @@ class ClientRun:
     # Steps.
 
     def do_read(self, name: str, partitions: tuple[int, ...]) -> None:
-        """An application begins to read."""
+        """Start an application that reads these partitions."""
         reader = self.readers[name] = ReadingApplication(name, self.world, self.brokers, self.checkers)
         reader.assign(tuple(TopicPartition(TOPIC, number) for number in partitions))
         reader.start()
 
     def do_write(self, name: str, transactional: bool) -> None:
-        """An application begins to write."""
+        """Start an application that writes, in transactions or without."""
         writer = WritingApplication(name, self.world, self.brokers, self.checkers, transactional=transactional)
         self.writers[name] = writer
         writer.start()
 
     def do_seek(self, name: str, partition: int, share: float) -> None:
-        """An application seeks to another offset."""
+        """Let an application seek to an offset between the beginning and the end."""
         if name in self.readers:
             self.readers[name].seek(TopicPartition(TOPIC, partition), share)
 
     def do_seek_to(self, name: str, partition: int, where: str) -> None:
-        """An application seeks to the beginning or the end."""
+        """Let an application seek to the beginning or the end of a partition."""
         if name in self.readers:
             self.readers[name].seek_to(TopicPartition(TOPIC, partition), where)
 
     def do_pause(self, name: str, partition: int, duration_ms: int) -> None:
-        """An application pauses a partition."""
+        """Let an application pause a partition for a while."""
         if name in self.readers:
             self.readers[name].pause(TopicPartition(TOPIC, partition), duration_ms)
 
     def do_assign(self, name: str, partitions: tuple[int, ...]) -> None:
-        """An application is assigned other partitions."""
+        """Assign other partitions to a reading application."""
         if name in self.readers:
             self.readers[name].assign(tuple(TopicPartition(TOPIC, number) for number in partitions))
 
     def do_restart_reader(self, name: str, down_ms: int) -> None:
-        """A reading application is killed and restarted."""
+        """Kill a reading application, and restart it after `down_ms`."""
         if name in self.readers:
             self.readers[name].restart(down_ms)
 
     def do_restart_writer(self, name: str, down_ms: int) -> None:
-        """A writing application is killed and restarted."""
+        """Kill a writing application, and restart it after `down_ms`."""
         if name in self.writers:
             self.writers[name].restart(down_ms)
 
     def do_faults(self, network: NetworkFaults, fails: float, late_ms: int) -> None:
-        """The network changes, and the brokers' delays and faults."""
+        """Set other delays and faults of the network and the brokers."""
         self.brokers.network.faults, self.brokers.fails, self.brokers.late_ms = network, fails, late_ms
 
     def do_move(self, partition: int, away_ms: int) -> None:
-        """A partition gets another leader."""
+        """Move a partition to another leader, after `away_ms` without any."""
         self.brokers.move(TopicPartition(TOPIC, partition), away_ms)
 
     def do_move_coordinator(self) -> None:
-        """The other node becomes the coordinator."""
+        """Make the other node the coordinator of the group and the transactions."""
         self.brokers.move_coordinator()
 
     def do_node_down(self, node: int, duration_ms: int) -> None:
-        """A node refuses connections for a while."""
+        """Let a node refuse connections for a while."""
         self.brokers.down.add(node)
         self.world.after(duration_ms, lambda: self.brokers.down.discard(node))
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """No message passes between an application and the brokers."""
+        """Drop all messages between an application and the brokers for a while."""
         self.brokers.network.cut_off[self._client_of(name)] = self.world.now_ms + duration_ms
 
     def do_deafen(self, name: str, duration_ms: int) -> None:
-        """An application's requests arrive, but it receives nothing."""
+        """Drop all responses to an application for a while; its requests still arrive."""
         self.brokers.network.deaf[self._client_of(name)] = self.world.now_ms + duration_ms
 
     def _client_of(self, name: str) -> str:

@@ -101,7 +101,7 @@ class WritingApplication:
             self.world.after(down_ms, lambda: None if self._started else self.start())
 
     def heal(self) -> None:
-        """Write little more from now on."""
+        """After the fault phase, start the application if needed; it sends at most one more record or transaction."""
         self.healthy = True
         if not self._started:
             self.start()
@@ -155,7 +155,7 @@ class WritingApplication:
         self.life.after(self.chance.upto(self._pause_ms), self._lot)
 
     def _send(self) -> bool:
-        """Send one record; False if it has to wait, and resumes by itself."""
+        """Send one record; return False if the send is blocked or has failed, after which writing resumes by itself."""
         partition = self.chance.choice(list(self.brokers.partitions))
         self._count += 1
         record = SentRecord(f"{self.writer}:{self._count}", partition, self._transaction if self.transactional else -1)

@@ -115,7 +115,7 @@ def assign(
 
 
 def rooms(readers: Mapping[str, list[str]], partitions: Iterable[TopicPartition], members: list[str]) -> dict[str, int]:
-    """Return how many claimed partitions each member may keep: an equal share of each topic that it subscribes to."""
+    """Return how many of its claimed partitions each member may keep: its equal share of the topics that it reads."""
     counts: dict[str, int] = {}
     for topic, _ in partitions:
         counts[topic] = counts.get(topic, 0) + 1

@@ -9,7 +9,7 @@ from simulation.harness.assigning import EAGER
 
 @dataclass(frozen=True)
 class Habits:
-    """The configuration of a client.
+    """The configuration and habits of one simulated client.
 
     Attributes:
         assignor, rack: the server-side assignor that it asks for, and its rack.

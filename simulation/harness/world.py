@@ -15,7 +15,7 @@ class Chance(random.Random):
     """A random stream, faster than `randint`."""
 
     def upto(self, most: int) -> int:
-        """Return an integer from 0 to `most`, both included."""
+        """Draw an integer from 0 to `most`, both included."""
         return int(self.random() * (most + 1))
 
     def likely(self, probability: float) -> bool:

@@ -35,7 +35,7 @@ class NeverStopsRevocations(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that leaves the deadline as it was."""
+        """Return a step that leaves the deadline as it was."""
 
         def reconcile(
             group: ConsumerGroup, step: Step, member_id: str, owned: TopicIdPartitions | None
@@ -57,7 +57,7 @@ class NeverStopsJoinPhases(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """A join that leaves the deadline as it was."""
+        """Return a join that leaves the deadline as it was."""
 
         def wait(group: ConsumerGroup, step: Step, event: JoinGroup, member_id: str) -> None:
             timer = group.presence(member_id).join_phase

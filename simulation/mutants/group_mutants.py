@@ -52,7 +52,7 @@ from simulation.mutants.eviction_mutants import EVICTION_MUTANTS
 
 
 class HastyDeadlines(Deadlines):
-    """Sessions of a quarter of their length."""
+    """Timers that end sessions after a quarter of their length."""
 
     now_ms = 0
 

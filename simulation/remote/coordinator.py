@@ -46,7 +46,7 @@ class LifeDriver(VirtualDriver):
         self._coordinator = host
 
     def turn(self, action: Callable[[], object]) -> None:
-        """One turn."""
+        """Run an action as one turn of the process; while the process is stopped, postpone it."""
         self._life.turn(action)
 
     def shard_loaded(self, index: int) -> None:
@@ -235,7 +235,7 @@ class Coordinator(Server):
 
     @property
     def overtaken_ms(self) -> int | None:
-        """Return since when another coordinator owns its journal; None while none does."""
+        """Return the time since which another coordinator owns this one's journal; None: no other does."""
         return None if self._kafka_journal is None else self.kafka.partition.overtaken_ms(self.author)
 
     # -- what the checkers see: what one does that was overtaken, and can't be durable, counts for nothing

@@ -41,19 +41,19 @@ def fault_schedule(
 
 
 def two_that_disagree(seed: int) -> Plan:
-    """The owner does not learn that its placement ended, and continues to write while another takes over."""
+    """Return a plan in which the owner misses a new placement, and writes on while another coordinator takes over."""
     return fault_schedule(seed, (5_000, "cut_from_zookeeper", {"which": SERVING, "duration_ms": 15_000}), commit_ms=100)
 
 
 def stopped_before_it_hears(seed: int) -> Plan:
-    """The owner is stopped during an append, whose answer it finds when it resumes."""
+    """Return a plan in which the owner's process is stopped during an append and reads its answer on resuming."""
     slow: dict[str, Any] = {"network": NetworkFaults(300), "fails": 0.0, "late_ms": 600}
     stop = {"which": SERVING, "duration_ms": 12_000}
     return fault_schedule(seed, (4_000, "kafka_faults", slow), (8_000 + 10 * (seed % 100), "stop", stop), commit_ms=100)
 
 
 def left_behind(seed: int) -> Plan:
-    """One member keeps its connection to the replaced coordinator, which writes nothing; the others have moved."""
+    """Return a plan in which one member stays connected to a replaced, idle coordinator; the others have moved."""
     cut = {"which": SERVING, "duration_ms": 30_000}
     return fault_schedule(
         seed,
@@ -66,7 +66,7 @@ def left_behind(seed: int) -> Plan:
 
 
 def pushed_by_the_one_left_behind(seed: int) -> Plan:
-    """One push consumer is still pinged by the replaced coordinator, for which topics also grow."""
+    """Return a plan in which a replaced coordinator still pings one push consumer, while topics grow."""
     habits = Habits("g0", ("t0",), session_timeout_ms=6_000, callback_ms=2_000, keeps_lease=True, auto_commit=False)
     habits = replace(habits, commit_ms=60_000, commits_on_revocation=False)
     steps: list[Step] = [
@@ -84,7 +84,7 @@ def pushed_by_the_one_left_behind(seed: int) -> Plan:
 
 
 def stopped_by_the_one_left_behind(seed: int) -> Plan:
-    """The last Ping of the replaced coordinator arrives late; its answer finds that the consumer must be stopped."""
+    """Return a plan in which a replaced coordinator's last Ping arrives late, and its answer calls for a Stop."""
     slow = Habits("g0", ("t0",), session_timeout_ms=18_000, callback_ms=90_000, keeps_lease=True, auto_commit=False)
     slow = replace(slow, commit_ms=90_000, commits_on_revocation=False)
     late_ms = 14_000 + 50 * (seed % 60)

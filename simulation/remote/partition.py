@@ -117,7 +117,7 @@ class Partition:
         self.committed = max(self.committed, end)
 
     def lead_elsewhere(self, kept: int) -> None:
-        """Change the leader: of the uncommitted records only those before an offset survive."""
+        """Change the leader; uncommitted records at and after the offset `kept` are lost."""
         while self.batches and self.batches[-1].offset >= max(self.committed, kept):
             lost = self.batches.pop()
             self.end = lost.offset
@@ -151,7 +151,7 @@ class Partition:
 
 
 def decoded(batch: Batch) -> list[Record]:
-    """The group records of a batch."""
+    """Decode the group records of a batch."""
     view, reader = memoryview(batch.data), GroupRecordReader()
     found = []
     for key, value, _ in read_pairs(view, parse_header(view)):

@@ -128,65 +128,65 @@ class RemoteRun(Run):
         self.entrance = routes
 
     def _chosen(self, which: int) -> Any:
-        """Return a coordinator by its number; one number more stands for whichever serves."""
+        """Return the coordinator with a number; the number after the last stands for the one that serves."""
         serving = [coordinator for coordinator in self.fleet.coordinators if coordinator.shard is not None]
         everyone = self.fleet.coordinators
         return everyone[which] if which < len(everyone) else (serving or everyone)[0]
 
     def do_kill(self, down_ms: int) -> None:
-        """A coordinator crashes and restarts."""
+        """Crash a coordinator, most often the serving one, and restart it after `down_ms`."""
         self.fleet.crash(down_ms)
 
     def do_stop(self, which: int, duration_ms: int) -> None:
-        """A coordinator is stopped and resumes (SIGSTOP, SIGCONT)."""
+        """Stop a coordinator's process for a while (SIGSTOP, SIGCONT)."""
         self._chosen(which).pause(duration_ms)
 
     def do_cut_from_kafka(self, which: int, duration_ms: int) -> None:
-        """No message passes between a coordinator and Kafka."""
+        """Drop all messages between a coordinator and Kafka for a while."""
         self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_deafen(self, which: int, duration_ms: int) -> None:
-        """Kafka's responses do not reach a coordinator; its requests still arrive."""
+        """Drop Kafka's responses to a coordinator for a while; its requests still arrive."""
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_cut_from_zookeeper(self, which: int, duration_ms: int) -> None:
-        """No message passes between a coordinator and ZooKeeper."""
+        """Drop all messages between a coordinator and ZooKeeper for a while."""
         self.fleet.zookeeper.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_zookeeper_down(self, duration_ms: int) -> None:
-        """ZooKeeper is unavailable."""
+        """Make ZooKeeper unavailable to all coordinators for a while."""
         self.fleet.zookeeper.cut_off[""] = self.world.now_ms + duration_ms
 
     def do_elect(self, away_ms: int, kills: bool) -> None:
-        """The journal's partition gets another leader."""
+        """Elect another leader of the journal's partition, after `away_ms` without any."""
         self.fleet.kafka.elect(away_ms, kills=kills)
 
     def do_kafka_faults(self, network: NetworkFaults, fails: float, late_ms: int) -> None:
-        """The network to Kafka changes, and Kafka's delays and faults."""
+        """Set other delays and faults of Kafka and of the network to it."""
         kafka = self.fleet.kafka
         kafka.network.faults, kafka.fails, kafka.late_ms = network, fails, late_ms
 
     def do_forget(self) -> None:
-        """Kafka forgets the transactional ids."""
+        """Let Kafka forget the transactional ids, as after `transactional.id.expiration.ms`."""
         self.fleet.kafka.forget()
 
     def do_mistake(self, which: int) -> None:
-        """One or more coordinators wrongly consider another dead: they cannot reach it, but it may reach them."""
+        """Let one or more coordinators wrongly suspect another that they cannot reach; it may still reach them."""
         one = self._chosen(which)
         for other in self.fleet.coordinators:
             if other is not one and self.fleet.chance.likely(0.6):
                 other.suspect(one)
 
     def do_retire(self, which: int, down_ms: int) -> None:
-        """A coordinator hands over and stops."""
+        """Stop a coordinator cleanly: it hands its shard over first, and restarts after `down_ms`."""
         self._chosen(which).retire(down_ms)
 
     def do_compact(self, share: float) -> None:
-        """The journal is compacted."""
+        """Compact the log of the journal."""
         self.fleet.kafka.partition.compact(share)
 
     def do_faults(self, network: NetworkFaults, disk_fails: float, disk_tears: float, disk_late_ms: int = 0) -> None:
-        """The network between members and coordinators changes."""
+        """Set other delays and faults of the network between members and coordinators."""
         del disk_fails, disk_tears, disk_late_ms
         self.network.faults = network
 

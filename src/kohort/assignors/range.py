@@ -87,7 +87,7 @@ class _Share:
             self.extra -= 1
 
     def give_first(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
-        """Give each taker, in order, the first remaining partitions that it may have."""
+        """Give each member, in order, as many of the first remaining partitions as its quota and `allowed` permit."""
         for taker in self.takers:
             if not self.left:
                 return

@@ -223,7 +223,7 @@ def _acls(rules: RuleOptions, resources: ResourceOptions, *, of_filter: bool = F
 
 
 def _rights(rules: RuleOptions, named: Sequence[tuple[str, str]]) -> list[tuple[str, str, Any]]:
-    """Return what the rules are about: the type and name of each resource, and an operation on it."""
+    """Return the resource type, resource name and operation of each rule that the options describe."""
     from kohort.ids import AclOperation
 
     if not (rules.producer or rules.consumer):

@@ -139,7 +139,7 @@ USUAL_OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def _usual_option(word: str, known: Iterable[Argument]) -> str:
-    """Return what to write for an option that other tools have; empty: nothing better than the nearest letters."""
+    """Return kohort's equivalent of an option of other tools; empty: there is none, so suggest the nearest name."""
     arguments = list(known)
     names = {name for argument in arguments for name in argument.names}
     if found := [name for name in USUAL_OPTIONS.get(word, ()) if name in names]:
@@ -151,7 +151,7 @@ def _usual_option(word: str, known: Iterable[Argument]) -> str:
 
 
 def _families() -> list[str]:
-    """Return the commands that have commands of their own."""
+    """Return the command families: the commands that have subcommands."""
     return [name for name, (place, _) in COMMANDS.items() if place.endswith(":app")]
 
 
@@ -222,7 +222,7 @@ def _drop_output() -> None:
 
 
 def _is_lost(stream: TextIO) -> bool:
-    """Return whether the stream's reader has gone or its disk is full."""
+    """Return whether a standard stream can't be written any more: its reader has gone, or its disk is full."""
     try:
         stream.flush()
     except OSError:

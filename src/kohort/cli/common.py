@@ -109,7 +109,7 @@ class Common:
             client.close()
 
     def _origin(self) -> str:
-        """Return the end of an error about the cluster's address: where it comes from if no option names it."""
+        """Return the note for errors about the cluster's address: its source, if no option names the address."""
         if self.bootstrap_server:
             return ""
         if self.command_config and properties_of(self.command_config).get("bootstrap.servers"):
@@ -204,7 +204,7 @@ so that they are freed without it. These thresholds make one in many reads of th
 
 
 def collect_seldom() -> None:
-    """Let a process that reads the lag of many groups again and again collect cyclic garbage seldom."""
+    """Make Python's cyclic garbage collection rare, for a process that reads many groups again and again."""
     gc.set_threshold(*COLLECT_AFTER)
 
 

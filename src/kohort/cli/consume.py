@@ -381,7 +381,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
 
 
 class _Ends:
-    """The end offsets at which `--until-end` stops.
+    """The end offsets at which `--until-end` stops, as they were at the command's start.
 
     Args:
         consumer: the consumer that reads.

@@ -110,7 +110,7 @@ def _installed(package: str) -> str | None:
 
 
 def _for_pip(extra: str = "") -> str:
-    """Return the words by which pip installs kohort as it was installed here: from a local folder, a file or by name.
+    """Return pip's arguments to install kohort from where it was installed here: a local folder, a file or PyPI.
 
     Source: PEP 610, direct_url.json.
     """

@@ -94,7 +94,7 @@ _COMMON = Common()
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Report arguments that describe no change as a wrong use of the command."""
+    """Convert ChangeInputError raised inside the block to UsageError: the arguments describe no valid change."""
     from kohort.client.admin.group_changes import ChangeInputError
 
     try:

@@ -236,7 +236,7 @@ def list_(
 
 
 def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[str]:
-    """Return the words of a filter in Kafka's spelling.
+    """Return the values of a filter option in Kafka's spelling, split at commas.
 
     Raises:
         UsageError: a word is unknown; the message names the nearest.

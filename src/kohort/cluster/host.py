@@ -50,7 +50,7 @@ log = logging.getLogger("kohort.cluster")
 
 
 class CoordinatorView(Protocol):
-    """The part of a coordinator's host that `ClusterEndpoints` reads: its identity, placement and brokers."""
+    """The interface to a coordinator's host that `ClusterEndpoints` reads: identity, placement and brokers."""
 
     me: Candidate
     coordination: CoordinationService
@@ -138,7 +138,7 @@ _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
 
 
 class KafkaGroups:
-    """Groups of Kafka's own coordinator: imported on demand, and watched for members that should be here."""
+    """The groups at Kafka's own coordinator: imports their offsets, and warns when clients still use them there."""
 
     def __init__(self, client: AsyncClient, reserved: Collection[str] = ()) -> None:
         """Use `client`, bootstrapped at Kafka's brokers; refuse the `reserved` groups, in which coordinators meet."""
@@ -247,7 +247,7 @@ def _refused(question: ImportGroupOffsets, code: ErrorCode, text: str) -> GroupI
 
 
 def _import_failed(question: ImportGroupOffsets, error: KafkaError) -> GroupImported:
-    """Return the import's failure: retriable, except for a missing permission, which waiting does not cure."""
+    """Return the event that an import failed; the error is retriable unless a permission is missing."""
     if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
         text = (
             "Kafka does not let the coordinator look at its own group of this name: give it READ and DESCRIBE on "
@@ -352,7 +352,7 @@ class CoordinatorHost(GroupHost):
             self.imports.import_offsets(question, done)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """List offsets at Kafka. The group retries, after its backoff, those that are not answered in time."""
+        """Look up offsets with ListOffsets at Kafka's brokers; after a timeout the group asks again."""
         task = self.loop.create_task(self._find_offsets(work, done))
         self._finding.add(task)
         task.add_done_callback(self._finding.discard)
@@ -376,7 +376,7 @@ class CoordinatorHost(GroupHost):
 
 
 class _Both:
-    """A pair of histograms that records each duration twice: for all shards, and for one of them."""
+    """A histogram that records each duration in two others: that of all shards, and that of one shard."""
 
     def __init__(self, everywhere: Histogram, here: Histogram) -> None:
         self._everywhere = everywhere

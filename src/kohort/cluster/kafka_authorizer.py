@@ -174,7 +174,7 @@ _FEW_RULES = AclFilter(resource_type=AclResource.CLUSTER, resource_name="kafka-c
 
 
 async def security_of(client: AsyncClient, config: ConnectionConfig) -> str | None:
-    """Return the sign that a Kafka cluster is secured, for a message; None: it is open to everyone.
+    """Return what shows that a Kafka cluster is secured (a login or ACLs), as text; None: it is open to everyone.
 
     Raises:
         KafkaError: Kafka does not answer.

@@ -134,7 +134,7 @@ class Refusals:
         return self.host.repeated
 
     def release(self, client: ClientSession) -> None:
-        """Release the client's delayed heartbeats, which it has none of."""
+        """Do nothing: foreign clients have no delayed heartbeats to release."""
         self.host.release(client)
 
     @property
@@ -161,14 +161,14 @@ class Refusals:
         return self._log_refusal(request, error_response(request, _error_code(message), self.text))
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
-        """Introduce the client, and list the APIs that it is refused in words."""
+        """Record the client's name and version, and list all APIs, so that its requests get the refusal as text."""
         response = api_versions(self.host, request)
         if not request.client.is_own and not response.error_code:
             response.api_keys = [*REFUSED_API_KEYS]
         return response
 
     def metadata(self, request: Request[MetadataRequest]) -> Message | None:
-        """Name this coordinator as the only node, and refuse each topic.
+        """Answer Metadata of a foreign client: this coordinator is the only node, and each topic is refused.
 
         A list of all topics is answered with one refused name, because an empty list would say that there are none.
         """
@@ -206,7 +206,7 @@ class Refusals:
         ]
 
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Message | None:
-        """Name this coordinator as the only node, with the error."""
+        """Answer DescribeCluster of a foreign client: this coordinator is the only node, with the refusal as error."""
         if request.client.is_own:
             return self.refuse(request)
         here = self.host.me
@@ -223,7 +223,7 @@ class Refusals:
 
     @property
     def refuses_everyone(self) -> bool:
-        """Whether kohort's own clients have to wait too, because nobody says what they may do."""
+        """Whether kohort's own clients are refused too, because the access rules are stale."""
         return self._rules is not None and self._rules.is_stale
 
     def unknown_api_versions(self, request: Request[Message]) -> None:
@@ -233,7 +233,7 @@ class Refusals:
         request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=ours))
 
     def _as_topic(self) -> str:
-        """Return the text in the characters that a topic's name may have."""
+        """Return the refusal text with only the characters that a topic name may have."""
         words = f"this-is-kohorts-group-coordinator.use-{self._kafka}-of-the-Kafka-cluster"
         return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in words)[:249]
 

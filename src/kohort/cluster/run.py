@@ -90,7 +90,7 @@ def describe_coordinators(
 
 
 def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
-    """Return a row of metrics for each group shard that this coordinator owns."""
+    """Return the metrics of each shard that this coordinator owns, as rows of DescribeCoordinators."""
     for shard in host.groups:
         tenure = host.ownership.owned.get(shard.index)
         if tenure is not None:
@@ -223,7 +223,7 @@ class RunningCoordinator:
         self.failed = False
 
     def _open_audit_log(self, config: Configured) -> None:
-        """Write an audit log, if there is a place for one.
+        """Open the audit log if `audit.log.location` is set.
 
         Raises:
             InvalidInputError: its folder does not exist or can't be written.
@@ -330,7 +330,7 @@ class RunningCoordinator:
             signal.raise_signal(signal.SIGTERM)
 
     def _follow(self) -> None:
-        """Let shards and peers follow the placement, which may have changed."""
+        """Begin and end shards, and watch peers, according to the placement; called when it may have changed."""
         self.host.ownership.follow()
         if self._peers is not None:
             self._peers.watch_placed()

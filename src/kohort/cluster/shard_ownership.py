@@ -146,7 +146,7 @@ class ShardOwnership:
         return self.placed_here() == self.owned.keys() == here
 
     async def handed_over(self) -> None:
-        """Return once no shard is here that the placement assigns to another coordinator."""
+        """Wait until every shard that the placement assigns to another coordinator has left this one."""
         while leaving := self._leaving():
             for index in leaving:
                 self._groups.check_ownership(index)  # an append that fails once the shard is fenced
@@ -212,7 +212,7 @@ class ShardOwnership:
         return frozenset(index for index, tenure in self.owned.items() if tenure.leaving is not None)
 
     def _leave(self, owned: OwnedShard) -> None:
-        """Release a shard to its next owner."""
+        """Let a serving shard wait up to `LEAVING_S` for the next owner's fence; drop a shard that does not serve."""
         if self._groups.expect_takeover(owned.index):
             owned.leaving = self._loop.call_later(LEAVING_S, self._drop_shard, owned.index)
         else:

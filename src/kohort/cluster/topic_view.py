@@ -93,13 +93,13 @@ class TopicAnswer:
 
 @dataclass(slots=True)
 class DoubtfulTopic:
-    """The answers about a topic that contradict the view, or that came since a shard looked for the topic.
+    """The answers about one topic that contradict the view, counted until enough brokers agree.
 
     Attributes:
-        says: the id in the last answer; None: that answer said that the topic does not exist.
+        says: the topic id in the last contradicting answer; None: in that answer the topic does not exist.
         nodes: the brokers that gave this answer.
-        answers: how often it was given.
-        alone: each of these brokers knew of no other node.
+        answers: the number of times that this answer was given.
+        alone: whether each of these brokers knew of no other node.
         recorded: ids of the topic in a shard's offsets; NO_TOPIC_ID stands for any.
     """
 
@@ -234,7 +234,7 @@ class TopicView:
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
-        """Merge an answer with an error, which proves neither that the topic exists nor that it does not."""
+        """Merge an answer with an error, such as a missing permission: the topic may exist or not."""
         if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and answer.name in self.by_name:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
@@ -259,7 +259,7 @@ class TopicView:
         return None if known is None else known.id
 
     def _is_replaced(self, topic_id: TopicId) -> bool:
-        """Return whether another topic has taken over the name of this id.
+        """Return whether a topic id belongs to an earlier topic, whose name another topic has now.
 
         A topic that was only deleted comes back when enough answers agree.
         """
@@ -600,7 +600,7 @@ def topic_answers(answer: MetadataResponse) -> list[TopicAnswer]:
 
 
 def _leaders(partitions: Sequence[MetadataResponse.MetadataResponseTopic.MetadataResponsePartition]) -> list[Leader]:
-    """Return the leaders by partition number; one that is not named has no leader, and an epoch older than any."""
+    """Return the leaders by partition number; a missing partition gets no leader and the oldest possible epoch."""
     count = max((partition.partition_index for partition in partitions), default=-1) + 1
     leaders: list[Leader] = [(-1, -1, [], [])] * count
     for part in partitions:

@@ -29,15 +29,15 @@ class ShardMetrics(Protocol):
 
     @property
     def queue(self) -> DurationHistogram:
-        """Time that the first event of a batch waited."""
+        """The time in s that the first event of a batch waited in the queue."""
 
     @property
     def step(self) -> DurationHistogram:
-        """Time to process a batch."""
+        """The time in s to process a batch of events."""
 
     @property
     def append(self) -> DurationHistogram:
-        """Time until an append was durable."""
+        """The time in s until an append to the journal was durable."""
 
 
 class ScheduledCall(Protocol):
@@ -55,16 +55,16 @@ class Driver(Protocol):
         """The shard's metrics."""
 
     def now(self) -> Now:
-        """Return the current time for a step of the state machine."""
+        """Return the current wall-clock and monotonic time in ms, for one step of the state machine."""
 
     def clock(self) -> float:
         """Return the seconds since some moment, to measure durations."""
 
     def elapsed_ms(self) -> int:
-        """Return a clock for the age of ownership proofs, which includes time asleep if the system can tell."""
+        """Return a monotonic time in ms that also counts while the machine sleeps, to age ownership proofs."""
 
     def call_soon(self, action: Action) -> object:
-        """Call an action in a later turn of the event loop; actions run in the order of their requests.
+        """Schedule an action for a later turn of the event loop; actions run in the order of these calls.
 
         A second turn comes after the event loop has polled its sockets.
         """
@@ -85,19 +85,19 @@ class Driver(Protocol):
         """Record that a shard is loaded and holds no offsets of deleted topics. Raises OSError."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """Handle the end of a shard by itself, in a separate turn: it no longer serves or loads.
+        """Learn, in a separate turn, that a shard has ended without `close`: it no longer serves or loads.
 
         The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
         """
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """Return the groups' own settings of a shard, by group; the journal does not hold them."""
+        """Return the dynamic settings of single groups of a shard, by group id; the journal does not hold them."""
 
     def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
     def push(self, push: Push) -> None:
-        """Send a frame to a push consumer, not in answer to a request."""
+        """Send a server-initiated request frame to a push consumer."""
 
     def record_metric(self, note: MetricNote) -> None:
         """Record a metric that the state machine has emitted."""

@@ -83,7 +83,7 @@ class PendingAppend:
     """Steps that form one append.
 
     Attributes:
-        alone: the journal refused them together with others, so no more are added.
+        alone: whether no steps may be added, because the journal refused these steps together with others.
         records, size: the number of their records, and about how many bytes (0 if the journal has no bound).
     """
 
@@ -106,8 +106,8 @@ class Appends:
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
         waiting: the number of steps that wait for an append to be durable.
-        ended: the load is over.
-        wrote: some append was durable.
+        ended: whether the load is over, so that nothing is appended any more.
+        wrote: whether any append of this load has become durable.
         proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
         ownership_proof_ms: the greatest age of a proof for replies, as the journal demands; None: no proof is needed.
     """
@@ -192,12 +192,12 @@ class Appends:
             pending.size += sum(map(record_bytes, records))
 
     def has_undurable(self, kind: type) -> bool:
-        """Return whether the effects of such an event are not durable yet."""
+        """Return whether an event of this type was processed and its records are not durable yet."""
         waiting = (self._unproven, self._sent, *(pending.steps for pending in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
-        """Call `action` when everything added so far is released; never if an append fails or the load ends."""
+        """Call `action` once all steps added so far are durable and released; never if an append fails first."""
         self._last = action
         self._append_next()
 
@@ -225,7 +225,7 @@ class Appends:
         self._append_next()
 
     def lost(self, reason: Exception) -> None:
-        """Fail the load because an append was lost (`Owner.lost`)."""
+        """End this load because an append to the journal failed (`Owner.lost`)."""
         if not self.ended:
             self._fail(reason, None)
 
@@ -273,7 +273,7 @@ class Appends:
         self._release(steps)
 
     def _append_next(self) -> None:
-        """Append the next steps, as long as the journal answers immediately."""
+        """Append the queued steps to the journal, one append after the other, until one is not answered at once."""
         while self._token is None and (self._behind or self._unproven):
             steps = self._behind.popleft().steps if self._behind else []
             self.waiting -= len(steps)
@@ -285,7 +285,7 @@ class Appends:
     # -- ownership proof
 
     def _needs_ownership_proof(self, steps: list[Step]) -> bool:
-        """Return whether steps without records wait for an append all the same."""
+        """Return whether steps that write no records must still wait for an append, to prove ownership."""
         if self._unproven or _reads(steps):
             return True
         return not self._is_proven() and any(outcome.replies or outcome.pushes for _, outcome in steps)
@@ -316,7 +316,7 @@ class Appends:
 
 
 def _reads(steps: list[Step]) -> bool:
-    """Return whether a reply among these needs an append that is sent from now on."""
+    """Return whether one of these replies is to a read, which needs an append sent after it arrived."""
     return any(type(event) in READING for event, _ in steps)
 
 
@@ -432,7 +432,7 @@ class Shard:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits: no event in the queue, no step for the journal."""
+        """Whether the shard is idle: no event is queued, and no step waits for the journal."""
         return not self._queue and (self._appends is None or not self._appends.waiting)
 
     @property
@@ -718,7 +718,7 @@ class Shard:
             self._timer = self._driver.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Tick after the event loop has polled its sockets, so that a pause of the broker is not taken for silence."""
+        """Handle the timer after the event loop has polled its sockets: a broker's pause is not members' silence."""
         self._timer = None
         self._ticking = True
         # The event loop may make the first call before it polls, but not the second.

@@ -43,7 +43,7 @@ class BusyError(RetriableError):
 
 
 class LookupBudget:
-    """The look-ups that the cluster gets: `LOOKUPS_AT_ONCE`, and then `LOOKUPS_PER_S`."""
+    """A token bucket that limits requests to the cluster: `LOOKUPS_AT_ONCE` at first, then `LOOKUPS_PER_S`."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -51,7 +51,7 @@ class LookupBudget:
         self._left, self._at_s = float(LOOKUPS_AT_ONCE), now_s()
 
     def spend(self) -> None:
-        """Spend one look-up of the budget.
+        """Take one look-up from the budget, without waiting.
 
         Raises:
             BusyError: there were too many.
@@ -112,7 +112,7 @@ class AnswerCache:
         return found
 
     def kept_names(self) -> set[str]:
-        """Return the names of all cached answers."""
+        """Return the names of all answers in the cache."""
         with self._lock:
             return {*self._kept, *self._making}
 

@@ -80,7 +80,7 @@ class ConfirmBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class GroupPreview:
-    """A change that was previewed.
+    """A previewed change of a group, which its token can confirm until `ends_s`.
 
     Attributes:
         change: `RESET`, `DELETE_OFFSETS` or `DELETE`.
@@ -89,7 +89,7 @@ class GroupPreview:
         rows: What a deletion deletes, as it was shown.
         offsets: What a reset sets.
         state: A digest of the group's members and offsets, which must still be the same.
-        ends_s: When it can be confirmed no longer.
+        ends_s: The time in s, on the monotonic clock, after which it can't be confirmed.
     """
 
     change: str
@@ -284,7 +284,7 @@ def _state(admin: Admin, group: str) -> bytes:
 
 
 def _with_members(rows: list[View]) -> dict[str, KafkaError]:
-    """Return the errors of groups that can't be deleted, because they have members."""
+    """Return an error for each group that has members, and so can't be deleted."""
     found: dict[str, KafkaError] = {}
     for row in rows:
         if row["members"]:

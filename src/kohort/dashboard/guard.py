@@ -55,10 +55,10 @@ class DashboardAccess:
 
     Attributes:
         logins: The logins; None: everyone who can connect may use it.
-        tls: What connections speak; None: plain HTTP.
-        is_insecure: Passwords may cross the network unencrypted.
+        tls: The TLS settings of connections; None: plain HTTP.
+        is_insecure: Whether passwords may cross the network unencrypted.
         hosts: The names that browsers may use besides those of loopback.
-        allows_changes: Groups can be changed from the page.
+        allows_changes: Whether groups can be changed from the page.
         port: The port that is bound. Browsers send a cookie to all ports of a host, so that its name has the port.
     """
 
@@ -127,7 +127,7 @@ class RenewedContext(ssl.SSLContext):
     checked_s = -CERTIFICATES_CHECK_S
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Begin a connection with the present certificates, whose files are read at most once a second."""
+        """Begin a TLS connection with the current certificates, whose files are read again at most once a second."""
         now_s = time.monotonic()
         if now_s - self.checked_s >= CERTIFICATES_CHECK_S:
             self.checked_s = now_s
@@ -202,7 +202,7 @@ class DashboardGuard:
 
 
 def _is_same_host(origin: str, host: str) -> bool:
-    """Return whether an Origin is the host that a request names; either may leave out the scheme's own port."""
+    """Return whether a request's Origin and Host name the same host and port; the default port may be left out."""
     try:
         asked, own = urlsplit(origin), urlsplit(f"//{host}")
         default = DEFAULT_PORTS[asked.scheme]
@@ -228,7 +228,7 @@ def user_of(request: Request) -> str | None:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """Return a request's body.
+    """Read a request's body, and decode it as JSON of a type.
 
     Raises:
         InvalidInputError: It is too long, or no JSON of this kind.

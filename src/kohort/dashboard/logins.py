@@ -121,7 +121,7 @@ class FailedTries:
         self._known: dict[str, OrderedDict[str, None]] = {}
 
     def check(self, address: str, user: str) -> None:
-        """Refuse a try if too many of the address have failed, or of the user.
+        """Refuse a login attempt if too many of this address, or of this user, have failed.
 
         Those of the user do not count on loopback and for its known addresses: strangers must not lock a user out.
 
@@ -175,7 +175,7 @@ def _network(address: str) -> str:
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
-    """Return the keys under which an address and a user are counted, each with its failed tries."""
+    """Return the counter keys of an address and of a user, each with the number of failed logins allowed at once."""
     address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)

@@ -58,7 +58,7 @@ View = dict[str, Any]
 
 
 class _Rings(Generic[K]):
-    """One ring of values for each key, all with the same positions. Single precision is enough for a picture."""
+    """Ring buffers of values, one for each key, written at common positions, in single precision to save memory."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -256,7 +256,7 @@ class ClusterObserver(ClosedOnExit):
         return {"cluster": self.cluster(), "group": found}
 
     def past(self, name: str, last_ms: int) -> View:
-        """Return a group's lag of a longer time, from the file; it is read for each answer.
+        """Return a group's lag over the last `last_ms` from the history file, which each call reads again.
 
         Raises:
             KafkaError: The file can't be read.

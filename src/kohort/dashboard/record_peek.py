@@ -101,7 +101,7 @@ class _Scan:
     bytes: int = 0
 
     def take_record(self, record: Record) -> None:
-        """Count a record, and keep it if it is one of those that are asked for."""
+        """Count a record that was read, and keep it if it matches the request."""
         fields = [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]
         fields += [name.encode() for name, _ in record.headers]
         self.records += 1
@@ -119,7 +119,7 @@ class _Scan:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the scan ends before the end of the partitions; None: it need not."""
+        """The reason for which the scan must stop before the partitions' ends, a limit or the time; None: none."""
         if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
             return "limit"
         if self.records >= RECORDS_SCANNED_MAX:
@@ -221,7 +221,7 @@ def _in_order(scan: _Scan) -> list[Record]:
 
 
 def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[View], str | None]:
-    """Return the records as a page gets them, at least one, and why some are left out; None: none is."""
+    """Return records as views for the page, at least one, and why others are left out; None: no record is."""
     views: list[View] = []
     size = 0
     for record in records:
@@ -242,7 +242,7 @@ class _Decoding:
         self._failure = ""
 
     def value_view(self, data: bytes | None) -> View | None:
-        """Return a value as JSON with its schema's id, or as it is with the reason."""
+        """Return a value as JSON with its schema's id; if it can't be decoded, return it raw with the reason."""
         if data is None or not has_prefix(data):
             return field_view(data)
         try:

@@ -177,7 +177,7 @@ class DashboardRoutes:
         )
 
     async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
-        """Answer a preview or a change after those before it, for a few requests at a time."""
+        """Answer a request for a preview or a change, one after the other; refuse it if too many wait."""
         try:
             asked = await body_of(request, kind)
         except KafkaError as error:
@@ -222,7 +222,7 @@ class DashboardRoutes:
         return answer
 
     def _is_current(self, request: Request) -> bool:
-        """Return whether a request's login has not ended since it came."""
+        """Return whether the login session of a request is still valid, after the request has waited."""
         return self._access.logins is None or self._access.logins.session(request.scope[SECRET]) is not None
 
     async def _file(self, request: Request) -> Response:
@@ -233,7 +233,7 @@ class DashboardRoutes:
         return json_answer(self._observer.overview())
 
     async def _past(self, request: Request) -> Response:
-        """Answer from the file, for a few requests at a time: a disk that hangs must not collect them."""
+        """Answer a request for a group's past from the history file; refuse it if too many wait for the disk."""
         if self._pasts >= PASTS_MAX:
             return failure_answer(BusyError("the history is being read for other pages; the page asks again"))
         self._pasts += 1
@@ -345,7 +345,7 @@ def _peek_request(request: Request) -> PeekRequest:
 
 
 class _WholeRequests(h11.Connection):
-    """The requests of a connection. Those whose bodies come in chunks are refused: browsers send none.
+    """The HTTP parser of a connection, which refuses requests with chunked bodies: browsers send none.
 
     A chunk may hold a byte, and takes the event loop as long as a long one. From 256 connections 16 MB of such chunks
     would take it for a quarter of a minute.
@@ -373,7 +373,7 @@ class LimitedProtocol(H11Protocol):
     Attributes:
         places: The connections that have a place.
         sock: The connection's socket.
-        is_served: The handshake is over.
+        is_served: Whether the TLS handshake is over, so that requests are served.
     """
 
     places: set[LimitedProtocol]
@@ -440,7 +440,7 @@ class LimitedProtocol(H11Protocol):
             most.transport.abort()
 
     def unsent(self) -> int:
-        """Return the number of bytes that the reader has not taken."""
+        """Return the number of bytes of the response that wait in the send buffer."""
         return self.transport.get_write_buffer_size()
 
     def is_waiting(self) -> bool:
@@ -451,7 +451,7 @@ class LimitedProtocol(H11Protocol):
         return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent()
 
     def waits_since_s(self) -> float:
-        """Return when the wait began, by the loop's clock."""
+        """Return the time at which the connection began to wait, in s on the event loop's clock."""
         return self._waits_since_s
 
     def _check_later(self) -> None:
@@ -477,7 +477,7 @@ class LimitedServer(uvicorn.Server):
     asyncio's own servers show a connection after its handshake, and log a traceback for each failing `accept`.
 
     Attributes:
-        tls: What connections speak; None: plain HTTP.
+        tls: The TLS settings of connections; None: plain HTTP.
         places: The connections.
     """
 

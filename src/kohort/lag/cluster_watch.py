@@ -37,7 +37,7 @@ class WatchState:
     Attributes:
         is_up: Whether the last read succeeded.
         report: The last read that succeeded.
-        read_s: When it did, on the monotonic clock.
+        read_s: The time of that read in s, on the monotonic clock.
         failures: How many parts of the last read failed, by reason.
         messages: What of the last read failed and why, at most `NAMED_FAILURES_MAX`.
         read_ms: How long the last read took.
@@ -139,12 +139,12 @@ class ClusterWatch:
 
     @property
     def _stale_s(self) -> float:
-        """How long a read is shown."""
+        """The time in s for which a read is shown after it succeeded."""
         return max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
 
     @property
     def shown_shares(self) -> frozenset[int] | None:
-        """The shares whose groups this process has now, and had when the last read began; None: all groups are its."""
+        """The shares that this process has owned since before the last successful read; None: it reads all groups."""
         if self.shares is None:
             return None
         return frozenset(share for share, term in self.shares.owned().items() if self.state.shares.get(share) == term)
@@ -157,7 +157,7 @@ class ClusterWatch:
             self._is_due.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _read_new_shares(self) -> None:
-        """Read at once if this process has shares now that it had not when the last read began."""
+        """Begin a read at once if this process has been assigned shares since the last read began."""
         if self.shares is not None and self.shares.owned().items() - self._begun.items():
             self._is_due.set()
 
@@ -213,7 +213,7 @@ class ClusterWatch:
         return report
 
     def _begin_shares(self) -> Mapping[int, int]:
-        """Restrict the next read to the shares of groups that this process has; return these shares.
+        """Restrict the next read to the groups of this process's shares; return the shares with their terms.
 
         Raises:
             KafkaError: It takes no part.
@@ -265,7 +265,7 @@ class ClusterWatch:
 
 
 def is_blind(report: LagReport, listing: Collection[str]) -> bool:
-    """Return whether a read reached none of its groups, though it could list them: another process may reach them.
+    """Return whether a read listed groups but could read none of them, which another exporter might be able to.
 
     Args:
         report: The read.
@@ -283,7 +283,7 @@ def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
 def _counted(
     before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
 ) -> dict[tuple[str, str], int]:
-    """Return the counts of changes by group and kind, without groups that no longer exist."""
+    """Add the latest changes to the counters by group and kind, dropping groups that no longer exist."""
     counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
     known = {} if before.report is None else before.report.groups
     counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)

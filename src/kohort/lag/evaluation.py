@@ -101,7 +101,7 @@ class Anchor:
 
 @dataclass(slots=True)
 class Trend:
-    """The memory of a partition from read to read. Never changed once made.
+    """The facts about a group's partition that one evaluation passes to the next. Never changed once made.
 
     Attributes:
         last: The last read.
@@ -153,7 +153,7 @@ class Trend:
 
     @property
     def base(self) -> Anchor:
-        """The read from which rates are computed: one to two windows ago, or the first read."""
+        """The earlier read against which rates are computed: from one to two windows ago, or the first read."""
         return self.before or self.window
 
     @property
@@ -167,7 +167,7 @@ class Trend:
 
     @property
     def stuck_ms(self) -> int:
-        """How long records have been unread without progress."""
+        """The time in ms for which records have been unread without any progress of the committed offset."""
         return 0 if self.stuck_since_ms is None else self.last.at_ms - self.stuck_since_ms
 
     def is_stuck(self, window_ms: int) -> bool:
@@ -188,9 +188,9 @@ class PartitionLag:
 
     Attributes:
         committed: The committed offset; None: none is committed.
-        metadata: What the committer wrote beside it.
-        owner: The member that has the partition; None: none has, or several of a share group have, or members are
-            unknown.
+        metadata: The metadata text of the commit.
+        owner: The member that owns the partition; None: no member does, several members of a share group do, or members
+            are unknown.
         log_start: The partition's first offset; None if it is unavailable.
         log_end: The offset of the next record; read after `committed`, so that lag is never understated.
         oldest_ms: The timestamp of the oldest unread record, or a time before it (then `is_time_lag_exact` is false).
@@ -198,7 +198,7 @@ class PartitionLag:
         is_time_lag_exact: Whether that is the record's own timestamp. Else the time lag is at most so long.
         status: See `LagStatus`.
         cause: One of `CAUSES`; None if all is well.
-        error: Why offsets are unavailable.
+        error: The error for which the partition's offsets are unavailable; None: they are available.
         trend: What the next evaluation needs; None if there is no committed offset.
         counted_lag: The lag that the coordinator of a share group counted; None: it follows from the offsets.
     """
@@ -349,7 +349,7 @@ class GroupLag:
 
     @property
     def status(self) -> LagStatus:
-        """The worst status of a partition."""
+        """The group's status: the worst status of its partitions."""
         return max((part.status for part in self.partitions), default=LagStatus.OK)
 
     @property
@@ -384,7 +384,7 @@ class LagReport:
         groups: The groups by name, sorted.
         errors: Why a group could not be read, by name.
         bounds: The offsets of each partition whose offsets are known.
-        failures: What else could not be read.
+        failures: The other parts of the read that failed.
     """
 
     taken_ms: int
@@ -421,12 +421,12 @@ class _Context:
 
     @property
     def trends_max(self) -> int:
-        """The most of them: none if few groups read a partition, so that there is nothing to share."""
+        """The maximum number of trends to share between groups; 0 if few groups read a partition."""
         places = sum(len(reading.committed) for reading in self.snapshot.groups.values())
         return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
     def lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
-        """Return the partitions that tasks of a streams group have and their topics lack.
+        """Return the partitions of a streams group's tasks that do not exist in their topics.
 
         A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
         """
@@ -505,7 +505,7 @@ class _GroupEvaluation:
         )  # fmt: skip
 
     def _trend(self, tp: TopicPartition, done: int, log_end: int, unread: int, last: Trend | None) -> Trend:
-        """Return the memory of a partition for the next read.
+        """Return the trend of a partition including this read.
 
         Groups that stand at one offset of a partition share the anchor. If they have come there in the same reads,
         they share the trend: many groups are stopped, or have read everything.
@@ -521,7 +521,7 @@ class _GroupEvaluation:
 
     @staticmethod
     def _acknowledged(start: int, counted: int | None, log_end: int, earlier: PartitionLag | None) -> int:
-        """Return how far a share group has come: its start offset, and what is acknowledged after it.
+        """Return a share group's progress in a partition: its start offset plus the records acknowledged after it.
 
         One record that is read again and again holds the start offset, while members acknowledge those after it. The
         coordinator counted the lag after the read before this one had its end of the log. That end less the lag is
@@ -551,7 +551,7 @@ class _GroupEvaluation:
     def _status(
         self, tp: TopicPartition, bounds: PartitionBounds, committed: int, trend: Trend
     ) -> tuple[LagStatus, str | None]:
-        """Return status and cause of a partition with a committed offset; the first that applies."""
+        """Return the status and cause of a partition with a committed offset; the first check that applies decides."""
         if tp.topic in self.abandoned:
             return LagStatus.OK, ABANDONED
         if committed > bounds.log_end:

@@ -142,7 +142,7 @@ class ExporterShares:
             raise TimedOutError(f"group {self._group!r}: not a member: {member.why_unassigned()}")
 
     def note_read(self, *, of_shares: bool) -> None:
-        """Note that a read of the cluster succeeded: this exporter may have shares.
+        """Record that a read of the cluster succeeded, so that this exporter may own shares.
 
         Args:
             of_shares: Whether it read groups of its shares.
@@ -155,7 +155,7 @@ class ExporterShares:
             self._is_resting = False
 
     def note_failed_read(self, limit_s: float) -> None:
-        """Note that a read of the cluster failed. After `limit_s` of such reads, give the shares up."""
+        """Record that a read of the cluster failed. After `limit_s` of failed reads, leave the group of exporters."""
         now_s = time.monotonic()
         if self._failing_s is None:
             self._failing_s = now_s
@@ -236,7 +236,7 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Stay a member of the exporters' group until the exporter ends or gives its shares up, or its topic is gone.
+        """Be a member of the exporters' group until the exporter closes, abandons its shares, or loses the topic.
 
         Raises:
             KafkaError: The group can't be joined.

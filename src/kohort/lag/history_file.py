@@ -177,7 +177,7 @@ _BODY = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int], dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class GroupMinute:
-    """A group in one minute.
+    """The lag of a group in one minute, as the table `lag` stores it.
 
     Attributes:
         at_ms: When the minute began, in milliseconds since 1970.
@@ -216,11 +216,11 @@ class HistoryWriter(ClosedOnExit):
 
     Args:
         path: The file; made if it does not exist. Its folder must be there.
-        retention_ms: What is older is deleted.
+        retention_ms: The age in ms beyond which rows are deleted.
         bytes_max: The most bytes. Beyond them the oldest is deleted, and the log says so.
 
     Attributes:
-        error: Why the last write failed; empty: it succeeded.
+        error: The reason for which the last write failed; empty: it succeeded.
 
     Raises:
         InvalidInputError: Another process writes the file, it is of a later version or another program's, or there is
@@ -335,7 +335,7 @@ class HistoryWriter(ClosedOnExit):
         return HistoryReader(self._path)
 
     def _check_whole(self) -> None:
-        """Open the file for the first time, and look for damage; a disk that can't be used is no fault of the file."""
+        """Open the file for the first time and check it for damage; an unusable disk does not count as damage."""
         if not self._path.parent.is_dir():
             raise InvalidInputError(f"the history {self._path}: there is no folder {self._path.parent}")
         if self._path.is_dir():
@@ -480,7 +480,7 @@ class HistoryWriter(ClosedOnExit):
             )
 
     def _key(self, connection: sqlite3.Connection, name: str, at_ms: int) -> int:
-        """Return the number of a group, and mark its name as used."""
+        """Return the number under which the tables store a group, and keep its name from being deleted."""
         known = self._keys.get(name)
         if known is not None and abs(at_ms - known[1]) < NAME_KEPT_MS:
             return known[0]
@@ -530,7 +530,7 @@ class HistoryWriter(ClosedOnExit):
 
 
 def _is_trusted(connection: sqlite3.Connection, now_ms: int) -> bool:
-    """Return whether the minutes of the day before a time show that the clock has gone on to it."""
+    """Return whether the clock has not jumped ahead: the day before it has minutes at least `TRUSTED_MS` old."""
     day = "SELECT min(at_ms) FROM minutes WHERE at_ms BETWEEN ? AND ?"
     (first_ms,) = connection.execute(day, (now_ms - 86_400_000, now_ms)).fetchone()
     return first_ms is not None and now_ms - int(first_ms) >= TRUSTED_MS

@@ -147,7 +147,7 @@ def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, Part
 
 
 def record_ms(source: Admin, part: PartitionLag) -> int | None:
-    """Return the time of the next record that the group would read, else of the newest one; None: there is none.
+    """Return the timestamp in ms of the group's next unread record, else of the newest record; None: no record.
 
     Args:
         source: A client of the group's cluster.

@@ -342,7 +342,7 @@ def _refusal_text(answer: requests.Response) -> str:
 
 
 def _without_headers(text: str, headers: Mapping[str, str | bytes]) -> str:
-    """Return a text without the words of the headers that OTEL_EXPORTER_OTLP_HEADERS has given."""
+    """Remove the header values of OTEL_EXPORTER_OTLP_HEADERS, which may be secrets, from a text for the log."""
     given = [value for name, value in headers.items() if name.lower() not in _LIBRARY_HEADERS]
     texts = [value.decode("latin-1") if isinstance(value, bytes) else value for value in given]
     for word in sorted({word for value in texts for word in value.split()}, key=len, reverse=True):
@@ -351,7 +351,7 @@ def _without_headers(text: str, headers: Mapping[str, str | bytes]) -> str:
 
 
 def _complaint(content: bytes, headers: Mapping[str, str | bytes]) -> str:
-    """Return what an answer says about samples that were not taken; empty if all were."""
+    """Return the collector's message about rejected samples (`partial_success`); empty if it took all."""
     answer = ExportMetricsServiceResponse()
     try:
         answer.ParseFromString(content)

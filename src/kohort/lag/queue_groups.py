@@ -37,7 +37,7 @@ class ShareOffsets:
     Attributes:
         starts: The first offset of each partition that is not acknowledged.
         lags: The number of records from there on that are not acknowledged; absent: the coordinator does not say.
-        errors: Why the position in a partition is unavailable.
+        errors: The error for which the position in a partition is unavailable, by partition.
     """
 
     starts: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)

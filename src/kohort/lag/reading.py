@@ -210,7 +210,7 @@ class LagReading:
         return [TopicPartition(topic.name, number) for topic in named for number in topic.partitions]
 
     async def _is_away(self) -> bool:
-        """Return whether all brokers have gone since they listed their groups. One closed connection is no proof."""
+        """Return whether all brokers have become unreachable since they listed their groups."""
         if not self._listed or not all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
             return False
         for node in self._listed:
@@ -255,7 +255,7 @@ class LagReading:
         ]
 
     async def _listed_at(self, node: int) -> KafkaError | None:
-        """List the groups of one broker; again while it loads them."""
+        """List the groups of one broker, repeating the request while the broker is loading groups."""
         failure: KafkaError | None = None
         for attempt in range(ATTEMPTS_MAX):
             if attempt and not await self._paused(attempt):
@@ -297,7 +297,7 @@ class LagReading:
     async def _ask_coordinators(
         self, names: Sequence[str], ask: _AskCoordinator[V], too_old: Callable[[str], V]
     ) -> dict[str, V | KafkaError]:
-        """Ask the coordinators about groups; `too_old` gives the outcome where one does not know the request."""
+        """Request facts about groups from their coordinators; `too_old` returns the result if one lacks the API."""
 
         async def send_known(node: int, chunk: list[str]) -> Mapping[str, V | KafkaError]:
             try:
@@ -464,7 +464,7 @@ class LagReading:
         return outcomes
 
     def _leads(self, tp: TopicPartition) -> bool:
-        """Return whether the partition's leader is known and answers."""
+        """Return whether a partition has a known leader that has answered all requests of this read."""
         node = self.cluster.metadata.leader(tp)
         return node >= 0 and node not in self._silent
 
@@ -493,7 +493,7 @@ class LagReading:
     # Requests to several nodes at once.
 
     async def _asked(self, keys: Sequence[K], task: _Task[K, V]) -> dict[K, V | KafkaError]:
-        """Send each key's request to its node, and again where the node has moved; return an outcome for each key."""
+        """Request each key's value from its node, again if the key has moved; return a value or an error for each."""
         done: dict[K, V | KafkaError] = {}
         left = list(keys)
         for attempt in range(ATTEMPTS_MAX):

@@ -159,7 +159,7 @@ class RecordTimes:
         self.reached = {offset: at for offset, at in self.reached.items() if offset in wanted}
 
     def _chosen(self, searches: list[_Search], limit: int) -> list[_Search]:
-        """Return at most `limit` of the searches, and others in the next read."""
+        """Return at most `limit` of the searches; the choice rotates, so that the next read gets others."""
         if len(searches) <= limit:
             return searches
         first = self._next % len(searches)
@@ -224,7 +224,7 @@ class RecordTimes:
         return again, []
 
     def _refuses(self, search: _Search, part: FetchedPartition) -> bool:
-        """Return whether the answer is an error; remember topics that may not be read."""
+        """Return whether the fetch response has an error for the partition; remember topics without read permission."""
         code = ErrorCode.of(part.error_code)
         if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             topic = search.partition.topic
@@ -246,7 +246,7 @@ class RecordTimes:
 
 
 def _first_of_each(searches: Iterable[_Search]) -> tuple[list[_Search], list[_Search]]:
-    """Return the first search of each partition, and the others."""
+    """Split searches into the first one of each partition, for this fetch, and the others."""
     now: dict[TopicPartition, _Search] = {}
     later = [search for search in searches if now.setdefault(search.partition, search) is not search]
     return list(now.values()), later

@@ -101,11 +101,11 @@ class _Watched:
     """A scaled group, with the last decision about its number of members.
 
     Attributes:
-        asked_s: When somebody asked last, on the monotonic clock.
+        asked_s: The time of the last request for the group in s, on the monotonic clock.
         decision: The last decision; None before the first read.
-        decided_s: When it was made.
+        decided_s: The time of that decision in s, on the monotonic clock.
         state: The memory of decisions.
-        error: Why the last read has no decision.
+        error: The reason for which the last read led to no decision; None: it led to one.
     """
 
     asked_s: float
@@ -284,7 +284,7 @@ class ScalerServer(ClosedOnExit):
         host: The address; without client certificates one of this machine's loopback.
         port: The port; 0 picks a free one.
         scaling: The decisions; not closed with the server.
-        tls: What connections speak; None: nothing.
+        tls: The TLS settings of connections; None: plain gRPC.
         is_insecure: Serve everyone, also at an address that other machines can reach.
 
     Attributes:
@@ -370,7 +370,7 @@ class ScalerServer(ClosedOnExit):
         context: aio.ServicerContext[bytes, bytes],
         decode: Callable[[bytes], ScaledObject] | None = None,
     ) -> ScaledGroup:
-        """Return the group that a request names. Ends the call if it may not be asked for."""
+        """Return the group that a request names; abort the call if this server does not serve the group."""
         wanted = await _scaled_group(request, context, decode)
         if not self._scaling.allows(wanted.group):
             text = f"the scaler serves other groups than {wanted.group}: start it with --group {wanted.group}"
@@ -393,7 +393,7 @@ class ScalerServer(ClosedOnExit):
     async def _stream_is_active(
         self, request: bytes, context: aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield whether members are wanted, at once and after each change."""
+        """Answer KEDA's StreamIsActive: yield whether members are wanted, at once and after each change."""
         wanted = await self._scaled(request, context)
         news, told = asyncio.Event(), None
         listener = self._waker(news)
@@ -540,7 +540,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield the fields of a message: number and value."""
+    """Parse a Protobuf message by hand: yield the number and the value of each field."""
     place = 0
     while place < len(data):
         key, place = _read_varint(data, place)

@@ -98,9 +98,9 @@ class ScalingDecision:
         wanted: The members that it should have.
         needed: The members that would be enough for what is measured now; None: nothing could be measured yet.
         why: The reason in a sentence.
-        written_per_s: What is written to its partitions; None: not measured yet.
-        read_per_s: What the group reads.
-        member_per_s: What a busy member reads; None: not known yet.
+        written_per_s: The records per second that are written to its partitions; None: not measured yet.
+        read_per_s: The records per second that the group reads; None: not measured yet.
+        member_per_s: The records per second that a busy member reads; None: not known yet.
         time_lag_ms: The longest time lag that members can reduce; None: unknown.
         downtime_ms: The usual standstill of a rebalance; None: unknown.
         blocked: The partitions whose lag no member can reduce.
@@ -125,14 +125,14 @@ class ScalingState:
 
     Attributes:
         wanted: The members that were wanted last.
-        members: The ids of the members then.
+        members: The ids of the members at the last decision.
         changed_ms: When the wanted number or the members changed last.
-        since_ms: When the present measurement began.
+        since_ms: The time at which the present measurement of rates began.
         offsets: Committed offset and log end of each partition then.
         later_ms: When the next measurement began; the present one ends when it is long enough.
-        later_offsets: The offsets then.
+        later_offsets: The committed offset and log end of each partition at `later_ms`.
         member_per_s: What a busy member reads per second, or the most that one was seen to read; None: not known yet.
-        is_limit: Whether that was a busy member, which can't read more.
+        is_limit: Whether `member_per_s` was measured on a busy member, so that a member can't read more.
         loads: The loads of the last `DOWN_AFTER_MS`: time, and the demand in records per second.
         busy: The members that had old records unread. One look is no evidence: a partition that gets stuck shows such
             records for a moment while its offset still moved.
@@ -159,7 +159,7 @@ def decide(
     Args:
         group: The group at its last read.
         now_ms: The time of that read.
-        target: What the group is to keep to.
+        target: The group's longest time lag, and the bounds of its number of members.
         before: The memory of the last decision; None: this is the first one.
     """
     return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()
@@ -271,7 +271,7 @@ class _Scaling:
         return _Load(part, max(0.0, written), max(0.0, read), is_blocked, read > 0 and moves)
 
     def _measure_ms(self) -> int:
-        """Return how long rates are measured: over several commits, also of a group that commits rarely.
+        """Return the time in ms over which rates are measured: several commits, even of a group that commits rarely.
 
         A member that reads its partitions in turn commits as often as the one that pauses least.
         """
@@ -313,7 +313,7 @@ class _Scaling:
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
-        """Return the records per second to read of a partition: those that are written, and a part of its backlog."""
+        """Return the records per second that must be read from a partition: those written, and part of the backlog."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if not is_late or not load.is_read_on:
@@ -325,7 +325,7 @@ class _Scaling:
         return max(DRAIN_MIN_MS, 2 * self.target.max_lag_ms)
 
     def _share(self, members: int) -> float:
-        """Return the part of the partitions that the member with the most of them has."""
+        """Return the share of all partitions (0 to 1) that the member with the most partitions has."""
         if self.is_share:
             return 1 / members
         return math.ceil(self.partitions / members) / self.partitions
@@ -345,7 +345,7 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide while no rate is known: one member, whose reading will show a member's rate."""
+        """Decide while no rate is known: want a member if records wait without one; else mostly keep the number."""
         if self.group.sum_lag and not self.members:
             wanted = max(1, self.before.wanted)
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)
@@ -411,13 +411,13 @@ class _Scaling:
         return False
 
     def _is_read_soon(self, member_per_s: float, base: int) -> bool:
-        """Return whether the members that are there read the backlog before a rebalance would have ended."""
+        """Return whether the present members will have read the backlog sooner than a rebalance would take."""
         spare = len(self.members) * member_per_s * BUSY_UP - sum(load.written for load in self.free)
         lag = sum(load.part.lag or 0 for load in self.free)
         return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.downtime_ms or 0)
 
     def _why_enough(self, base: int, rates: str, demand: float, member_per_s: float) -> str:
-        """Return why the number stays, the causes of lag that remain first."""
+        """Return the reason for which the number of members stays, beginning with the remaining causes of lag."""
         blocked = [load.part for load in self.loads if load.is_blocked]
         if blocked:
             causes = sorted({part.cause or "" for part in blocked})

@@ -25,7 +25,7 @@ class ReadFailure:
     """A part of a read that failed; the other parts are complete.
 
     Attributes:
-        part: What could not be read: `broker 2`, `group payments`, `orders-0`.
+        part: The name of the part that could not be read: `broker 2`, `group payments`, `orders-0`.
         reason: One of `REASONS`.
         text: The error.
     """
@@ -75,7 +75,7 @@ class GroupReading:
         description: State and members.
         members_known: Whether the description has the members. Old brokers only list share and streams groups.
         committed: The committed offsets; those of share groups are their start offsets.
-        errors: Why a partition's offset is unavailable.
+        errors: The error for which a partition's offset is unavailable, by partition.
         batch: The last batch that a Spark query finished, of its checkpoint; -1 before the first, None for groups.
         lags: Lag that the coordinator counted: that of share groups, which may acknowledge records in any order.
     """
@@ -100,7 +100,7 @@ class ClusterSnapshot:
         oldest: The timestamp of the oldest record at or after an offset, in milliseconds since 1970, else `NO_RECORD`
             or `UNDATED`. Only of some of the unread offsets: their number in a read is bounded.
         listing: All groups of the cluster; None if only named groups were read.
-        failures: What else could not be read.
+        failures: The other parts of the read that failed.
     """
 
     taken_ms: int

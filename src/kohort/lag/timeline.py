@@ -52,7 +52,7 @@ def _unread(report: LagReport) -> list[str]:
 
 
 def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
-    """Return the changes, from cause to consequence: members, rebalances, state, partitions, status.
+    """Return the changes of one group between two reads, causes first: members, rebalances, state, partitions, status.
 
     A member that leaves and one that joins in the same interval are two changes, also if they are one process.
     """

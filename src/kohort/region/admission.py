@@ -91,7 +91,7 @@ def _admitted(
 def _before_birth(
     region: str, home: RegionLogView, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[SavedFacts, UUID, list[Sink | None]]:
-    """Return the facts and id of a region that may not exist yet, and its sinks, checked under that id.
+    """Return the facts and the id of a region that may not exist yet, and its sinks, checked and bound to that id.
 
     A region without an id gets a random one.
 
@@ -108,7 +108,7 @@ def _before_birth(
 
 
 def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | None) -> Sink | None:
-    """Bind a sink to the region, if it is this region's or nobody's, and agrees with the region's topic.
+    """Bind a sink to the region, after checking that no other region owns it and that it agrees with the topic.
 
     The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
     the topic knows of is shown by the second read.

@@ -31,8 +31,8 @@ class SequenceBounds:
     """The range of sequences that a sink may show, according to the region's topic.
 
     Attributes:
-        least: the sink is known to show this sequence.
-        most: the topic has nothing staged for the sink after this sequence.
+        least: the sink shows at least this sequence, which it is known to have published.
+        most: the sink shows at most this sequence: the topic has no later one with rows staged for it.
         emptied: the sink was emptied last, or will be. It may then also show nothing, if nothing was ever written
             there.
     """
@@ -61,10 +61,14 @@ class LastSequence:
     made_as: int = 0
 
     def number_in(self, known: Shown | None) -> int:
-        """Return the number under which a sink shows this sequence, given what the sink is known to show.
+        """Return the number under which a sink publishes this sequence: the one before or after `adopt` renumbered it.
 
-        A sink may show the sequence under its first number already when an operator adopts another sink, which is
-        ahead. The sequence keeps its first number there. Numbers between the two belong to another history.
+        An operator may adopt a sink that is ahead, which gives the last sequence a higher number (`sequence`). Other
+        sinks that have not passed its earlier number (`made_as`) keep that one. Numbers in between belong to another
+        history.
+
+        Args:
+            known: the last sequence that the sink is known to show; None: nothing is known.
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
@@ -77,7 +81,7 @@ class LastSequence:
 def bounds_of(
     place: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
 ) -> SequenceBounds:
-    """Return the range of sequences that a sink may show, by the region's topic.
+    """Return the range in which the number that a sink shows must lie, according to the region's topic.
 
     Args:
         place: the sink's name.
@@ -131,7 +135,7 @@ def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBound
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The part of a region's facts that adopting a sink needs.
+    """The region's records that `adopt` needs to continue from a sink's sequence.
 
     Attributes:
         last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.

@@ -27,7 +27,7 @@ def _folder_flags() -> int:
 
 
 class _Spot:
-    """A file name relative to an open folder's descriptor; without a folder, an ordinary path.
+    """A file name relative to an open folder's descriptor (`openat`); without a descriptor, an ordinary path.
 
     As a context it gives the folder back at its end, and errors name the whole path.
     """
@@ -52,7 +52,7 @@ class ConfinedFiles:
     """The operations of `FileCalls`, confined to a folder."""
 
     def __init__(self, root: str, *, private: bool = False) -> None:
-        """Confine operations below `root`; what is made there is the user's alone if it is `private`."""
+        """Confine operations to `root`; with `private`, only this user can read the files and folders made there."""
         self._root = root.rstrip("/") or "/"
         self._below = f"{root.rstrip('/')}/"
         self._folder_mode, self._file_mode = (0o700, 0o600) if private else (0o777, 0o666)
@@ -67,7 +67,7 @@ class ConfinedFiles:
         return _Spot(self, path, self._descriptor_of(tuple(above)), name)
 
     def _descriptor_of(self, folders: tuple[str, ...]) -> int:
-        """Return a descriptor of a folder below the root, for `_release_folder`."""
+        """Open a folder below the root and return its descriptor, which `release_folder` closes."""
         fd = os.open(self._root, _folder_flags())
         walked = self._root.rstrip("/")
         for part in folders:
@@ -80,7 +80,7 @@ class ConfinedFiles:
         return fd
 
     def release_folder(self, fd: int) -> None:
-        """Give back a descriptor of `_descriptor_of`."""
+        """Close a descriptor that `_descriptor_of` returned, unless the folders are kept open."""
         os.close(fd)
 
     @staticmethod
@@ -195,9 +195,9 @@ class _FoldersKeptOpen(ConfinedFiles):
 
 @contextlib.contextmanager
 def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
-    """Yield the same operations for many files of few folders: a folder is opened once. No folder may be renamed.
+    """Yield file operations that open each folder only once, for many files in few folders.
 
-    Other file systems than a confined one are yielded as they are.
+    No folder may be renamed inside the block. File operations that are not confined are yielded unchanged.
     """
     if not isinstance(files, ConfinedFiles):
         yield files

@@ -47,7 +47,7 @@ SPANS_TOLD = 10
 
 
 class CallingThreads:
-    """The threads inside an object's methods: a signal handler that interrupts one must not wait for it.
+    """The set of threads that are inside a member's methods: a signal handler on one of them must not wait for it.
 
     No lock is taken, because a signal handler may interrupt anywhere.
     """
@@ -182,7 +182,7 @@ class RegionConsumer(OneProcess):
             self._events.post(CheckpointWanted())
 
     def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
-        """Abandon a table that is still in progress. Do nothing in a forked child."""
+        """Put a table that the application left in progress back into the queue. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._in_use():
@@ -344,7 +344,7 @@ class RegionConsumer(OneProcess):
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
     def _try_to_give(self, give: Callable[[FetchedTable], None], piece: FetchedTable, wait: RetryWait) -> bool:
-        """Return whether the sink accepted the rows. If not, it is unavailable; this call has waited a while."""
+        """Submit rows once; if the sink is unavailable, wait for one retry delay and return False."""
         try:
             give(piece)
         except AWAY as error:
@@ -402,12 +402,15 @@ class RegionConsumer(OneProcess):
             self._wait_for_the_end()
 
     def is_in_use_here(self) -> bool:
-        """Return whether the calling thread is processing a table or is inside a method: it must not wait then."""
+        """Return whether the calling thread processes a table, or is inside a method, so that it must not wait."""
         ident = threading.get_ident()
         return ident == self._hand or self._callers.include_this_thread() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """End at once: the whole region resets to the last complete sequence. Waits when `close` does."""
+        """Leave without a last checkpoint: the whole region resets to the last complete sequence.
+
+        The call waits for the member's end in the same cases as `close`.
+        """
         if os.getpid() != self._pid:
             return
         if self._flow.error is None:  # otherwise the member is leaving by itself, and has said why
@@ -478,12 +481,12 @@ class RegionConsumer(OneProcess):
 
 
 def _part_in(piece: FetchedTable, topic: str, partition: int) -> Part | None:
-    """Return the partition of a table's records; None: the table has none of it."""
+    """Return the partition with its topic id; None: the table has no record of it."""
     return next((part for part in piece.ends if (part.topic, part.partition) == (topic, partition)), None)
 
 
 def _made_of(piece: FetchedTable) -> str:
-    """Describe the current table's records, for the error of a row that does not name its own record."""
+    """Describe the current table's records as text, for errors about rows without topic, partition and offset."""
     table = piece.table.select(["topic", "partition", "offset"])
     spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
     spans.sort(key=lambda span: (span["topic"], span["partition"]))

@@ -1,4 +1,4 @@
-"""The rule which records of the region's topic are facts: the one reader of members, commands and control planes.
+"""The rule that decides which records of the region's topic are valid, for members, commands and control planes.
 
 A record is valid only if all of this is true:
 
@@ -83,7 +83,7 @@ class FactTable:
 
     @property
     def ignored_because(self) -> dict[str, str]:
-        """For each region, why transactional records of it were ignored, if any were.
+        """The reasons why transactional records were ignored, by region; regions without such records are left out.
 
         Their seal is missing, does not fit, or is of another key, for example.
         """
@@ -95,14 +95,14 @@ class FactTable:
         return -1 if author is None else author.producer_id
 
     def resealed(self, region: str, producer_id: int) -> str:
-        """Return why records of a region that this producer sealed with another key are ignored; empty: there are none.
+        """Return why records that this producer sealed with another key are ignored; empty: there are none.
 
         Asked of the region's own producer, which only a process with the right to its transactional id can be.
         """
         return self._other_keys.get(region, {}).get(producer_id, "")
 
     def apply_record(self, record: StoredRecord) -> tuple[Fact | None, str]:
-        """Apply a record, in the order of the log; return its fact, or why it is ignored."""
+        """Apply the next record of the log; return its fact, or the reason for which it is ignored."""
         if record.key is None:
             return self._ignore(record, "", "has no key")
         claims = claimed_region(record.key)
@@ -128,7 +128,7 @@ class FactTable:
         return fact, ""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
-        """Return why the author of a record is a stranger; empty: the author has the key and the transaction."""
+        """Return why a record does not prove its author: no committed transaction, or no valid seal; empty: it does."""
         if not record.transactional:
             return "is of no transaction"
         assert record.key is not None
@@ -159,7 +159,7 @@ class FactTable:
             del self._authors[region], self._terms[region]
 
     def _not_of_the_author(self, record: StoredRecord, region: str) -> str:
-        """Return why a tombstone or fact with a good seal is not of the newest term's producer."""
+        """Return why a validly sealed record is ignored: a producer of an earlier term wrote it; empty: it counts."""
         author = self._authors.get(region)
         if author is None or (record.value is not None and record.author.producer_id != author.producer_id):
             return ""  # a fact of another producer may be a later `Term`, which `_not_current` decides

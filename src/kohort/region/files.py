@@ -174,7 +174,7 @@ def copy_file(files: FileCalls, src: str, dst: str) -> None:
 
 
 def sync_file(files: FileCalls, path: str) -> None:
-    """Make the bytes of a file that another has written survive a power loss.
+    """Make the bytes of a file survive a power loss, although another process has written them.
 
     After a failure they are written again. The kernel takes them for written from then on, and the next call would
     succeed without having written them. Source: "Can Applications Recover from fsync Failures?" (2020).
@@ -239,7 +239,7 @@ def make_folder(files: FileCalls, path: str) -> None:
 
 
 def _makes_folder(files: FileCalls, path: str) -> bool:
-    """Create a folder, and its parents durably; return whether it is new."""
+    """Create a folder, and its missing parents so that they survive a power loss; return whether it is new."""
     try:
         files.mkdir(path)
     except FileExistsError:

@@ -32,7 +32,7 @@ LOSSES_MAX = 4
 
 
 class NobodyServesError(ConnectionError):
-    """The error that a region has no control plane, and this process may not become it."""
+    """The error of a process that finds no control plane of its region, and may not become it (`serves=False`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class LeaderElection:
             raise
 
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
-        """Raise the connection's error, until the control plane has been unreachable for long enough to replace it.
+        """Raise the connection error while the caller should retry; return once the control plane may be replaced.
 
         One that runs here is asked on its own loop, and not replaced while it answers. Strangers may use up its places
         for new connections, and a new term would take its members back.
@@ -210,7 +210,7 @@ class LeaderElection:
             return self._plane
 
     def _serve_again(self, lost: ControlPlane) -> None:
-        """Begin another term here, after a lost one that no other application has succeeded.
+        """Begin another term in this process after its term was lost and no other application has begun a later one.
 
         A term also ends when the coordinator aborts its transaction at `TRANSACTION_MS`, which a busy cluster or a
         process that slept can cause. Members of applications that may not serve would then wait for ever.

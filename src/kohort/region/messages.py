@@ -1,4 +1,4 @@
-"""Messages between a region's control plane and its members: values only.
+"""Messages between a region's control plane and its members, as plain data classes.
 
 Every message of the control plane carries its term; a member that knows a higher term ignores it. A member's answer
 about a checkpoint or a reset carries the number of the order. An answer to an earlier order is thereby ignored.
@@ -78,7 +78,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The list of registered members."""
+    """The notice of the names of all registered members, sent when the list has changed."""
 
     term: int
     names: tuple[str, ...]
@@ -150,7 +150,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The start offsets of requested partitions that are free; the rest follows later.
+    """The start offsets of those requested partitions that no other member holds; the others follow when released.
 
     Attributes:
         found: positions of the last checkpoint, or initial offsets.
@@ -268,7 +268,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """The report that the member has done its part of a checkpoint, with its contribution."""
+    """The report that carries a member's contribution to a checkpoint: offsets, staged keys and state."""
 
     cut: CheckpointAttempt
     contribution: Contribution
@@ -375,7 +375,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """The report that a sink of the member does not show the sequence yet; the member retries.
+    """The report that an attempt to publish a sequence to one of the member's sinks failed; the member retries.
 
     Attributes:
         place: the sink of the `Publish` order.
@@ -444,7 +444,7 @@ class ResumeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A keep-alive message: silence would mean that the other end is gone."""
+    """A keep-alive message: an end that receives nothing for too long counts the other as dead."""
 
 
 Ask = Describe | StopMember | ResumeRegion | Alive
@@ -459,8 +459,8 @@ class MemberStatus:
         phase: what it is doing, in words.
         connected: its connection is open.
         sink: the name of the sink that it writes to; empty: none.
-        waits_for: why its sink refuses what it submits, or does not answer; empty: the sink accepts it.
-        registered: False: it is connected, and registers when its sink answers.
+        waits_for: the reason for which its sink accepts no rows or does not answer; empty: the sink accepts rows.
+        registered: whether the member has registered; False: it is connected, and waits for its sink to answer.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences, since the control plane's term began.
     """
@@ -485,8 +485,8 @@ class SinkStatus:
     Attributes:
         place: its name.
         published: the last sequence that it shows.
-        publisher: the member that publishes to it; empty: no member that could is connected.
-        waits_for: why the last sequence is not published yet; empty: nothing has failed.
+        publisher: the member that publishes to the sink; empty: no connected member writes there.
+        waits_for: the error of the last attempt to publish the last sequence; empty: no attempt has failed.
     """
 
     place: str
@@ -527,7 +527,7 @@ class RegionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The refusal of a request, of which nothing was done."""
+    """The refusal of a client's request (`Ask`); nothing of the request was carried out."""
 
     why: str
 

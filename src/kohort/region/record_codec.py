@@ -139,7 +139,7 @@ def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
 
 
 def _state(given: Position | Span) -> tuple[StateHead, ...]:
-    """Return a partition's keyed state for the end of its row; without one, rows are as in earlier releases."""
+    """Return the keyed state as the last field of a row; empty without one, as in rows of earlier releases."""
     return () if given.state is None else (given.state,)
 
 
@@ -179,6 +179,6 @@ def claimed_region(key: bytes) -> str | None:
 
 
 def tombstones_of_sequence(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
-    """Return tombstones for a sequence that no reset returns to."""
+    """Return the tombstones that delete a retired sequence, to which no reset returns, from the region's topic."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {msgspec.json.encode(name): None for name in names}

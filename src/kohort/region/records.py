@@ -1,4 +1,4 @@
-"""The durable facts in the topic `__kohort_regions`: values only; `record_codec` has their encoding.
+"""The durable facts in the topic `__kohort_regions`, as plain data classes; `record_codec` encodes them.
 
 A partition is identified by group, topic id and number (`Part`). A recreated topic is a different one.
 """
@@ -69,7 +69,7 @@ class Claim:
 
     Attributes:
         application: the application that wrote it, for humans.
-        at_ms: since the epoch, here as in the other facts; for humans.
+        at_ms: the wall-clock time in ms since 1970, here as in the other facts; for humans.
     """
 
     group: str
@@ -139,7 +139,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The topics that a group's pattern matched when the group began.
+    """The fact that records the topics which a group's pattern matched when the group began to read.
 
     Partitions of later ones begin at the earliest offset.
 
@@ -180,8 +180,8 @@ class Contribution:
     """The contribution of one member to a sequence.
 
     Attributes:
-        members: all members that it knew of.
-        member_id, generation, instance_id: its identity in its group then.
+        members: the names of all members of the region that the contributor knew of.
+        member_id, generation, instance_id: the contributor's identity in its consumer group at that time.
         state: the application's state, at most 512 KiB.
         sink: the sink of these keys; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; otherwise it is discarded then.
@@ -236,7 +236,7 @@ def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
 
 
 def _is_whole(given: Contribution) -> bool:
-    """Return whether a member's state must cover all records read in its group, or all of some partitions."""
+    """Return whether a member's state must include all records of its group, or of its pinned partitions."""
     return bool(given.pinned) or not given.shares
 
 
@@ -255,9 +255,9 @@ class Manifest:
     """The manifest of a complete sequence. The contributions of a sequence without a manifest are ignored.
 
     Attributes:
-        epoch: the minimum valid epoch then.
+        epoch: the minimum valid epoch when the sequence was committed.
         members: the contributors.
-        stay: those among them that continue; the others left with this sequence.
+        stay: the contributors that continue; the other contributors left the region with this sequence.
         positions: of every partition that the region has ever read.
         empties: a reset to the initial state: what the sinks show is invalid, and emptying them publishes this
             sequence.

@@ -271,7 +271,7 @@ class Region(ClosedOnExit):
 
     @staticmethod
     def _states_in(place: KeyedState | None, region_id: UUID) -> KeyedStates | None:
-        """Return the keyed states of the region, after checking that their place can be written."""
+        """Return the keyed states of the region, after checking that their folder or store can be written."""
         if place is None:
             return None
         bound = place.bind(region_id)
@@ -525,7 +525,7 @@ class Region(ClosedOnExit):
 
     @contextmanager
     def _call(self, method: str) -> Iterator[None]:
-        """Guard a call of the application: a signal handler that interrupts it would wait for its own thread.
+        """Guard a public method: refuse a call by a signal handler that has interrupted another call (a deadlock).
 
         Raises:
             InvalidInputError: such a handler has made this call.

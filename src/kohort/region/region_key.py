@@ -72,7 +72,7 @@ class RegionKey:
         return seal[:_ID_BYTES] == self._id()
 
     def token(self, region: str, term: int) -> bytes:
-        """Return the secret that both ends of a connection prove: of one region and one term."""
+        """Return the secret by which members and control plane authenticate each other, for one region and term."""
         return self._derived(f"connections of {region} in term {term}")
 
     def _id(self) -> bytes:
@@ -151,7 +151,7 @@ def _machine_key(folder: Path) -> RegionKey:
 
 
 def _create(path: Path) -> None:
-    """Create the key's file as a whole or not at all: link a finished file to its name."""
+    """Create the key's file atomically: write a temporary file, and link it to the final name."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

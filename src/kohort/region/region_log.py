@@ -116,11 +116,11 @@ class RegionLogView:
             return self._partitions
 
     def follow(self, partition: int | None = None) -> list[Fact]:
-        """Return the current facts in a partition; None: the region's."""
+        """Read the current facts in a partition of the topic up to its end; None: in the region's own partition."""
         return self.reader(partition).follow() if self.found_partitions() else []
 
     def reader(self, partition: int | None = None) -> TopicReader:
-        """Return the reader of a partition; None: the region's.
+        """Return the reader of a partition of the topic; None: of the region's own partition.
 
         Raises:
             NotFoundError: there is no topic.
@@ -227,7 +227,7 @@ class RegionLogView:
         return first or mine
 
     def _put(self, key: bytes, value: bytes | None) -> None:
-        """Write a claim or its end, in a transaction of its own: the control plane's id would fence that."""
+        """Write a claim or its tombstone under a transactional id of its own, so as not to fence the control plane."""
         self.partitions()
         own = {"transactional_id": f"{transactional_id_of(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
         with Producer(self._servers, **{**self._settings, **own}) as producer:
@@ -403,7 +403,7 @@ class RegionLogWriter:
         return saved.known(self._region, self._term)
 
     def _settled(self) -> SavedFacts:
-        """Return the current facts, after all pending writes have an outcome."""
+        """Fence earlier producers, so that every pending write has an outcome; then return the current facts."""
         self._drop_producer()
         producer = self._new_producer()
         try:
@@ -510,7 +510,7 @@ class RegionLogWriter:
             self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
 
     def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
-        """Return the term once more if the topic does not know this producer: readers accept its records after that.
+        """Return the term's record again if this producer's id is new, so that readers accept its records.
 
         Kafka gives a transactional id another producer id when it has expired, or its epochs are used up.
         """
@@ -600,7 +600,7 @@ class RegionLogWriter:
         return len(records)
 
     def settle(self) -> int:
-        """Return the last complete sequence, after an answer was lost."""
+        """Return the last complete sequence after a commit's answer was lost; settle pending transactions first."""
         try:
             return self._settled().sequence
         except TermOverError:

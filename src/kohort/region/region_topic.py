@@ -115,7 +115,7 @@ def _checked(servers: Servers, settings: Mapping[str, Any], *, creates: bool) ->
 
 
 def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
-    """Refuse early a cluster whose groups' offsets can't be committed in one transaction with the manifest."""
+    """Refuse a cluster with separate coordinators: group offsets and manifest could not share a transaction there."""
     client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
     try:
         client.call(client.cluster.refresh_metadata())
@@ -167,7 +167,7 @@ class SavedFacts:
         return max(self.manifests, default=0)
 
     def refuse_only_ignored(self, region: str) -> None:
-        """Refuse a region of which the topic has records, and no valid one: a new one would hide them.
+        """Refuse to create a region if the topic has records of that name, none of them valid under this key.
 
         Raises:
             InvalidInputError: so it is; the message says what to do.

@@ -173,7 +173,7 @@ class ListeningSocket:
     """A bound socket.
 
     Attributes:
-        tls: what connections speak; None: nothing, as on loopback.
+        tls: the TLS settings of connections; None: no TLS, as on loopback.
         pin: the SHA-256 of its certificate; empty: without TLS.
     """
 
@@ -447,7 +447,7 @@ class ControlPlane:
     # -- the topic
 
     async def _keep_looking(self) -> None:
-        """Check at intervals whether another control plane has taken over, which no write has shown yet; then end."""
+        """Check at intervals whether another control plane has taken over, and end then; an idle one writes nothing."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -482,7 +482,7 @@ class ControlPlane:
             self._step(event)
 
     def _written(self, writing: Pauses[Event]) -> Event:
-        """Run a write to its end, on a thread that may block."""
+        """Run a write with its retries to the end, on a thread that may block."""
         while True:
             try:
                 pause_s = next(writing)

@@ -67,7 +67,7 @@ class StagedKey:
 
     @classmethod
     def parse(cls, text: str) -> StagedKey | None:
-        """Return the key that `text` makes this text of; None for other text."""
+        """Parse the text form of a key (`file_stem`); return None for any other text."""
         found = _TEXT.fullmatch(text)
         if found is None:
             return None

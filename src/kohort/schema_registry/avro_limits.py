@@ -35,7 +35,7 @@ PRIMITIVE_SIZES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "do
 
 @dataclass(frozen=True, slots=True)
 class _TypeSize:
-    """The size of a type: of its schema, and of its smallest value.
+    """The size of an Avro type: the parts of its schema, and the bytes of its smallest value.
 
     Attributes:
         parts: the number of its parts, where each name of another type counts as that type's parts.
@@ -118,7 +118,7 @@ def without_defaults(schema: Any) -> Any:
 
 
 def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a schema with what a function makes of each record's fields; the schema itself stays as it is."""
+    """Return a copy of a schema in which `change` has been applied to each field of each record."""
     if isinstance(schema, list):
         return [change_fields(branch, change) for branch in schema]
     if not isinstance(schema, dict):
@@ -135,7 +135,7 @@ def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]
 
 
 def is_marked(value: Any) -> bool:
-    """Return whether a part of a schema has a key by which fastavro knows schemas that it has parsed itself."""
+    """Return whether a schema contains a key with which fastavro marks its parsed schemas, to skip checks."""
     return isinstance(value, dict) and ("__fastavro_parsed" in value or "__named_schemas" in value)
 
 
@@ -163,7 +163,7 @@ def _children(value: Any) -> list[Any]:
 
 
 class _Measure:
-    """One traversal of a parsed schema; names are full, and defined before they are used, as Avro requires."""
+    """One traversal of a parsed schema that measures its types. Names are full and defined before their use."""
 
     def __init__(self, name: str) -> None:
         self._name = name

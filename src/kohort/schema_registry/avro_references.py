@@ -40,7 +40,7 @@ def definition_name(schema: Mapping[str, Any], space: str) -> tuple[str, str]:
 
 
 def full_name(name: str, space: str) -> str:
-    """Return the full name of a type that a name within a namespace stands for; primitive types have no namespace."""
+    """Resolve a type name that is used within a namespace to its full name; primitive types stay unchanged."""
     return name if "." in name or not space else f"{space}.{name}"
 
 
@@ -75,7 +75,7 @@ def _parsed(text: str, name: str) -> Any:
 
 
 class _Inlining:
-    """One traversal, which puts each definition where its name is used first."""
+    """One traversal of a schema, which replaces the first use of each referenced name by its definition."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -100,7 +100,7 @@ class _Inlining:
             self.learn(field.get("type"), space, depth + 1)
 
     def node(self, schema: Any, space: str, depth: int) -> Any:
-        """Return a part of a schema with the definitions that it lacks."""
+        """Return a part of a schema in which names that are first used there are replaced by their definitions."""
         self._check_depth(depth)
         if isinstance(schema, str):
             return self._by_name(schema, space, depth)

@@ -246,7 +246,7 @@ class SchemaToAdd:
     def from_request(
         cls, body: dict[str, Any], find_version: Callable[[SchemaReference], RegisteredSchema]
     ) -> SchemaToAdd:
-        """Check the schema of a request.
+        """Parse and check the schema in the body of a request to register or compare it.
 
         Args:
             body: the request.
@@ -358,7 +358,7 @@ class Subjects:
             raise NotFoundError(str(error)) from None
 
     def referring_ids(self, subject: str, version: str) -> list[int]:
-        """Return the ids of schemas that refer to a version."""
+        """Return the ids of all schemas that have a reference to this version of a subject."""
         found = self.find_numbered(subject, version)
         with self._lock:
             return sorted(
@@ -368,7 +368,7 @@ class Subjects:
             )
 
     def find_version(self, subject: str, schema: SchemaToAdd) -> RegisteredSchema:
-        """Return the version of a subject that has a schema."""
+        """Return the version under which a subject already has this schema; raise if it has none."""
         with self._lock:
             number = self._ids.get((schema.kind, schema.key))
             for known in self._of(subject):
@@ -494,7 +494,7 @@ class Subjects:
 
 
 def _whole_lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, after its last one was removed if it has no end."""
+    """Remove an incomplete last line, left by a crash, from the file; then yield all lines."""
     if not file.exists():
         return
     data = file.read_bytes()

@@ -179,7 +179,7 @@ def limited_time() -> Iterator[None]:
 
 
 def refuse_late() -> None:
-    """End a check that has taken its time.
+    """Raise an error if the current check has used up its CPU time (`limited_time`).
 
     Raises:
         InvalidInputError: it has.
@@ -214,7 +214,7 @@ _UNICODE_ESCAPE = re.compile(r"(\\\\)|\\u([0-9A-Fa-f]{4})")
 
 @lru_cache(maxsize=PATTERNS_KEPT)
 def _searcher(pattern: str) -> Callable[[str], bool]:
-    """Return a function that returns whether a text has a match.
+    """Compile a schema's pattern to a function that returns whether a text contains a match.
 
     Raises:
         re.error: the pattern is malformed.
@@ -302,7 +302,7 @@ def _bounded(number: int) -> int:
 
 
 def _sequence(items: Any, length: int) -> tuple[int, int]:
-    """Return the ways in which a sequence of a parsed pattern can match at one place, and the steps to try all."""
+    """Return bounds for a parsed pattern: in how many ways it can match at one place, and the steps to try all."""
     ways = work = 1
     for name, argument in items:
         item_ways, item_work = _item(str(name), argument, length)
@@ -412,7 +412,7 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
 
 
 def _any_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Compare as jsonschema does, without its list of errors: each of them has the value in its text."""
+    """Validate `anyOf` as jsonschema does, without collecting its errors, each of which contains the value."""
     from jsonschema import ValidationError
 
     del schema
@@ -421,7 +421,7 @@ def _any_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[A
 
 
 def _one_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Compare as jsonschema does, without its list of errors."""
+    """Validate `oneOf` as jsonschema does, without collecting its errors."""
     from jsonschema import ValidationError
 
     del schema
@@ -432,7 +432,7 @@ def _one_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[A
 
 
 def _type_of_draft_3(validator: Any, types: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Compare as jsonschema does, without its list of errors. In draft 3 a type may be a schema."""
+    """Validate draft 3's `type`, which may be a schema, as jsonschema does, without collecting its errors."""
     from jsonschema import ValidationError
 
     del schema
@@ -446,7 +446,7 @@ def _type_of_draft_3(validator: Any, types: Any, value: Any, schema: Any) -> Ite
 
 
 def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Compare in one pass: jsonschema compares each pair of objects, which takes minutes for 10,000 of them."""
+    """Validate `uniqueItems` in one pass; jsonschema compares all pairs, minutes for 10,000 objects."""
     from jsonschema import ValidationError
 
     del schema
@@ -469,7 +469,7 @@ def _identity(value: Any) -> Hashable:
 
 
 def unseen_patterns(schemas: Iterable[Any]) -> list[str]:
-    """Return the patterns that jsonschema itself searches names for, by Python's engine.
+    """Return the patterns that jsonschema applies to property names itself, unbounded, with Python's `re`.
 
     It does so for the keyword `unevaluatedProperties`, and takes the patterns of all `patternProperties` below it.
 

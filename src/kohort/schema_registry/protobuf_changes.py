@@ -132,7 +132,7 @@ class _Comparison:
 
 
 def reading_differences(writer: Descriptor, reader: Descriptor) -> Iterator[str]:
-    """Yield where values of a message mean something else to a reader with another version of it."""
+    """Yield the differences through which a reader's version of a message misreads values of the writer's version."""
     yield from _reading_differences(writer, reader, set())
 
 
@@ -167,7 +167,7 @@ def _reading_differences(writer: Descriptor, reader: Descriptor, compared: set[t
 
 
 def _default_differences(old: Any, new: FieldDescriptor, path: str) -> Iterator[str]:
-    """Yield how a field that was not set means something else because a schema names a default."""
+    """Yield the differences between two versions of a field in the default that an unset field has."""
     if not (new.is_repeated or old.is_repeated) and any(
         field.has_default_value and has_shown_default(field) for field in (old, new)
     ):
@@ -219,12 +219,12 @@ def _oneofs(message: Descriptor) -> list[OneofDescriptor]:
 
 
 def _oneof_is_kept(field: FieldDescriptor, new: Descriptor) -> bool:
-    """Return whether the oneof of a removed field is still there, by its name."""
+    """Return whether the new version of a message still has a oneof of the same name as the removed field's."""
     oneof = _oneof(field)
     return oneof is not None and any(found.name == oneof.name for found in _oneofs(new))
 
 
 def _old_fields(oneof: OneofDescriptor, old: Descriptor) -> list[FieldDescriptor]:
-    """Return the fields that a message has of another version's oneof, by their numbers."""
+    """Return the old version's fields that have the numbers of a oneof's fields in the new version."""
     found = [old.fields_by_number.get(field.number) for field in oneof.fields]
     return [field for field in found if field is not None]

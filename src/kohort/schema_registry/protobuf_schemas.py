@@ -223,7 +223,7 @@ def _environment() -> dict[str, str]:
 
 
 def _serialized(text: str, path: str) -> FileDescriptorProto | None:
-    """Return the descriptor of a file in Base64, under its name here; None if the file is text."""
+    """Return the serialized descriptor in a Base64 text, renamed to `path`; None if the text is .proto source."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -509,7 +509,7 @@ def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def indexes_bytes(indexes: tuple[int, ...]) -> bytes:
-    """Return the bytes of indexes: a zero for the file's first message, else their number and each, as zigzag."""
+    """Encode message indexes: one zero byte for the file's first message, else count and indexes as zigzag varints."""
     return b"\0" if indexes == (0,) else b"".join(map(_varint_bytes, (len(indexes), *indexes)))
 
 

@@ -91,7 +91,7 @@ def class_of(message: Descriptor) -> Any:
 
 
 def _messages_within(message: Descriptor) -> list[Descriptor]:
-    """Return the messages that a message may have within it, the outer ones first."""
+    """Return all message types that can occur inside a message, at any depth, outer ones first."""
     seen: dict[str, Descriptor] = {}
     left = deque([message])
     while left:
@@ -332,7 +332,7 @@ def _unconverted(found: Any, _budget: MessageBudget) -> Any:
 
 
 def _counted(item: Convert | None, value_of: Callable[[Any], Any] = lambda found: found) -> Convert:
-    """Return a function that takes a message from the budget, and converts it or its value."""
+    """Wrap a converter so that each call first counts one message against the value's `MessageBudget`."""
     convert = item or _unconverted
 
     def convert_counted(found: Any, budget: MessageBudget) -> Any:
@@ -349,7 +349,7 @@ def _checked_text(found: Any, _budget: MessageBudget) -> str:
 
 
 def has_shown_default(field: FieldDescriptor) -> bool:
-    """Return whether a field that is not set is read as its default, and not as None."""
+    """Return whether an unset Protobuf field is decoded as its default value; otherwise it is decoded as None."""
     if field.message_type is not None or field.is_repeated or field.containing_oneof is not None:
         return False
     return field.has_default_value or not field.has_presence
@@ -430,7 +430,7 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
 
 
 def _difference(wanted: Descriptor, given: Descriptor) -> str:
-    """Return why objects of a class can't be written by a schema; "" if they can.
+    """Return why objects of the message class `given` can't be written with the schema's message; "" if they can.
 
     Fields that a schema does not have would be lost, and those of another type would be read as other values.
     """
@@ -452,7 +452,7 @@ def _difference(wanted: Descriptor, given: Descriptor) -> str:
 
 
 def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
-    """Return the facts of a field that two compatible versions must share.
+    """Return the properties of a field that must be equal for objects of one version to be written by another.
 
     Readers refuse a value without a required field, and take their own default for a field that is not set. They drop a
     number that a closed enum does not have.
@@ -559,7 +559,7 @@ def _float(found: Any) -> Any:
 
 
 def _scalar(found: Any) -> Any:
-    """Return an integer, also from a decimal, which Spark has for unsigned 64-bit integers."""
+    """Convert an integral decimal, as Spark has for unsigned 64-bit integers, to an int; return other values as is."""
     if isinstance(found, Decimal):
         if not found.is_finite() or found != found.to_integral_value():
             raise ValueError(f"{found} is no integer")

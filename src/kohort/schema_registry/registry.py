@@ -549,7 +549,7 @@ class SchemaRegistry:
             self._failures_bytes -= failure.counted_bytes
 
     def _until_budget(self) -> float:
-        """Return the seconds until the next unknown id may be requested; 0: now."""
+        """Refill the budget for unknown ids; return the seconds until it allows a request, 0 if it does now."""
         with self._lock:
             now_s = time.monotonic()
             self._budget = min(UNKNOWN_PER_S, self._budget + (now_s - self._budget_at_s) * UNKNOWN_PER_S)
@@ -637,7 +637,7 @@ class SchemaRegistry:
 
 
 def _cut_off(connected: socket.socket, after_s: float) -> threading.Timer:
-    """Start a timer that ends a connection: a socket's own timeout begins anew with each byte."""
+    """Start a timer that closes a connection after `after_s`, because a socket timeout restarts with each byte."""
 
     def shut_down() -> None:
         with contextlib.suppress(OSError):  # it has ended by itself
@@ -769,7 +769,7 @@ def with_imports(
 
 
 def _name_of(schema: RegisteredSchema) -> str:
-    """Return the name by which errors mention a schema."""
+    """Return the text that identifies a schema in errors: its id, and its subject if that is known."""
     if schema.id and not schema.subject:
         return f"the schema {schema.id}"
     return f"the schema {schema.id} of {schema.subject}" if schema.subject else "the schema"

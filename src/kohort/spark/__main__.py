@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class ClosingSummary:
-    """The summary of a job, written once, also when SIGTERM ends the job. The job ends by the signal as it would alone.
+    """The summary of a job, written once, also when SIGTERM ends the job. SIGTERM then ends the job as usual.
 
     The handler takes the place of SIG_DFL only. To the job it looks like SIG_DFL: a handler that the job installs
     works, and decides then. A forked child has SIG_DFL, so workers end at once and write nothing. While the main thread
@@ -79,7 +79,7 @@ class ClosingSummary:
         )
 
     def write(self) -> None:
-        """Write the summary, unless it is written. A failure of it is a line, and not the job's."""
+        """Write the summary once. If that fails, print an error line and leave the job's outcome unchanged."""
         if self._written:
             return
         try:

@@ -262,7 +262,7 @@ class SparkCheckpoints:
         return {part: reading for name in self._files for part, reading in (read.get(name) or self._late(name)).items()}
 
     def close(self) -> None:
-        """End a call that waits, and leave the reads that are under way to themselves."""
+        """End a waiting call without waiting for the reads in progress, whose threads are abandoned."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -345,7 +345,7 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 def _check_positions(path: str, sources: Sequence[Positions]) -> None:
-    """Check that a broker could have the positions: others would break the requests and metrics of all groups.
+    """Check that the positions are possible offsets: impossible ones would break requests and metrics of all groups.
 
     Raises:
         CorruptDataError: A position can't be an offset of a log, or there are too many positions.
@@ -409,7 +409,7 @@ def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> OffsetLogFile:
 
 
 def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]:
-    """Return the offset log's lines of the batch that is under way; none while Spark still writes them."""
+    """Return the source lines of the batch after `batch`, which is running; none while Spark still writes the file."""
     try:
         return {line.name: line for line in _read_log(files, batch).sources}
     except CorruptDataError:
@@ -419,7 +419,7 @@ def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]
 def _read_source(
     files: CheckpointFiles, batch: int, line: SourceLine, following: SourceLine | None
 ) -> tuple[Positions, str] | None:
-    """Return a source's position, and the batch in words; None if it does not read Kafka, or has no offsets yet."""
+    """Return a source's position with a text about the batch; None if it reads no Kafka topic or has no offsets yet."""
     offset, said = line.offset, f"batch {batch}" if batch >= 0 else "no batch is done"
     if is_kafka_offset(offset):
         return (positions_of(offset) if batch >= 0 else _initial(files, line.name)), said

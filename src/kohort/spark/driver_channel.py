@@ -215,7 +215,7 @@ class ChannelServer:
                 self._links.pop(query or "", None)
 
     def _orphan(self) -> None:
-        """Close a forked child's copies of the connections: a thread that is not in the child may hold the lock."""
+        """Close the connections' copies in a forked child without the lock, which a parent's thread may hold."""
         for sock in (self._listening, *self._sockets):
             sock.close()
 
@@ -306,7 +306,7 @@ class ChannelClient:
             del self._answers[number]
 
     def _first_link(self, left_s: float) -> tuple[Link, float]:
-        """Return the connection and the time left; a connection that has ended is not waited for again."""
+        """Wait for the first connection; return it and the time left in s. A later connection is not waited for."""
         with self._changed:
             while self._link is None or not self._query:
                 if self._links or self._ended.is_set():
@@ -317,7 +317,7 @@ class ChannelClient:
             return self._link, left_s
 
     def _wait(self, left_s: float) -> float:
-        """Wait for a change for at most `WAIT_STEP_S`; return the time left."""
+        """Wait at most `WAIT_STEP_S` for a change of the connection or an answer; return the time left in s."""
         began = time.monotonic()
         self._changed.wait(min(left_s, WAIT_STEP_S))
         return left_s - min(time.monotonic() - began, WAIT_STEP_S)
@@ -424,7 +424,7 @@ LAST_REPORTS_TIMEOUT_S = 1.0
 
 
 class SinkDoneReceiver:
-    """A receiver that learns when a sink has completed a batch, and when the query's run is over.
+    """The source's receiver of the driver program's reports: a sink has completed a batch, or the query's run is over.
 
     Messages: `done` with the batch's `end`, as in the checkpoint, and `stateful` if the query keeps state; `over` after
     the last of a run.

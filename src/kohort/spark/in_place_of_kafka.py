@@ -219,7 +219,7 @@ def _register(session: Any) -> None:
 
 
 def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
-    """Cover the session of each batch too: Spark passes a clone of the query's session, in a new object."""
+    """Wrap `foreachBatch` so that kohort also covers the cloned session that Spark passes with each batch."""
     session = _session(end)
     if not CHANGES.covers(session) or "connect" in type(end).__module__:
         return original(end, function)
@@ -306,7 +306,7 @@ def _to_table(end: Any, original: Callable[..., Any], *args: Any, **given: Any) 
 
 
 def _remember_checkpoint(end: Any, given: Mapping[str, Any]) -> None:
-    """Remember where a covered query keeps its offsets."""
+    """Record the checkpoint location of a covered query, for the summary at the job's end."""
     options = {key.lower(): value for key, value in {**_options_set_on(end).options, **given}.items()}
     location = options.get("checkpointlocation")
     if location and CHANGES.covers(_session(end)):
@@ -314,7 +314,7 @@ def _remember_checkpoint(end: Any, given: Mapping[str, Any]) -> None:
 
 
 def _of_the_sink(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that Spark handles itself in a streaming query."""
+    """Return the options for kohort's sink, without those that Spark itself handles in a streaming query."""
     return {key: value for key, value in options.items() if key.lower() not in ("checkpointlocation", "queryname")}
 
 

@@ -226,7 +226,7 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
 
 
 def _as_named_here(name: str, value: str) -> str:
-    """Return a value of Java's clients as the client here names it.
+    """Translate a setting's value from Java's clients, such as a class name, to the value of kohort's client.
 
     Raises:
         InvalidInputError: a Java class has no equivalent here.

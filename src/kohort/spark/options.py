@@ -57,7 +57,7 @@ BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 EARLIEST = -2
 """Stands for the earliest offset in the JSON forms, as in Spark's Kafka source."""
 LATEST = -1
-"""The earliest offset in the JSON forms, as in Spark's Kafka source."""
+"""Stands for the latest offset in the JSON forms, as in Spark's Kafka source."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The protocol between a source of a region and its driver program: requests, answers, and the sessions that answer.
 
 A region's member lives in the driver program, and the source in a separate process. The source has a session there (a
-*seat* in code), which assigns partitions, learns of each batch, and is told of lost records. Everything goes over
+*seat* in code), which assigns partitions and receives reports of batches and lost records. Everything goes over
 `kohort.spark.driver_channel`, as messages whose `what` is "held", "begin" or "end". Only this file writes and reads
 their format.
 """
@@ -132,7 +132,7 @@ class LostPart:
         topic_id: the topic's id.
         partition: the partition's number.
         assignment_version: the number of the assignment under which the loss was found.
-        at: the offset at which the query was to continue.
+        at: the offset at which the query should have continued.
         next: the offset at which it continues instead; -1: none, the topic was deleted or re-created.
     """
 
@@ -257,7 +257,7 @@ class SourceSessions:
             return {"refused": error.message}
 
     def report_lost(self, query: str, message: Message) -> None:
-        """Pass a source's report of lost records to its session; only log it if that has ended."""
+        """Pass a source's report of lost records to its session; if the session has ended, only log the report."""
         lost = LostRecords.from_message(message)
         log.warning("a source reports records that may be lost: %s", lost.text)
         try:

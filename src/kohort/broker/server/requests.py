@@ -290,7 +290,7 @@ class Request(Generic[M_co]):
         return self.meter is None and self.on_answer is None
 
     def reply_encoded(self, response: type[Message], body: bytes) -> None:
-        """Send a response that was encoded in the request's version before; see `takes_encoded`."""
+        """Send a response body that the caller has already encoded for this request's API version."""
         if not self.connection.closed:
             self.send([frame_response(response, body, self.version, self.correlation_id)])
 

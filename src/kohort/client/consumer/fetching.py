@@ -685,7 +685,7 @@ def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
 
 
 def _fetchable_from(state: PartitionState) -> FetchPosition | None:
-    """Return where to fetch from; None if the partition can't be fetched now."""
+    """Return the partition's fetch position; None while it is paused, being reset or failed."""
     if state.paused or state.reset is not None or state.broken is not None:
         return None
     return state.fetch_position

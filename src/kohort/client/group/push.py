@@ -198,7 +198,7 @@ UNANSWERED_SHARE = 2 / 3
 
 
 class PushMembership(Membership):
-    """A member in the push protocol."""
+    """A group member in kohort's own push protocol, in which the coordinator sends assignments at once."""
 
     NOT_JOINED = 0
     carries_positions = True

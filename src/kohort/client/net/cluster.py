@@ -582,7 +582,7 @@ class Cluster:
         self._coordinators.forget_coordinator(to)
 
     async def group_nodes(self, timeout_ms: float | None = None) -> list[int]:
-        """Ask now for the nodes that have groups: all brokers, or kohort's coordinators if they are apart.
+        """Refresh and return the ids of the nodes that coordinate groups: all brokers, or kohort's own coordinators.
 
         Raises:
             KafkaError: No node could be asked.

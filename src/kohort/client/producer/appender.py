@@ -24,7 +24,7 @@ OVERHEAD: Final = 96
 
 
 class PlainBatchFill:
-    """The counts of a batch while it is filled.
+    """A producer batch being filled, in pure Python: its records so far and their counts.
 
     Attributes:
         chunk: The records, until the batch is sealed.

@@ -123,7 +123,7 @@ def compute_assignments(
 
 
 def _before(metadata: Mapping[str, JoinMetadata]) -> Placement | None:
-    """Return the placement that most members use; among equally frequent ones, the one with the highest version.
+    """Return the placement in use before this round: the most frequent one, of several the one of highest version.
 
     A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
     """
@@ -132,7 +132,7 @@ def _before(metadata: Mapping[str, JoinMetadata]) -> Placement | None:
 
 
 def _holder(member: str, other: str | None, metadata: Mapping[str, JoinMetadata], before: Placement | None) -> str:
-    """Decide which of two members that claim the same id holds it.
+    """Return which of two members that claim the same coordinator id keeps it.
 
     An address belongs to one process at a time. Of two members at the same address, the newer is therefore the one that
     the placement does not name yet. At different addresses, the present holder keeps the id.
@@ -149,7 +149,7 @@ def _holder(member: str, other: str | None, metadata: Mapping[str, JoinMetadata]
 
 
 def id_conflict(one: Candidate, holder: Candidate) -> str:
-    """Return why `one` does not get the id that `holder` has, "" if they are the same process."""
+    """Return why candidate `one` can't have the id of `holder`; "" if both are the same process."""
     if one.incarnation == holder.incarnation:
         return ""
     return f"the id {one.id} is taken by the coordinator at {holder.address}"

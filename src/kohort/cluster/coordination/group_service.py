@@ -144,7 +144,7 @@ class GroupCoordination:
         self._client.wake()
 
     async def retire(self) -> None:
-        """Rejoin as a member that gets no shards, and leave once the placement says so."""
+        """Rejoin as a member that gets no shards, and leave the group once the placement assigns it none."""
         client, metadata = self._client, self._metadata
         if client is None or metadata is None:
             return
@@ -183,7 +183,7 @@ class GroupCoordination:
     # -- before it joins
 
     async def _make_room(self, cluster: Cluster, me: Candidate) -> None:
-        """Remove an earlier process at this address from the group, and wait until this candidate's id is free.
+        """Remove the group member of an earlier process at this address, and wait until this candidate's id is free.
 
         Raises:
             KafkaError: the id belongs to another coordinator.
@@ -249,7 +249,7 @@ class GroupCoordination:
             )
 
     async def _round(self, cluster: Cluster) -> None:
-        """Join the group and sync: take the assignment, which this member computes if it leads."""
+        """Run one rebalance, JoinGroup and SyncGroup; the group's leader computes the placement."""
         metadata = replace(self._require_metadata(), placement=self.placement)
         joined = await self._join(cluster, metadata)
         self._member_id, self._generation = joined.member_id, joined.generation_id
@@ -360,7 +360,7 @@ class GroupCoordination:
         raise self._advised(error_for(code, known.text))
 
     def _advised(self, error: KafkaError) -> KafkaError:
-        """Add advice to an error, where a remedy is known."""
+        """Return the error with advice on its remedy, where one is known."""
         advice = {
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "it is used by something else; give the coordinators another group",
             ErrorCode.GROUP_AUTHORIZATION_FAILED: "this user needs the rights to describe and to read it",

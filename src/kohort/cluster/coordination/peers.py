@@ -46,8 +46,8 @@ class _PeerHistory:
     """The history of one process, which sets how long it must refuse connections before it is suspected.
 
     Attributes:
-        seen: Whether it was ever reached.
-        suspected: How often it was suspected.
+        seen: Whether this coordinator has ever reached the process.
+        suspected: The number of times that this coordinator has suspected the process.
     """
 
     seen: bool = False
@@ -145,7 +145,7 @@ class Peers:
 
 
 async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, renew_s: float | None) -> None:
-    """Wait until the connection ends, and ignore the responses on it.
+    """Wait until the peer ends the connection, discarding the responses that arrive on it.
 
     Close it after `renew_s` seconds. Without `renew_s`, send a keep-alive request every `ASK_S` seconds.
     """

@@ -147,7 +147,7 @@ class Authors:
             self.newest = fence
 
     def is_coordinator(self, author: Author) -> bool:
-        """Return whether a fence proves that a coordinator wrote under this producer id and epoch."""
+        """Return whether a fence of this producer id, at this epoch or a later one, proves that a coordinator wrote."""
         fence = self.fences.get(author[0])
         return fence is not None and author[0] != FIRST and author[1] <= fence.epoch
 
@@ -156,7 +156,7 @@ class Authors:
         return {author: offset for author, offset in self._first_offsets.items() if not self.is_coordinator(author)}
 
     def fences_that_may_write(self, own: int) -> Iterator[Fence]:
-        """Return the fences of other producer ids whose owners could still write."""
+        """Yield the fences of other producer ids that are not at the last epoch: their owners could still write."""
         for fence in list(self.fences.values()):
             if fence.producer_id not in (FIRST, own) and fence.epoch < EPOCH_LAST:
                 yield fence

@@ -1,4 +1,4 @@
-"""The partition of one shard's journal on a Kafka cluster, and the way requests take there."""
+"""The partition of one shard's journal on a Kafka cluster, and how requests reach its leader."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WAIT_MAX_MS: Final = 250
 
 
 class JournalUnavailable(OSError):
-    """A journal that can't be read or written now: the term is over, and another may begin."""
+    """The error that a journal can't be read or written now: the term is over, and a new term may begin."""
 
 
 class JournalRefused(KafkaError):
-    """A journal that does not fit its groups. Waiting does not cure it: somebody has to decide."""
+    """The error that a journal's topic does not fit its groups, which only an operator can resolve."""
 
     default_code = ErrorCode.INVALID_CONFIG
 
@@ -138,7 +138,7 @@ class JournalPartition:
             )
 
     def ending_error(self, error: KafkaError, what: str) -> Exception:
-        """Return the exception that ends a term, for an error of the cluster that a retry does not cure."""
+        """Convert a non-retriable error of the Kafka cluster to the exception that ends the term."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)
         if isinstance(error, NotAuthorizedError):

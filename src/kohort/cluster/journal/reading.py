@@ -87,7 +87,7 @@ class JournalReading:
         return view[:end]
 
     async def up_to(self, end: int) -> memoryview:
-        """Return the complete batches of the next response that has any; a record at `end` is known to be written.
+        """Fetch until a response has complete batches, and return them; a record at `end` must exist.
 
         Raises:
             JournalUnavailable: the leader does not return it in time.
@@ -153,7 +153,7 @@ def _check_error(error_code: int) -> None:
 
 
 def _complete_end(view: memoryview) -> tuple[int, int]:
-    """Return the end of the complete batches and the offset behind them; (0, 0) if there is none.
+    """Return the size in bytes of the complete batches in a response, and the offset after them; (0, 0): none.
 
     The last batch of a response may be cut off.
     """
@@ -246,7 +246,7 @@ class JournalDecoding:
             yield records
 
     def record_authors(self, view: memoryview) -> None:
-        """Record producers and fences only, not records: a fence is alone in its batch."""
+        """Record the producers and fences of complete batches without decoding records; a fence has its own batch."""
         for header, batch in self._batches(view):
             self.authors.record_batch(header)
             if header.records_count == 1 and not header.is_control:

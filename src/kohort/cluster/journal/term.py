@@ -382,7 +382,7 @@ class JournalTerm:
     # -- loading
 
     async def _load(self, writer: JournalWriter) -> None:
-        """Pass all records before the fence to the shard, and make sure that nobody else can write behind it."""
+        """Pass all records before the fence to the shard, and make sure that no other producer can write after it."""
         place, metrics, authors = self._place, self._metrics, self._decoding.authors
         began_ms = place.cluster.runtime.now_ms
         own, end = writer.identity.producer_id, metrics.fence_offset
@@ -409,7 +409,7 @@ class JournalTerm:
         await self._handover.wait_decoded()
 
     async def _survey(self, end: int) -> frozenset[Author]:
-        """Return the producers of records before an offset that no fence proves to be coordinators."""
+        """Read producer ids up to an offset, and return the producers that no fence proves to be coordinators."""
         reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
             decoding.record_authors(await reading.up_to(end))
@@ -440,7 +440,7 @@ class JournalTerm:
             )
 
     async def _keep_first(self, writer: JournalWriter) -> None:
-        """Compare the topic with the first fence, or write that fence."""
+        """Compare the topic's partition count with that in the first fence; write the fence if there is none."""
         place = self._place
         first = self._decoding.authors.fences.get(FIRST)
         if first is None and place.index != 0:
@@ -460,7 +460,7 @@ class JournalTerm:
             await self._write_fence(writer, FIRST)
 
     async def _first_of_all(self) -> Fence | None:
-        """Return the first fence of partition 0, near its start: a partition that was added has none of its own."""
+        """Return the first fence of the topic, from the start of partition 0: partitions added later have none."""
         here = self._place
         zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
         zero.channel = here.channel
@@ -494,7 +494,7 @@ class JournalTerm:
                 self._owner.durable(wanted.token, written.sent_ms)
 
     def _proof(self, identity: TermIdentity) -> Body:
-        """Return the batch of an append without records: the fence again, of which compaction keeps one."""
+        """Return the batch of an append without records: the same fence again, of which compaction keeps one."""
         return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).encoded())
 
     async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
@@ -512,7 +512,7 @@ class JournalTerm:
             await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
 
     async def _renew(self, identity: TermIdentity) -> None:
-        """Get the next epoch of the own producer id, while appends continue."""
+        """Request the next epoch of this term's producer id while appends continue."""
         try:
             self._renewed = await new_epoch(self._place, identity)
         except FencedError as error:

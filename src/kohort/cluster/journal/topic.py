@@ -45,7 +45,7 @@ def _at_least(limit: int) -> Callable[[str], bool]:
 
 
 def _needed(replicas: int) -> list[_Check]:
-    """Return the topic configs that a journal's topic must have."""
+    """Return the topic-level configs that a journal's topic must have, by name, for this replication factor."""
     in_sync = 2 if replicas >= 3 else 1
     return [
         ("cleanup.policy", "compact", lambda value: value == "compact", "offsets would be deleted by their age"),
@@ -220,7 +220,7 @@ def _fits(entries: Mapping[str, ConfigEntry], key: str, fits: Callable[[str], bo
 
 
 def _right(error: KafkaError, right: str) -> KafkaError:
-    """Return the error, with the missing permission if that is the cause."""
+    """Return the error, with the name of the missing permission if authorization failed."""
     if isinstance(error, NotAuthorizedError):
         return NotAuthorizedError(f"{error.message}. The coordinators' user needs {right}", error.code)
     if isinstance(error, InvalidInputError):

@@ -64,9 +64,9 @@ class MirroredGroup:
     Attributes:
         name: the group's id.
         came: whether it was created while its shard was here, so that it had no nodes before that could be deleted.
-        shown: its shard's last answer, None: the group was deleted.
-        nodes: the content of the nodes below its two, by path; None: they have to be read.
-        registered: the owners that were written last, None: not by this process.
+        shown: the group in its shard's last answer; None: the group was deleted.
+        nodes: the content of the nodes below the group's two nodes, by path; None: they must be read first.
+        registered: the owners that this process wrote last; None: it has written none.
         reported: whether the group knows that owners' nodes were deleted; they are written again after the rebalance.
         written: the offsets that were written.
         offset_paths: the paths of the offsets' nodes.
@@ -100,7 +100,7 @@ class MirroredShard:
         groups: the groups by name.
         due: the names of the groups to check.
         looked: the time when a group's owners' nodes were read, by name, the oldest first.
-        walked_s: the time of the last answer with all groups.
+        walked_s: the time in s of the last answer that listed all groups of the shard.
         lost: whether all groups have to be asked for, because there was no answer yet or one was lost.
     """
 
@@ -125,7 +125,7 @@ class MirroredShard:
             self.due[name] = None
 
     def overdue(self, before_s: float) -> list[str]:
-        """Return the groups whose owners' nodes were not read since then."""
+        """Return the groups whose owners' nodes in ZooKeeper were last read before a time."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
     def record_reads(self, names: list[str], now_s: float, every_s: float) -> None:
@@ -156,7 +156,7 @@ class MirrorPlan:
         marks: nodes that confirm that a group's owners are complete; written last.
         done: the groups that are up to date then, with the written answer; None: deleted.
         owners: the groups whose owners are up to date then.
-        again: the groups to check again all the same.
+        again: the groups to check in the next run too.
     """
 
     creates: list[Change] = field(default_factory=list)
@@ -311,7 +311,7 @@ class GroupMirror:
         self.meter.record_written(began_s)
 
     def _look_at_leaders(self) -> None:
-        """Mark the groups of changed leaders as due, because owners' nodes have the leaders in their names.
+        """Mark groups as due if a partition's leader has changed, because node names of owners contain the leader.
 
         A topic that changes is another object.
         """
@@ -328,7 +328,7 @@ class GroupMirror:
     # -- present state
 
     async def _names(self) -> dict[int, set[str]]:
-        """Return the groups that have nodes, by shard."""
+        """Read the names of all groups with nodes in ZooKeeper, and return them by shard."""
         found: dict[int, set[str]] = {}
         for top in (OWNERS, OFFSETS):
             for node in await self._coordination.session.children(top):
@@ -337,7 +337,7 @@ class GroupMirror:
         return found
 
     async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
-        """Ask a shard for its push groups; None: it does not serve here now."""
+        """Request the push groups of a shard with owners and offsets; None: the shard does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def take_shard_answer(value: ShowPushGroupsReply | ErrorCode) -> None:

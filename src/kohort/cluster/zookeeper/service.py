@@ -435,7 +435,7 @@ class ZooKeeperCoordination:
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
     async def _refusing(self, election: ZNode, mine: Registration) -> Registration | None:
-        """Return the leader's registration if the two can't share the path; None: they can."""
+        """Return the leader's registration if one of the two needs the path exclusively; None: they can share it."""
         number = election.data.decode(errors="replace")
         node = await self.session.read(f"{IDS}/{number}")
         holder = None if node is None else _read_registration(number, node)
@@ -524,7 +524,7 @@ class ZooKeeperCoordination:
     # -- state and messages
 
     def _is_other(self, holder: Candidate, me: Candidate) -> bool:
-        """Return whether a node belongs to another process that may be alive.
+        """Return whether a candidate's node belongs to a process other than this one that may still be alive.
 
         An address belongs to one process at a time. A process that was at this address earlier has ended. A process
         that comes to it later assumes the same of this one.
@@ -579,7 +579,7 @@ class ZooKeeperCoordination:
                 await asyncio.wait_for(self._settled.wait(), 0.2)
 
     def _check_alone(self) -> None:
-        """Raise KafkaError if another process has the path to itself, or this one can't have it."""
+        """Raise KafkaError if another process uses the path exclusively, or prevents this one from doing so."""
         holder = None if self._refused_by is None else self._refused_by.candidate
         if self._exclusive and holder is None:
             holder = self._taken_by

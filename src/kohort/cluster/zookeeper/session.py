@@ -62,7 +62,7 @@ class SessionState(Enum):
 
 
 class ZooKeeperAway(RetriableError):
-    """A request without an answer, because the connection or the session ended: a change may have been made."""
+    """The error of a request whose connection or session ended before the answer; its change may have been made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +437,7 @@ def _security_arguments(config: ZooKeeperConfig) -> dict[str, Any]:
 
 
 def _tls_failure(hosts: str, config: ZooKeeperConfig) -> str | None:
-    """Return why a TLS handshake with the servers fails, which kazoo does not say; None: none fails so."""
+    """Try a TLS handshake with the servers, and return why it fails, since kazoo gives no reason; None: it works."""
     if not config.uses_tls:
         return None
     context = tls_context(config)

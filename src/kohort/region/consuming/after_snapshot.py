@@ -73,7 +73,7 @@ def after(snapshot: Any, *, group: str | None = None) -> AfterSnapshot:
 
 
 def _summaries(snapshot: Any) -> Iterator[Mapping[str, str]]:
-    """Yield the summaries' properties of a table's snapshots, the current one first, or that of one snapshot."""
+    """Yield the summary properties of one given snapshot, or of a table's snapshots from the current one back."""
     is_table = hasattr(snapshot, "current_snapshot")
     at = snapshot.current_snapshot() if is_table else snapshot
     while at is not None:

@@ -54,7 +54,7 @@ class Callbacks(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """The work that waits until the application processes no table; every iteration checks it again."""
+    """The deferred work that waits until the application processes no table; each iteration of the thread checks it."""
 
     drain: CheckpointAttempt | None = None
     drain_since_s: float = 0.0
@@ -101,7 +101,9 @@ class EventThread(MemberThread):
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """End the member without a checkpoint if closing takes longer than `timeout_s`; `late` then has the error text.
+        """Set the deadline for closing: after `timeout_s` the member ends without a checkpoint.
+
+        `late` then has the error text.
 
         A later call does not give more time.
         """
@@ -251,7 +253,7 @@ class EventThread(MemberThread):
         self._step(events.DrainCompleted(cut))
 
     def _ends(self) -> dict[Part, Position]:
-        """Return the read positions: after the last submitted record, and past what follows it and is not a record."""
+        """Return the next offset of each partition: after its last submitted record, and past control records there."""
         ends = self._flow.next_offsets()
         now = self._consumer.positions()
         for part in ends:
@@ -370,7 +372,7 @@ class EventThread(MemberThread):
         self._give(cut, ends, staged, state)
 
     def _end_refused(self, error: Exception) -> None:
-        """Leave a region whose sink refuses the rows for good: the region resets once, and the others continue.
+        """Leave the region because the sink refuses this member's rows permanently; the others reset once and continue.
 
         `tables()` raises the error at once, as `submit` does when it meets such an error.
         """

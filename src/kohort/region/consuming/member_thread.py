@@ -188,7 +188,7 @@ class PlaneLink:
             link.close()
 
     def _is_connected(self, link: Link) -> bool:
-        """Return whether the member may register; if not, report to the control plane what the member waits for."""
+        """Return whether the member may register; if its sink does not answer, report the wait to the control plane."""
         if self._ended.is_set():
             link.close()
             return True
@@ -341,7 +341,7 @@ class MemberThread(ABC):
 
     @abstractmethod
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        """Read a partition from here on; the member still owns it."""
+        """Start to read a partition at this position, after the consumer's `seek`; the member still owns it."""
 
     @abstractmethod
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
@@ -402,7 +402,7 @@ class MemberThread(ABC):
         self._follow_assignment()
 
     def _from_the_group(self, event: Event) -> None:
-        """Pass a revocation or a loss of partitions to the member's state machine."""
+        """Pass a group's event, a revocation or a loss of partitions, to the member's state machine."""
         self._step(event)
 
     def _follow_assignment(self) -> None:
@@ -512,7 +512,7 @@ class MemberThread(ABC):
             self._consumer.release()
 
     def _give(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
-        """Report the member's contribution to a checkpoint: its offsets, staged keys and state.
+        """Send the member's contribution to a checkpoint to the control plane: its offsets, staged keys and state.
 
         A contribution that fits no record fails it here: after the commit point is too late.
         """
@@ -527,7 +527,7 @@ class MemberThread(ABC):
         self._step(given)
 
     def _probe(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
-        """Return a trial record as large as the contribution, to know before the commit point whether it fits."""
+        """Return the contribution as a record of its final size, to check before the commit point that it fits."""
         machine = self.machine
         spans = tuple(
             Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch, at.state)
@@ -552,5 +552,5 @@ def partition_of(part: Part) -> TopicPartition:
 
 
 def offset_and_metadata(position: Position) -> OffsetAndMetadata:
-    """Convert a region's position to the form that a consumer's `commit` and `seek` take."""
+    """Convert a region's position to `OffsetAndMetadata`, for a consumer's `commit` and `seek`."""
     return OffsetAndMetadata(position.offset, "", position.leader_epoch)

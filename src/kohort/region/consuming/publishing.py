@@ -17,7 +17,7 @@ CLOSE_S = 30.0
 
 
 class Publisher:
-    """The publishing thread of one sink of a member; a new order replaces the one before.
+    """The thread that publishes sequences to one sink of a member; a new order replaces the previous one.
 
     Attributes:
         refused: Whether the last attempt failed with an error that waiting does not end. It is repeated all the same,

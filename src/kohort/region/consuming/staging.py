@@ -25,7 +25,7 @@ are 0.15 s of rows. Below that the files of a checkpoint become many, and the me
 
 
 def sink_wait(name: str) -> RetryWait:
-    """Return the wait of a member, or of a Spark task, for its sink."""
+    """Return the retry state with which a member, or a Spark task, waits for an unavailable sink."""
     return RetryWait(
         f"[member {name}] the sink accepts nothing at the moment, retrying",
         f"[member {name}] the sink accepts rows again",
@@ -33,7 +33,7 @@ def sink_wait(name: str) -> RetryWait:
 
 
 def _give_memory_back() -> None:
-    """Return memory to the system that allocators keep after a unit was staged.
+    """Give memory back to the operating system that allocators retain after a unit was staged.
 
     Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
     Arrow's system pool asks the C library for its part.
@@ -87,7 +87,7 @@ class _Units:
         self.bytes = sum(table.nbytes for table in self.tables)
 
     def stage_units(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
-        """Stage the rest, and with a schema also an empty table.
+        """Stage the collected rows; with a schema, stage an empty table if nothing is staged since the last sequence.
 
         Return all keys that no complete sequence covers yet.
         """
@@ -99,7 +99,7 @@ class _Units:
         return tuple(key for key, _ in self.staged)
 
     def forget_contribution(self) -> int:
-        """Forget the returned keys, which a complete sequence covers; return the number of their rows."""
+        """Forget the keys that `stage_units` returned: their sequence is complete. Return the number of their rows."""
         rows = self.contributed_rows()
         self._settled_keys = max(0, self._settled_keys - self._given)
         self.staged, self._given = self.staged[self._given :], 0
@@ -255,7 +255,7 @@ class Stager:
                 units.drop_unsettled()
 
     def stage_rest(self) -> tuple[StagedKey, ...]:
-        """Stage the rest, and return all keys staged since the last sequence with this member's rows.
+        """Stage all collected rows, and return every key staged since this member's last complete contribution.
 
         An empty table is staged too: lost output must not look like no output.
 
@@ -279,7 +279,7 @@ class Stager:
             )
 
     def forget_contribution(self) -> int:
-        """Forget the returned keys, which a complete sequence covers; return the number of dead letters among them."""
+        """Forget the keys of the last contribution, as its sequence is complete; return its number of dead letters."""
         with self._lock:
             if self._rows is not None:
                 self._rows.forget_contribution()

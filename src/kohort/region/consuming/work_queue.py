@@ -27,7 +27,7 @@ objects of its columns. Without merging, the records of a slow topic would take 
 
 
 def merged_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return tables of one schema as one, without the buffers that they held."""
+    """Copy tables of one schema into one table, so that the buffers of the old tables can be freed."""
     return pa.concat_tables(tables).combine_chunks()
 
 
@@ -128,7 +128,7 @@ class RecordQueue:
         return FetchedTable(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
 
     def finish(self) -> None:
-        """Finish the table that was taken: it is submitted, and its end offsets become positions."""
+        """Count the table that was taken as submitted, and advance the read positions to its end offsets."""
         with self._lock:
             piece, self._busy = self._busy, None
             if piece is None:
@@ -176,7 +176,7 @@ class RecordQueue:
         return self._error
 
     def wait_void(self, timeout_s: float) -> None:
-        """Wait until submitted rows are discarded, or the timeout has passed."""
+        """Wait until a reset makes submitted rows void (`discards_rows`), or the timeout has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.discards_rows, timeout_s)
 
@@ -215,7 +215,7 @@ class RecordQueue:
             self._lock.notify_all()
 
     def _merge_small(self) -> None:
-        """Merge the last pieces, which are small, unless they are more than is taken together."""
+        """Merge the small tables at the queue's end into one, up to the number of records that one `take` returns."""
         pieces = [self._queue[at] for at in range(-self._small, 0)]
         if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
             merged = FetchedTable(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))
@@ -257,7 +257,7 @@ class RecordQueue:
             self.bytes = sum(piece.bytes for piece in self._queue)
 
     def begin(self, position: Position, part: Part) -> None:
-        """Set the offset from which a partition is read."""
+        """Record the offset at which reading of a partition begins."""
         with self._lock:
             self._next[part] = position
 

@@ -90,7 +90,7 @@ class Checkpoints:
             plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
     def want_if_due(self) -> None:
-        """Request a checkpoint if the interval has passed."""
+        """Request a checkpoint if `checkpoint_every` has passed since the last one."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
             del plane.due["checkpoint"]
@@ -102,7 +102,7 @@ class Checkpoints:
         self.want()
 
     def want(self) -> None:
-        """Begin a checkpoint as soon as possible; during one, another follows."""
+        """Request a checkpoint, which begins as soon as possible: at once, or after the one in progress."""
         self.plane.wanted = True
         self.begin_if_ready()
 
@@ -169,7 +169,7 @@ class Checkpoints:
         )
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
-        """Return whether an overdue checkpoint keeps waiting instead of a reset.
+        """Return whether an overdue checkpoint keeps waiting for late members, although the deadline calls for a reset.
 
         The sinks of all late members are unavailable, which no reset repairs.
         """
@@ -178,7 +178,7 @@ class Checkpoints:
     # -- contributions
 
     def _sender_in_checkpoint(self, event: MessageReceived, cut: CheckpointAttempt) -> RegisteredMember | None:
-        """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
+        """Return the sender if it participates in the current checkpoint attempt and its message names that attempt."""
         member, ongoing = self.plane.member_on(event.connection), self.plane.ongoing
         if member is None or ongoing is None or cut != ongoing.cut or member.name not in ongoing.names:
             return None
@@ -226,7 +226,7 @@ class Checkpoints:
         self.commit_if_whole()
 
     def _wrong(self, ongoing: OngoingCheckpoint, member: RegisteredMember, given: Contribution) -> str:
-        """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
+        """Return why a contribution is invalid: gaps, repeated offsets, two owners, another epoch; empty: valid."""
         meant = (given.member, given.term, given.epoch, given.sequence, given.group)
         if meant != (member.name, self.plane.term, member.epoch, ongoing.cut.sequence, member.group):
             return f"as of another time: {meant}"
@@ -264,7 +264,7 @@ class Checkpoints:
     # -- the commit point
 
     def commit_if_whole(self) -> None:
-        """Commit if all have contributed and what the sequence before staged is published."""
+        """Commit the checkpoint if all members have contributed and the previous sequence is published in all sinks."""
         plane = self.plane
         ongoing = plane.ongoing
         if plane.state is not RegionState.CHECKPOINTING or ongoing is None:
@@ -355,7 +355,10 @@ class Checkpoints:
         self.plane.request(CommitSettled())
 
     def commit_with_new_generation(self, member: RegisteredMember) -> None:
-        """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
+        """Retry the commit with the new group generation that a refused member reported.
+
+        The member must still hold all partitions that it contributed.
+        """
         ongoing = self.plane.ongoing
         if ongoing is None or member.name not in ongoing.unidentified:
             return
@@ -456,7 +459,7 @@ class Checkpoints:
     # -- publication
 
     def published(self, event: MessageReceived) -> None:
-        """Save that a sink shows what the last sequence staged for it, whichever member published it."""
+        """Write to the topic that a sink shows the last sequence; any member may have published it."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
         assert isinstance(report, Published)
@@ -477,7 +480,7 @@ class Checkpoints:
         plane.save([shown], continue_after_save)
 
     def _after_publication(self, place: str) -> None:
-        """Continue after a sequence is published: members that stayed for it leave, and the next may be committed."""
+        """Continue after a publication to a sink: members that stayed for it leave, and the next commit may follow."""
         plane = self.plane
         plane.record_published(place)
         left = [member for member in plane.members.values() if member.left]
@@ -527,7 +530,7 @@ class Checkpoints:
             plane.waiting_to_register[connection] = report
 
     def _look_for_lone(self) -> None:
-        """Describe the groups of partitions that no member has held for long: others than members may read them."""
+        """Request descriptions of groups with partitions that no member has held for long: outsiders may read them."""
         plane = self.plane
         held = {part for member in plane.members.values() for part in member.handed}
         wanted = {(asked.member, part) for asked in plane.start_requests for part in asked.parts}

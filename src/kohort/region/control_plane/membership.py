@@ -117,14 +117,14 @@ class RegionMembers:
         return False
 
     def _inherit(self, member: RegisteredMember) -> None:
-        """Give keys that an earlier release staged, without naming a sink, to the first member that has a sink."""
+        """Assign unpublished keys without a sink's name, from an earlier release, to the first member's sink."""
         plane = self.plane
         if member.sink and SOMEWHERE in plane.unpublished:
             plane.unpublished[member.sink] = plane.unpublished.pop(SOMEWHERE)
             plane.places.add(member.sink)
 
     def _is_refused(self, member: RegisteredMember) -> bool:
-        """Refuse a new member that can't share its group, because its state or another member's there does not move.
+        """Refuse a new member if it, or another member of its group, has state that can't move with partitions.
 
         The other member may be away while its state waits. A member that was there before and returns with its
         partitions is never refused.
@@ -172,9 +172,9 @@ class RegionMembers:
         return True
 
     def _owners_of_reserved_state(self, member: RegisteredMember) -> str:
-        """Return the owners of a group's reserved state.
+        """Return the members whose saved state reserves this group, so that no other member may read in it.
 
-        Members that are away, and of pinned queries also connected ones.
+        Only absent members count; of pinned queries, connected members count too.
         """
         return ", ".join(
             sorted(
@@ -209,7 +209,7 @@ class RegionMembers:
         self.remove_dead(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
-        """Refuse a member that returns after another one has taken its name: all its work is discarded."""
+        """Refuse a member that returns after another took its name; its work since the last sequence is discarded."""
         plane = self.plane
         why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
         plane.send_to(connection, Refused(plane.term, why))
@@ -264,7 +264,7 @@ class RegionMembers:
         )
 
     def _reconnect(self, member: RegisteredMember, report: Register, connection: int) -> None:
-        """Attach a known member's new connection: send again what it may have missed, and expect its requests again."""
+        """Attach a known member's new connection: send its orders again, and drop its requests: it sends them again."""
         plane = self.plane
         if member.connection not in (NOWHERE, connection):
             plane.by_connection.pop(member.connection, None)
@@ -383,7 +383,7 @@ class RegionMembers:
                 self.plane.complete_leave(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
-        """Return whether the member must stay: one of its sinks would not show a sequence that it needs to show."""
+        """Return whether a leaving member must stay: no other connected member can publish to one of its sinks."""
         if member.lost_ms is not None:
             return False
         others = [other for other in self.plane.members.values() if other is not member and other.lost_ms is None]
@@ -391,7 +391,7 @@ class RegionMembers:
         return any(self.plane.needs_publication(place) for place in member.places if place not in elsewhere)
 
     def disconnected(self, event: Disconnected) -> None:
-        """Start the reconnect deadline of a member, as after a takeover, and check whether its process has ended."""
+        """Start the deadline by which a disconnected member must reconnect, and check whether its process has ended."""
         plane = self.plane
         plane.waiting_to_register.pop(event.connection, None)
         member = plane.member_on(event.connection)
@@ -405,7 +405,7 @@ class RegionMembers:
         plane.offer_publish()
 
     def process_ended(self, event: ProcessEnded) -> None:
-        """Remove the members of an ended process. A last message of one may still be on its way."""
+        """Remove the disconnected members of an ended process; a connected one may still deliver a last message."""
         plane = self.plane
         for member in list(plane.members.values()):
             there = plane.members.get(member.name) is member  # a sibling's end may have removed it
@@ -434,7 +434,7 @@ class RegionMembers:
             self.run_if_all_registered()
 
     def remove_incomplete_queries(self) -> None:
-        """Remove a query of which a member has not registered in time, if it has read anything."""
+        """Remove the members of a query if one of them has not registered in time and the query has read records."""
         plane = self.plane
         late = [
             registered

@@ -44,7 +44,7 @@ class Recovery:
         self.plane = plane
 
     def _waits(self) -> bool:
-        """Return whether a reset must wait until all members have registered, or a pending commit has an outcome."""
+        """Return whether a reset must wait: for all members to register, or for the outcome of a pending commit."""
         if self.plane.state is RegionState.COMMITTING:
             return self.plane.is_commit_pending()
         return self.plane.state is RegionState.FORMING
@@ -64,7 +64,7 @@ class Recovery:
         self.reset(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
 
     def _unconfirmed(self, confirms: Emptying | None) -> str:
-        """Return why a reset to the initial state may not delete what is published; empty: it may, or nothing is."""
+        """Return why a reset to the initial state may not delete published rows; empty: it may, or there are none."""
         plane = self.plane
         if plane.sequence == 0 and not plane.is_commit_pending():
             return ""
@@ -191,7 +191,7 @@ class Recovery:
             plane.request(CheckpointMayBegin())
 
     def end_if_all_are_back(self) -> None:
-        """Run again when all members have reset and the topic has the reset, even if no member is left."""
+        """End the reset when all members have reset and the topic records it, even if no member is left."""
         plane = self.plane
         if plane.saved_floor < plane.floor:
             return
@@ -245,7 +245,7 @@ class Recovery:
         self.resume_if_settled()
 
     def resume_if_settled(self) -> None:
-        """Resume when it is known from which sequence, and the earlier members have been stopped."""
+        """Resume the stopped region once the topic records the stop and the outcome of any pending commit is known."""
         plane = self.plane
         if not plane.resumes or plane.stopping or plane.ongoing is not None:
             return

@@ -86,13 +86,13 @@ class StartOffsets:
         plane.send(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
     def _came_later(self, part: Part) -> bool:
-        """Return whether a partition was added after its group had begun, to its topic or with a (recreated) topic."""
+        """Return whether a partition was created after its group began to read, in an old topic or with a new one."""
         if any((before.group, before.topic) == (part.group, part.topic) for before in self.plane.initial):
             return True
         return part.group in self.plane.began and part.topic not in self.plane.began[part.group]
 
     def looked(self, event: MessageReceived) -> None:
-        """Save the start offsets that a member has looked up.
+        """Write the start offsets that a member has looked up to the region's topic.
 
         They are in the topic before a record of them is handed out.
         """

@@ -109,18 +109,18 @@ class RegisteredMember:
 
     Attributes:
         handed: offset where its next contribution begins, for each partition that it was given and has not released.
-        epoch: the epoch in which it works; -1: it has just started, and does not know its epoch yet.
-        lost_ms: since when it has no connection; None: it has one.
-        leaves: it leaves with the next complete sequence.
-        stop: an operator has stopped it; it learns this when it leaves.
-        left: it has left with the last sequence, and stays to publish it, because no other member can.
-        sink: the name of the sink that it writes to; empty: none.
-        shares: False: it must be alone in its group.
-        of: the name of its query, common to the query's members; empty: it is not part of a query.
-        sources: the number of members of its query.
+        epoch: the epoch in which the member works; -1: the member has just started and has no epoch yet.
+        lost_ms: the time at which the member's connection ended; None: the member is connected.
+        leaves: the member has asked to leave, and does so with the next complete sequence.
+        stop: an operator has asked for the member to leave; the member gets this cause when it leaves.
+        left: the member has left with the last sequence, and stays only to publish that, because no other member can.
+        sink: the name of the sink that the member writes to; empty: none.
+        shares: whether other members may be in its consumer group; False: its state can't move with partitions.
+        of: the name of its Spark query, common to the query's members; empty: the member is no Spark query's.
+        sources: the number of members of its Spark query, one for each source.
         pinned: all queries of its group, when each partition belongs to one of them for ever.
-        process: the name of its process; empty: this host can't see whether that has ended.
-        waits_for: why its sink refuses what it has submitted; empty: the sink accepts it.
+        process: the name of its process on this host; empty: on another host, where its end can't be seen.
+        waits_for: the reason for which its sink accepts no rows now; empty: the sink accepts rows.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences of this term.
         keyed: it saves a keyed state for each partition.
@@ -160,7 +160,7 @@ class StartOffsetRequest:
     """A member's request for start offsets of assigned partitions.
 
     Attributes:
-        looking: partitions whose start position it is looking up.
+        looking: partitions whose start offset the member has been asked to look up.
     """
 
     member: str
@@ -241,7 +241,7 @@ class RegionFacts:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> SequenceBounds:
-        """Return the range of sequences that a sink may show."""
+        """Return the range in which the number that a sink shows must lie when the term begins."""
         unpublished = self.unpublished()
         unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
         return bounds_of(place, self.last(), unpublished, self.shown)
@@ -267,24 +267,24 @@ class Plane:
         ended: those of their processes that have ended.
         start_requests: requests for start offsets, in order.
         ongoing: the checkpoint in progress; None: none.
-        wanted: a checkpoint is to begin as soon as possible.
-        pending: a deferred reset.
-        stopping: the region has stopped, and the topic does not have that yet.
+        wanted: a checkpoint was requested, and begins as soon as possible.
+        pending: a reset that is deferred until a commit has an outcome or all members have registered; None: none.
+        stopping: the region has stopped, and the record of that is not committed to the topic yet.
         resumes: an operator has resumed the region; it continues when the topic has all that was pending when it
             stopped.
         saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control plane
             has taken over: what other members stage before it may still count.
         places: all sinks to which the region has published since they were last emptied.
         unpublished: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
-        unshown: why the last sequence could not be published yet, by sink.
+        unshown: the error of the last failed attempt to publish the last sequence, by sink.
         emptying: resets to the initial state that the topic does not have yet; then their sinks must be emptied.
         made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
         published: the sequence up to which all that was staged is published in all sinks.
         shown: the last sequence that each sink is known to show; `shown_before`: as the topic had it when this term
             began.
         emptied: sinks that were emptied in this term.
-        due: deadlines, by name.
-        lone: for how many sequences no member has held a partition.
+        due: deadlines in ms, by the name of what is awaited.
+        lone: the number of sequences in a row in which no member held a partition, by partition.
         waiting_to_register: connected members whose sink does not answer, so that they can't register yet, by
             connection.
     """
@@ -358,7 +358,7 @@ class Plane:
         self.effects.append(RegionLogLine(level, text))
 
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
-        """Write facts; call `then` when they are committed."""
+        """Write facts to the region's topic in one transaction; call `then` when they are committed."""
         self._tokens += 1
         save = SaveFacts(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
@@ -414,19 +414,19 @@ class Plane:
         return tuple(sorted(self.members))
 
     def start_of(self, part: Part) -> Position | None:
-        """Return where reading of a partition continues: at the last complete sequence, else at its initial offset."""
+        """Return the position where reading continues: that of the last complete sequence, else the initial offset."""
         return self.positions.get(part) or self.initial.get(part)
 
     def owner_of(self, part: Part) -> RegisteredMember | None:
-        """Return the member that may be reading a partition."""
+        """Return the member that was given a partition and has not released it; None: no member may read it."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
     def all_positions(self) -> dict[Part, Position]:
-        """Return the position of every partition that the region has read or begun."""
+        """Return the current position of every partition of the region: the last sequence's, else the initial one."""
         return {**self.initial, **self.positions}
 
     def contributed_to_last(self, name: str, epoch: int) -> bool:
-        """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
+        """Return whether the last sequence includes this member's contribution of this epoch, and not a namesake's."""
         return self.contributors.get(name) == epoch
 
     def checkpoint_participants(self) -> tuple[str, ...]:
@@ -442,18 +442,18 @@ class Plane:
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
     def is_whole(self, member: RegisteredMember) -> bool:
-        """Return whether all members of a member's query are registered."""
+        """Return whether all members of a member's Spark query, one for each source, are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
     def await_siblings(self, member: RegisteredMember) -> None:
-        """Start the deadline for the missing members of a member's query, or cancel it if none is missing."""
+        """Start the registration deadline for missing members of a Spark query; cancel it if all are registered."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
     def publisher(self, place: str) -> RegisteredMember | None:
-        """Return the member that publishes to a sink for all its writers: the first connected one by name."""
+        """Return the member that publishes to a sink: of its connected writers, the one whose name sorts first."""
         able = [
             member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
         ]
@@ -472,7 +472,7 @@ class Plane:
             self.published = self.sequence
 
     def bounds(self, place: str) -> SequenceBounds:
-        """Return the range of sequences that a sink may show that was read after this term had begun."""
+        """Return the range in which a sink's number must lie, for a number that was read after this term began."""
         unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, place}
         now = bounds_of(place, self.last(), unpublished, self.shown)
         then = bounds_of(place, self.last(), unpublished, self.shown_before)
@@ -483,7 +483,7 @@ class Plane:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def number_in(self, place: str) -> int:
-        """Return the number under which a sink shows the last sequence."""
+        """Return the number under which a sink shows the last sequence, before or after `adopt` renumbered it."""
         return self.last().number_in(self.shown.get(place))
 
     def record_published(self, place: str) -> None:
@@ -553,7 +553,7 @@ class Plane:
         )
 
     def places_with_rows(self) -> set[str]:
-        """Return the sinks that the region has published to since they were last emptied.
+        """Return the sinks that may contain rows: the region has published to them since they were last emptied.
 
         The manifest of a reset to the initial state has those that it empties, and not one that was adopted after it.
         """

@@ -1,4 +1,4 @@
-"""Where keyed states are saved: a folder that all members see, or an object store."""
+"""The storage of keyed states: a folder that all members see, or an object store."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FolderStore:
         write_staged(self._files, path, name, lambda output: output.write(content))
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
-        """Yield a file's content. A named pipe that another user has put there is an empty file, not a wait."""
+        """Yield a file's content. A named pipe that another user has put there reads as empty, and does not block."""
         fd = self._files.open(f"{self._path}/{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             while part := self._files.read(fd, _READ_BYTES):
@@ -163,13 +163,13 @@ class ObjectStateStore:
 
 
 class SweepOrder(NamedTuple):
-    """The order to remove files of a partition.
+    """An order to remove the files of a partition's keyed state that a newer sequence has replaced.
 
     Attributes:
         part: the partition.
-        head: its state in the last manifest. Files of earlier sequences than its base go.
-        names: the names of the files that count: others go too, if their sequence is not later than the head's. None:
-            they are not known.
+        head: its state in the last manifest. Files of sequences before its base are removed.
+        names: the names of the files that the state consists of. Other files are removed too, unless their sequence is
+        later than the head's. None: the names are not known.
     """
 
     part: Part
@@ -226,7 +226,7 @@ class KeyedState:
         return f"KeyedState({self._name!r})"  # without credentials
 
     def bind(self, region_id: UUID) -> RegionStates:
-        """Return the states of one region."""
+        """Return the keyed states of one region, in a folder of its own below this place."""
         return RegionStates(self._store, self._name, region_id)
 
     def remove_region(self, folder: str) -> int:
@@ -427,5 +427,5 @@ class RegionStates:
 
 
 def no_room(error: BaseException) -> OSError:
-    """Return the error of a working copy for which the disk has no room: it passes when there is some."""
+    """Return the retriable error for a working copy that does not fit on the disk."""
     return OSError(errno.ENOSPC, f"a working copy of a keyed state can't be written: {error}")

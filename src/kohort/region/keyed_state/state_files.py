@@ -78,13 +78,13 @@ def head_of(chain: list[StateFile]) -> StateHead:
 
 
 def file_head(kind: Literal["base", "delta"], before: list[StateFile]) -> bytes:
-    """Return the bytes before the payload in a file that follows a chain: kind and chain, encoded."""
+    """Encode the header of a state file: its kind, and the chain of files before it."""
     header = msgspec.msgpack.encode((kind, before))
     return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header))
 
 
 def written_file(sequence: int, kind: Literal["base", "delta"], content: bytes | bytearray) -> StateFile:
-    """Return the file that has this content."""
+    """Return the chain's entry for a file with this content: sequence, digest, size and kind."""
     return StateFile(sequence, _digest(content), len(content), kind)
 
 
@@ -122,7 +122,7 @@ class FileCheck:
         return self._file.size - len(self._head)
 
     def add(self, part: ReadPart) -> tuple[int, memoryview]:
-        """Add the next part; return where its share of the payload begins, and that share, perhaps empty."""
+        """Check the next part; return the payload offset of the payload bytes in it, and these bytes, perhaps none."""
         self._hash.update(part)
         at, head_bytes = self._size, len(self._head)
         self._size += len(part)

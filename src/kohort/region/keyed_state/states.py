@@ -163,14 +163,14 @@ class WorkingCopy:
         return [bytes(row[0]) for row in rows]
 
     def shrink(self) -> None:
-        """Give back the pages of removed keys, if they are half of the file."""
+        """Shrink the SQLite file if half of its pages are free, after keys were removed."""
         free, pages = (int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
                        for name in ("freelist_count", "page_count"))  # fmt: skip
         if free * 2 > pages:
             self._database.execute("VACUUM")
 
     def pieces(self) -> list[Callable[[bytes], bytearray]]:
-        """Return functions, one for each piece of a base: the piece behind the bytes of a head."""
+        """Return one function for each piece of a base: given a header's bytes, it returns header and piece."""
         size = os.fstat(self._fd).st_size
         return [partial(self._piece, at, min(FILE_BYTES, size - at)) for at in range(0, size, FILE_BYTES)]
 
@@ -224,12 +224,12 @@ class LoadedState:
             raise
 
     def _fill(self, base: list[StateFile], newest: ReadPart, write: Write) -> None:
-        """Write a base into the copy; its last piece is `newest`, unless that is empty."""
+        """Write a base into the working copy. `newest` is its last piece, already read, or empty."""
         end = self._place.read_base(self._part, base[:-1] if newest else base, write)
         write(end, newest)
 
     def _apply_deltas(self, deltas: list[StateFile], newest: ReadPart) -> None:
-        """Apply deltas, some at once: each time takes as long as reading and writing most pages of the copy."""
+        """Apply several deltas together, because each pass reads and writes most pages of the working copy."""
         changes: dict[bytes, bytes | None] = {}
         size = 0
         earlier = self._place.read_deltas(self._part, deltas[:-1])
@@ -299,7 +299,7 @@ class LoadedState:
             self._changed, self.changed_bytes, self._is_saved = {}, 0, True
 
     def _saved_chain(self, sequence: int) -> list[StateFile]:
-        """Save the changes as a delta, after one that they are merged with, or with a new base; return the chain."""
+        """Save the changes as a delta, as one merged with earlier deltas, or in a new base; return the new chain."""
         deltas = [file for file in self._chain if file.kind == "delta"]
         deltas_bytes = sum(file.size for file in deltas)
         base_bytes = sum(file.size for file in self._chain) - deltas_bytes
@@ -325,7 +325,7 @@ class LoadedState:
         return self._place.write_base(self._part, sequence, self._copy.pieces())
 
     def _to_merge(self, deltas: list[StateFile], size: int) -> list[StateFile]:
-        """Return the newest deltas: half of the limit on them, and further ones while these are not larger together.
+        """Return the newest deltas to merge: half of `deltas_max`, and older ones while these are not larger together.
 
         So what is written stays in proportion to the changes. Each merge at least doubles the file of a change, except
         once in half of the limit.
@@ -339,7 +339,7 @@ class LoadedState:
         return deltas[len(deltas) - found :]
 
     def replaced_by(self) -> frozenset[str] | None:
-        """Return the names of the files that count, if one was replaced since this was last asked; None: none was."""
+        """Return the names of the chain's files if a file was replaced since the last call; None: no file was."""
         with self._lock:
             names = frozenset(file.name for file in self._chain) if self._replaced else None
             self._replaced = False
@@ -406,7 +406,7 @@ def _checked(key: bytes) -> bytes:
 
 
 class KeyedStates:
-    """The states of the partitions that a member was given.
+    """The keyed states of all partitions that the control plane has given a member.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
     only while none is, except for `begin` and `forget_partitions`.
@@ -428,7 +428,7 @@ class KeyedStates:
         return self._place
 
     def begin(self, part: Part, head: StateHead | None) -> None:
-        """Serve a partition's saved state. Its first use loads it, unless an unchanged working copy exists."""
+        """Set a partition's saved state, which the first use loads unless an unchanged working copy exists."""
         with self._lock:
             self.forget_partitions([part])
             self._heads[part] = head
@@ -448,7 +448,7 @@ class KeyedStates:
                     self._left.append(state)
 
     def clear(self) -> None:
-        """Forget all partitions: the region resets. Copies that are as they were saved are kept until the next save."""
+        """Forget all partitions for a reset of the region. Unchanged working copies are kept until the next save."""
         with self._lock:
             self._given = {}
             reverted = {part: state for part, state in self._loaded.items() if state.revert()}
@@ -466,7 +466,7 @@ class KeyedStates:
             state.close()
 
     def state_of(self, part: Part) -> LoadedState:
-        """Return a partition's state; of one that was forgotten meanwhile, an empty one, of which nothing counts.
+        """Return a partition's state; if it was forgotten meanwhile, return an empty state that is never saved.
 
         Raises:
             OSError, RetriableError: the place does not answer, or there is no room for a working copy.
@@ -537,7 +537,7 @@ class StateSweeper:
     """The thread that removes files which no manifest names any more. What fails is removed by a later sweep."""
 
     def __init__(self, place: RegionStates, name: str) -> None:
-        """Initialise the sweeper; its thread starts with the first order."""
+        """Initialise the sweeper for a place; its thread starts with the first order."""
         self._place, self._name = place, name
         self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

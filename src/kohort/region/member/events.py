@@ -67,7 +67,7 @@ class DrainCompleted:
 
 @dataclass(frozen=True, slots=True)
 class DrainError:
-    """The event that the drain failed."""
+    """The event that the member could not drain for a checkpoint: a table, the commit or `on_drain` failed."""
 
     cut: CheckpointAttempt
     cause: str
@@ -95,14 +95,14 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationReset:
-    """The event that the queue and the drain buffer are empty, and the application has reset."""
+    """The event that `ResetApplication` is done: queue and drain buffer are empty, and the application has reset."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartsLookedUp:
-    """The event that start positions were found.
+    """The event that the start offsets which `LookUpStarts` asked for were found.
 
     Attributes:
         topics: the topics that the member's pattern matches now; empty: it reads topics by name.
@@ -182,7 +182,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """A message to the control plane; it is lost if there is none."""
+    """An order to send a message to the control plane; without a connection the message is dropped."""
 
     report: Report
 
@@ -289,11 +289,11 @@ class ReleasePartitions:
 
 @dataclass(frozen=True, slots=True)
 class RetireSequences:
-    """An order that a sequence is complete.
+    """An order that a sequence is complete: release the state of sequences that no reset can return to.
 
     Attributes:
         retired: the sequences up to this one can no longer be returned to.
-        counts: it has what this member contributed last; otherwise the member contributes that again.
+        counts: the sequence includes this member's last contribution; otherwise the member contributes that again.
     """
 
     sequence: int

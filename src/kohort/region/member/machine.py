@@ -177,7 +177,7 @@ class MemberMachine(Member):
             self.do(events.LookUpStarts(order.number, first, added))
 
     def _refuse_states(self, parts: list[Part]) -> None:
-        """Stop the region, because this member would read partitions past their keyed states."""
+        """Stop the region, because this member keeps no keyed state and would read partitions that have one."""
         self.failure = messages.UnrecoverableFailure(
             f"{', '.join(map(str, parts))} of group {self.group!r} have keyed states, and {self.name} keeps none",
             "start all members of the group with keyed_state=, or reset the region to its initial state",

@@ -23,12 +23,13 @@ class Behaviour:
     """A member's way of taking part in checkpoints and groups.
 
     Attributes:
-        holds_back: a revocation waits for a checkpoint, instead of resetting the region.
+        holds_back: revoked partitions are kept until a checkpoint is complete, instead of resetting the region.
         reads_on: the member does not stop for a checkpoint, and contributes what it has finished. Its driver posts
             `RecordsFetched` before each batch begins and answers `Quiesce` at once. It posts `PartitionsRevoked`
             between batches, and begins none with these partitions afterwards.
-        shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
-        keeps: its state waits while it is away; otherwise it starts anew when it returns.
+        shares: the member's state moves with partitions, or it has none; otherwise no other member may be in its group.
+        keeps: the region keeps the member's state while the member is absent; otherwise the member starts without
+            state.
         of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.
         sources: the number of members of its query.
         pinned: all queries of its group, when each partition belongs to one of them for ever; empty: not so.
@@ -55,15 +56,16 @@ class Member:
         begins: offset where the next contribution begins, for each partition that the control plane handed out.
         assigned: the partitions that the group has assigned.
         held: revoked partitions, held until a sequence is complete.
-        covered: those that were held already when it contributed: all that was read of them is in that sequence.
+        covered: the held partitions that were revoked before the contribution, which has all records read from them.
         names: all members of the region that the control plane last reported.
-        cut: the checkpoint that the member drains for, is drained for or has contributed to.
+        cut: the checkpoint attempt in which the member takes part: it drains, is drained or has contributed.
         contributed: the sequence that it contributed to, and `ends` its end positions, until the outcome is known.
-        failure: why it can't continue: sent to each control plane, because the first may have died from it.
-        wants_back: the reset that it requested, until one is ordered. It takes part in no checkpoint meanwhile, because
-            its fetched records may be discarded already.
-        going_back: a reset was ordered, and its application has not reset yet.
-        went_back: no sequence was complete since the last reset.
+        failure: the error after which the member can't continue. It is sent to each new control plane, which may not
+            know.
+        wants_back: the reset that the member has requested, until one is ordered. Meanwhile the member takes part in no
+            checkpoint, because its fetched records may be discarded already.
+        going_back: a reset was ordered, and the application's state has not been reset yet.
+        went_back: the member has reset, and no sequence has been completed since.
     """
 
     def __init__(
@@ -122,14 +124,14 @@ class Member:
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:
-        """Return the partitions that it was given, each with the offset where its next contribution begins."""
+        """Return the partitions that the control plane has handed out, each with the begin of its next contribution."""
         return tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, begin)
             for part, begin in sorted(self.begins.items())
         )
 
     def ask_starts(self) -> None:
-        """Request start offsets of assigned partitions that the control plane has not handed out."""
+        """Ask the control plane for the start offsets of assigned partitions that it has not handed out yet."""
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1

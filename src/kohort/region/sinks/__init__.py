@@ -30,7 +30,7 @@ class Keep:
     """The staged rows that a sweep must keep.
 
     Attributes:
-        floor: the oldest epoch in which a member may still stage; everything of it and of newer epochs is kept.
+        floor: the oldest epoch in which a member may still stage; rows staged in this or a later epoch are kept.
         keys: keys in a manifest that may still have to be published.
     """
 
@@ -147,7 +147,7 @@ def check_rows(sink: Sink, table: pa.Table) -> None:
 
 
 def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
-    """Publish a sequence. A sink that records where it ends has a method `publish_with(sequence, keys, positions)`.
+    """Publish a sequence, with `publish_with(sequence, keys, positions)` if the sink can record its end offsets.
 
     That method keeps the promises of `publish`. `positions` has the next offset of each partition of the region.
     """
@@ -159,7 +159,7 @@ def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions
 
 
 def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
-    """Return the name stored in a destination, whatever the sink calls it, and the sequence that it shows.
+    """Return the sink's name as its destination stores it, and the sequence that the destination shows.
 
     A sink provides this in a method `known()`. It lets an operator repeat an interrupted `adopt`: the topic has the
     new name before the destination has it. None: the sink has no such method.
@@ -169,7 +169,7 @@ def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
 
 
 def place_of(sink: Sink | None) -> str:
-    """Return the name by which a control plane identifies a member's sink.
+    """Return the name of a sink's destination, by which a control plane identifies the sink; empty without a sink.
 
     Raises:
         InvalidInputError: the sink has no name.

@@ -49,7 +49,7 @@ class BoundSink:
     """Cached content of the destination; another region does not share it."""
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """Bind the sink to a region, and keep its name: another host may resolve the path otherwise."""
+        """Bind the sink to a region, and fix its name now, because another host may resolve the path differently."""
         bound = type(self).__new__(type(self))
         bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None, _place=self.place)
         return bound
@@ -60,7 +60,7 @@ class BoundSink:
         return self._place or self._place_name()
 
     def _place_name(self) -> str:
-        """Return the destination's name, as this process resolves its path or address now."""
+        """Resolve the destination's path or address in this process, and return the name made from it."""
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
@@ -118,7 +118,7 @@ class FolderSink(BoundSink):
     def _probe_in(
         self, folders: Iterable[str], remove: Callable[[FileCalls, str], None], attempt: Callable[[], None]
     ) -> None:
-        """Remove what earlier probes have left in folders, and probe.
+        """Remove leftovers of earlier probes, then run `attempt`, which tries in the folders what `publish` will do.
 
         Another process that begins may take this one's files for leftovers. It removes them once, so a few attempts
         suffice.

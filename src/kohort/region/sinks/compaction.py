@@ -52,7 +52,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
     Attributes:
         size: the size in bytes.
         first: the first sequence that may have rows in the file.
-        last: the last one.
+        last: the last sequence that may have rows in the file.
     """
 
     size: int
@@ -61,7 +61,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """The content of a generation.
+    """A generation: the list of all files of the sequences up to a number, as readers take it.
 
     Attributes:
         format: the format's version, 1.
@@ -150,7 +150,7 @@ class CompactionResult(NamedTuple):
 
 
 class GenerationStore(Protocol):
-    """A folder as compaction needs it: its generations, and the files below it."""
+    """The operations that compaction needs of a folder or store: its generations, and the files below it."""
 
     one_at_a_time: bool
     """Whether nothing is merged before the grace time of the last compaction is over."""
@@ -177,7 +177,7 @@ class GenerationStore(Protocol):
         """Write a new file durably, and return its size; its name is durable when a generation is created."""
 
     def keep_file(self, path: str, to: str) -> str:
-        """Return the path by which a generation names a file that is not merged; `to` is a free one."""
+        """Keep a file that is not merged, perhaps linked to the free path `to`; return its path for the generation."""
 
     def remove_files(self, paths: Iterable[str]) -> None:
         """Remove files that no generation names."""
@@ -187,7 +187,7 @@ class GenerationStore(Protocol):
 
 
 class FileMerge(NamedTuple):
-    """How files are merged.
+    """The settings of a merge: the schema, the compression and the sizes of the merged files.
 
     Attributes:
         schema: the schema of the merged rows.
@@ -205,7 +205,7 @@ class FileMerge(NamedTuple):
 
 
 def plan_merges(files: Iterable[PublishedFile], target: int) -> list[list[PublishedFile]]:
-    """Return files to merge, each list into one file: neighbours of one partition, smaller than half the target."""
+    """Return lists of files to merge into one each: neighbours of a partition, below half the target size."""
     partitions: dict[str, list[PublishedFile]] = {}
     for file in sorted(files, key=lambda file: (file.about.first, file.path)):
         if file.about.size < target // 2:
@@ -378,7 +378,7 @@ class Compactor:
     def _kept(
         self, there: list[PublishedFile], merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Return the files that are not merged, by the paths that a generation gives them."""
+        """Return the published files that stay unmerged, under the paths that the new generation will name."""
         merged = {file.path for sources in merges for file in sources}
         kept = {}
         for file in there:
@@ -391,7 +391,7 @@ class Compactor:
         return kept
 
     def fence_emptied(self, sequence: int) -> None:
-        """Create a generation that has no files up to a sequence, unless a later sequence is compacted.
+        """Create an empty generation up to a sequence whose folder was emptied, unless a later one is compacted.
 
         A compactor that still merges files of these sequences can't create its generation any more.
 

@@ -76,7 +76,7 @@ def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink
 
 
 def split_refused(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
-    """Return the rows of a table that a sink accepts, and for the others why not, by their index in the table.
+    """Return the rows that a sink accepts, and for each refused row its index in the table and the reason.
 
     Raises:
         InvalidInputError: the sink rejects the table with another error.
@@ -143,19 +143,19 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
 
 
 def _without_zeros(texts: Any) -> Any:
-    """Escape zero bytes in error texts, which may quote a value: PostgreSQL would refuse such a letter for ever."""
+    """Escape zero bytes in error texts, which may quote a value: PostgreSQL can never store them."""
     return pc.replace_substring(texts, "\0", "\\0")
 
 
 def _without_far_times(column: Any) -> Any:
-    """Return a column of letters whose times of far years are null: some sinks would refuse such a letter for ever."""
+    """Replace timestamps outside the years 1 to 9999 by null, because some sinks can never store them."""
     if not pa.types.is_timestamp(column.type):
         return column
     return pc.if_else(is_far_time(column), pa.scalar(None, column.type), column)
 
 
 def _is_record(rows: pa.Table) -> bool:
-    """Return whether the rows are unchanged records of the source."""
+    """Return whether the rows are unchanged source records: with topic, partition, offset, and binary key and value."""
     return _says_its_record(rows) and all(
         rows.column_names.count(name) == 1 and rows.schema.field(name).type.equals(pa.binary())
         for name in ("key", "value")
@@ -191,7 +191,7 @@ def _is_alike(given: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _looked_up(bad: pa.Table, read: pa.Table) -> dict[str, Any]:
-    """Return the records of rows that name topic, partition and offset."""
+    """Find the full records of bad rows that name topic, partition and offset, in the records `read`."""
     near = read.filter(pc.is_in(read.column("offset"), bad.column("offset").cast(pa.int64())))
     where = {record: row for row, record in enumerate(_names_of(near))}
     rows = pa.array([where.get(record) for record in _names_of(bad)], pa.int64())

@@ -96,7 +96,7 @@ class DeltaLog:
         return self._number(table, f"{self._app}:rows")
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether this version of the table was emptied as the sequence, or has a later one."""
+        """Return whether the table was emptied by this sequence, or has a later sequence, in this version."""
         return self.last_sequence(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
     def is_empty(self, table: deltalake.DeltaTable) -> bool:
@@ -154,7 +154,7 @@ class DeltaLog:
         return True
 
     def settle_columns(self, newest: int) -> None:
-        """Make the last change of the table's columns up to this version survive a power loss.
+        """Sync the commits up to this version through which the table's columns last changed.
 
         The commits of others since the region's last one are synced too: a log with a gap can't be read.
         """
@@ -177,7 +177,7 @@ class DeltaLog:
         return f"{self._folder}/{version:020}.json"
 
     def _actions(self, version: int) -> list[Any] | None:
-        """Return the actions of a commit; None: it was cleaned away, long after it was written."""
+        """Return the actions of a commit; None: log cleanup has removed the old commit."""
         try:
             lines = read_file(self._files, self._commit_path(version)).splitlines()
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class DeltaLog:
         return any(action.get("txn", {}).get("appId") == self._app for action in actions)
 
     def _synced_checkpoint(self, newest: int) -> int:
-        """Return the version of the table's last checkpoint, and sync it: a reader needs no earlier commit.
+        """Sync the table's last Delta checkpoint, and return its version; readers need no commit before it.
 
         -1: there is none up to a version, or it has more files than one.
         """

@@ -95,7 +95,7 @@ class StoreDeltaLog(DeltaLog):
             raise
 
     def reaches(self, folder: str) -> bool:
-        """Return whether the library can write a table into a new folder of the store, and read it back.
+        """Check by a trial table that the Delta library can commit to the store; return whether it reads it back.
 
         The library's functions that read an object would stop all threads of the process meanwhile.
 
@@ -250,7 +250,7 @@ class DeltaObjects(DeltaTable):
             self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encode_owner_marker(mine))
 
     def _probe(self) -> None:
-        """Do nothing: `_prepare_place` has tried the store."""
+        """Do nothing: `_prepare_place` has tested the store already."""
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
         data = owner_marker.encoded_columns(columns)

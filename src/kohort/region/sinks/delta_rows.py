@@ -145,7 +145,7 @@ def statistics(table: pa.Table) -> str:
 
 
 def _value_of(scalar: Any) -> object:
-    """Return a value; a time as text. Arrow's `as_py` of a time imports pandas where it is installed: 36 MB."""
+    """Return a scalar as a Python value, times as text: Arrow's `as_py` of a time would import pandas (36 MB)."""
     kind = scalar.type
     if not pa.types.is_timestamp(kind):
         return scalar.as_py()

@@ -150,7 +150,7 @@ class DeltaTable(FolderSink):
 
     KIND = "delta"
     _LATE: ClassVar = False
-    """Whether a write that has failed may still happen."""
+    """Whether a write that has failed may still take effect later, as in an object store."""
     _kept: OwnerMarker | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> DeltaTable:
@@ -217,7 +217,7 @@ class DeltaTable(FolderSink):
         self._evolve(given)
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add the new columns of tables to the Delta table, once: the commit of a second writer is too late.
+        """Add columns that a submitted table has and the Delta table lacks; of several writers, one commits them.
 
         A process that ends after that commit leaves a column that no marker names. Whoever finds it next takes it for
         one that others have added.
@@ -244,7 +244,7 @@ class DeltaTable(FolderSink):
         raise self._too_late()
 
     def _adds_columns(self, table: deltalake.DeltaTable, columns: Sequence[pa.Field[Any]]) -> bool:
-        """Try to add those columns that the table lacks, durably. Return whether it lacked one; load it again then."""
+        """Try to commit the columns that the table lacks. Return True if one was missing: load the table again then."""
         there = schema_of(table)
         missing = [field for field in columns if field.name not in there.names]
         if missing:
@@ -283,7 +283,7 @@ class DeltaTable(FolderSink):
             )
 
     def _refuse_other_partitions(self, claim: OwnerMarker, there: Sequence[str]) -> None:
-        """Refuse a table that was created anew with other partition columns, which staged files lack."""
+        """Refuse a table that was created again with other partition columns than the staged files have."""
         if claim.partition_by != tuple(there):
             raise InvalidInputError(
                 f"{self.path} is parted by {list(there)}, and region {self._region!r} began to write it parted by "
@@ -291,7 +291,7 @@ class DeltaTable(FolderSink):
             )
 
     def _fitting(self, there: pa.Schema, schema: pa.Schema) -> pa.Schema:
-        """Return those columns of tables that the Delta table must have by now, checked against its own.
+        """Return the submitted columns that the Delta table must have, after checking their types against it.
 
         Others may have added columns that may be null since the region began to write.
         """
@@ -369,7 +369,7 @@ class DeltaTable(FolderSink):
         return True
 
     def _reload(self) -> tuple[OwnerMarker, int]:
-        """Return this region's claim as it is now, and how often columns were added to it.
+        """Read the region's owner marker again; return it with the number of times that columns were added.
 
         Raises:
             FileNotFoundError: there is none.
@@ -444,7 +444,7 @@ class DeltaTable(FolderSink):
         self._remove_staged([old.name for old in before])
 
     def _piece(self, name: str) -> tuple[_File, ...] | None:
-        """Return the files of a staged key; None: it is not staged, or no longer."""
+        """Return the files of a staged key; None: nothing is staged under it, or the rows were swept."""
         piece = read_json(self._content, f"{self._staging}/{name}{PIECE}", _Piece)
         return None if piece is None else piece.files + piece.grown
 
@@ -454,7 +454,7 @@ class DeltaTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: one commit in the log."""
+        """Publish the rows staged under these keys as this sequence, by one commit in the Delta log."""
         check_sequence(sequence)
         self._claim()
         named = in_order(keys)
@@ -468,7 +468,7 @@ class DeltaTable(FolderSink):
         self._forget([key.file_stem() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
-        """Commit the staged rows as this sequence to the Delta log, unless another process has."""
+        """Commit the staged rows to the Delta log under this sequence, unless another process has done so."""
         claim = self._reload()[0]  # other members may have added columns, which the staged rows have
         kept = claim.rows()
         shown: dict[str, str] = {}

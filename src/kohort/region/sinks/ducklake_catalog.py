@@ -272,14 +272,14 @@ class PostgresLake(DuckLake):
 
 
 def _abandon_transaction(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Give up what is not committed, and all locks, as the end of the process would."""
+    """Roll back the transaction, detach the lake and release all its locks, as the end of the process would."""
     for statement in ("ROLLBACK", f"DETACH DATABASE IF EXISTS {name}", f"DETACH DATABASE IF EXISTS {name}_file"):
         with contextlib.suppress(duckdb.Error):
             cursor.execute(statement)
 
 
 def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
-    """Return the types in which a DuckLake keeps these columns.
+    """Return the Arrow types in which a DuckLake stores these columns.
 
     Raises:
         InvalidInputError: it can't keep a column unchanged; the message names the columns.
@@ -312,7 +312,7 @@ def comparable_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _loose(kind: Any) -> Any:
-    """Return a type whose parts may be null, as DuckDB has them."""
+    """Return a type with all nested fields nullable, as in DuckDB."""
     if pa.types.is_timestamp(kind) and kind.tz in ("Etc/UTC", "Z", "+00:00"):
         return pa.timestamp(kind.unit, "UTC")
     if isinstance(kind, pa.StructType):
@@ -353,12 +353,12 @@ def _holds_floats(kind: Any) -> bool:
 
 
 def verbatim(text: str) -> str:
-    """Return a part of a statement in which `{lake}` stays as it is: a name or a path may have it."""
+    """Escape `{lake}` in a name or path, so that a transaction does not replace it by the lake's name."""
     return text.replace("{lake}", _ESCAPED_NAME)
 
 
 def literal(text: str) -> str:
-    """Return a text as a statement of a transaction has it."""
+    """Quote a text as an SQL string literal for a transaction's statement."""
     return verbatim(_sql_text(text))
 
 
@@ -412,7 +412,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def _forget_database() -> None:
-    """Let the next transaction open a DuckDB: after a fatal error this one refuses every statement."""
+    """Drop this process's DuckDB after a fatal error, after which it refuses everything; the next use opens another."""
     with _OPENING:
         _OPENED.pop(os.getpid(), None)
 

@@ -211,7 +211,7 @@ class DuckLakeTable(FolderSink):
         return claim
 
     def _claimed(self, state: _LakeState | None) -> tuple[_LakeState, OwnerMarker]:
-        """Return a state with this region's claim, and cache the claim.
+        """Check that a state has this region's owner marker, cache the marker, and return the state.
 
         Raises:
             InvalidInputError: there is none.
@@ -235,7 +235,7 @@ class DuckLakeTable(FolderSink):
             return None
 
     def _find(self) -> _LakeState | None:
-        """Return the newest state with this region's claim; None: there is none."""
+        """Return the table's newest state with this region's owner marker; None: it has no such marker."""
         state = self._newest_state()
         return None if state is None or state.claim is None else self._claimed(state)[0]
 
@@ -297,7 +297,7 @@ class DuckLakeTable(FolderSink):
             return at.schema(self._target)
 
     def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
-        """Return the state with this region's claim; create what is missing, in steps that may be repeated."""
+        """Return the state with this region's owner marker; create lake, table and marker in repeatable steps."""
         for step in (self._make_tables, self._inline_own_tables, self._claim_table):
             for again in reversed(range(COMMITS_MAX)):
                 try:
@@ -328,7 +328,7 @@ class DuckLakeTable(FolderSink):
             at.execute_change(f"CREATE TABLE {{lake}}.{self._table_of_sink(_SEQUENCES)} ({', '.join(columns)})")
 
     def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
-        """Keep the rows of the sink's own tables in the catalog, whatever the lake's own limit is."""
+        """Set the sink's own tables to keep their rows inlined in the catalog, whatever limit the lake has."""
         for table in (_REGIONS, _SEQUENCES):
             if not at.ask(
                 "SELECT 1 FROM ducklake_options(?) WHERE option_name = 'data_inlining_row_limit' AND scope = 'TABLE' "
@@ -429,7 +429,7 @@ class DuckLakeTable(FolderSink):
             staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
 
     def _try_empty_file(self, state: _LakeState, schema: pa.Schema) -> None:
-        """Try whether DuckLake takes a file of these columns: a refused one could not be published."""
+        """Check with an empty file that DuckLake accepts files of these columns, before rows are staged."""
         path = f"{self._folder(state)}/{_TRIALS}/{uuid.uuid4().hex}.parquet"
         self._write_rows(path, schema.empty_table())
         try:
@@ -455,7 +455,7 @@ class DuckLakeTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: one snapshot of the lake."""
+        """Publish the rows staged under these keys as this sequence, by one snapshot of the lake."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
@@ -635,7 +635,7 @@ class DuckLakeTable(FolderSink):
             remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _remove_unknown(self, state: _LakeState, names: Sequence[str]) -> None:
-        """Remove files, but none that the lake has in a snapshot or is about to remove itself."""
+        """Remove those of these files that no snapshot of the lake has and that the lake will not remove itself."""
         if not names:
             return
         listed = ", ".join(literal(name) for name in names)

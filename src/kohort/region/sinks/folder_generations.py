@@ -164,7 +164,7 @@ class FolderGenerations:
         return read_file(self._files, f"{self._path}/{path}")
 
     def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
-        """Write a new file durably, and return its size; its name is durable when a generation is created."""
+        """Write a new file, sync it, and return its size; `create_generation` later syncs its folder."""
         make_folder(self._files, f"{self._path}/{path.rpartition('/')[0]}")
         with contextlib.closing(Output(self._files, f"{self._path}/{path}")) as output:
             write(output)
@@ -172,7 +172,7 @@ class FolderGenerations:
             return output.tell()
 
     def keep_file(self, path: str, to: str) -> str:
-        """Give a file of a sequence's folder a second name, by which it stays when that folder goes."""
+        """Link a file of a sequence's folder to a second path, so that it survives the removal of that folder."""
         if path.startswith(f"{COMPACTED}/"):
             return path
         make_folder(self._files, f"{self._path}/{to.rpartition('/')[0]}")
@@ -188,12 +188,12 @@ class FolderGenerations:
     # -- the folders that readers without a list see
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Show the generation in the folders of sequences instead of the files that it has replaced; remove those."""
+        """Replace the replaced files in the `sequence=N` folders by the generation's merged files, and remove them."""
         self.show_generation(generation)
         self.remove_files(due)
 
     def show_generation(self, generation: Generation) -> None:
-        """Make the folders of the sequences up to the generation's last one show its files, and those only.
+        """Make the `sequence=N` folders up to the generation's last sequence contain exactly its files.
 
         Another process may do the same, and hide what was just shown: so it is looked at again.
         """

@@ -21,7 +21,7 @@ NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 """Characters that Hive's `FileUtils.escapePathName` escapes, and zero."""
 PARTITIONS_MAX: Final = 10_000
-"""Of one table: each is a file and an fsync, or a request. A producer chooses the values of many a topic."""
+"""Limit on the partitions of one table, each of which costs a file with an fsync, or a request to the store."""
 SEGMENT_BYTES_MAX: Final = 255
 """Limit on `name=value`, escaped, in UTF-8: file systems accept no longer name."""
 FOLDERS_BYTES_MAX: Final = 600
@@ -121,7 +121,7 @@ def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
 
 
 def _longest(column: Any) -> int:
-    """Return the number of bytes of a column's longest text; 0 for columns of other types."""
+    """Return the length in bytes of the longest text in a column; 0 if the column has another type."""
     if not _is_text(column.type) or not len(column):
         return 0
     return pc.max(pc.binary_length(column)).as_py() or 0

@@ -51,7 +51,7 @@ _S3: Final = ("s3:", "s3a:", "s3n:")
 _FIXED: Final = {"snapshot-loading-mode": "all"}
 """Properties of a REST catalog that the sink counts on: it looks for files in all snapshots."""
 _KEYS: Final = ("account-key", "connection-string")
-"""Ends of the names of Azure's secrets."""
+"""Suffixes of the names of Azure's secret properties."""
 _SECRET_CHARS_MIN: Final = 4
 """Shorter values are left in messages: removing them would garble the text."""
 _AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
@@ -93,7 +93,7 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 
 def _refuse_unsafe(kind: str, uri: str) -> None:
-    """Refuse catalogs whose commits are no comparison with the state that was read.
+    """Refuse catalogs whose commits do not fail when the table has changed since it was read (Hive).
 
     pyiceberg commits to Hive under a lock that Hive drops after five minutes. A writer that slept for longer replaces
     the table's metadata with its own, and the commits since are lost.
@@ -132,11 +132,11 @@ def _secrets(properties: Mapping[str, Any]) -> set[str]:
 
 @contextlib.contextmanager
 def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
-    """Translate the errors of catalogs; those of files are `OSError` already.
+    """Translate catalog errors that are raised inside the block; file errors are `OSError` already and pass.
 
     Args:
-        place: the sink.
-        properties: the catalog's properties, whose secrets no message has.
+        place: the sink's name, for messages.
+        properties: the catalog's properties; secrets among them are removed from messages.
     """
     try:
         yield

@@ -50,7 +50,7 @@ _clients: dict[tuple[int, str], pafs.S3FileSystem] = {}
 
 
 def _client(made: pafs.FileSystem, *, in_parts: bool) -> pafs.FileSystem:
-    """Return a client with the settings of one that pyiceberg has made, for S3; else that one.
+    """Return an S3 client with pyiceberg's settings and our choice of uploads in parts; other clients unchanged.
 
     In parts, an object takes three requests. A request that is repeated, and whose first copy arrives late, changes
     nothing: its upload has ended. Otherwise an object of up to 10 MB takes one request, and a late copy puts it again.
@@ -78,7 +78,7 @@ class DurableFileIO(PyArrowFileIO):
 
     @property
     def _has_own_retries(self) -> bool:
-        """Whether a class of the user decides about retries: it is not among the settings of a client."""
+        """Whether the user has set a retry class of their own, which a client's settings do not contain."""
         return bool(self.properties.get(S3_RETRY_STRATEGY_IMPL))
 
     def _initialize_s3_fs(self, netloc: str | None) -> pafs.FileSystem:
@@ -153,7 +153,7 @@ class _DurableOutput(OutputFile):
 
 
 class _Whole(io.BytesIO):
-    """Bytes that become a durable file at the end."""
+    """A stream that collects bytes in memory, and writes them as one durable file when it is closed."""
 
     def __init__(self, files: FileCalls, path: str) -> None:
         super().__init__()
@@ -193,13 +193,13 @@ def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
 
 
 class TableStore(Protocol):
-    """Small objects in folders of a table's location. What was written is whole, and durable when the call returns."""
+    """Small objects in folders below a table's location. Writes are atomic, and durable when the call returns."""
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
         """Write an object; an older one of this name is replaced, and a newer one never."""
 
     def put_last(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object as `put_file` does, if nothing is written under its name afterwards: a store may be faster.
+        """Write an object whose name is never written again; a store may do that faster than `put_file`.
 
         The store may still carry out the request later, after the object was removed.
         """
@@ -221,7 +221,7 @@ class TableStore(Protocol):
 
 
 def store_of(table: Table, place: str) -> TableStore:
-    """Return the objects beside a table.
+    """Return the store for small objects beside a table: local files, or a store that Arrow reaches.
 
     Raises:
         InvalidInputError: the table's FileIO can't list a folder.
@@ -238,7 +238,7 @@ def store_of(table: Table, place: str) -> TableStore:
 
 
 class _LocalStore:
-    """Files of this machine."""
+    """Small objects as local files."""
 
     def __init__(self, given: DurableFileIO) -> None:
         self._io, self._files = given, given.files
@@ -282,7 +282,7 @@ class _LocalStore:
 
 
 class _RemoteStore:
-    """Objects of a store that Arrow reaches."""
+    """Small objects in an object store, accessed by Arrow's file system."""
 
     def __init__(self, given: PyArrowFileIO) -> None:
         self._io = given
@@ -366,7 +366,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class PlannedFile(msgspec.Struct, frozen=True):
-    """A data file before it is written."""
+    """A data file that is planned: its path, rows and partition, before it is written."""
 
     path: str
     partition: tuple[int | str | bool | None, ...]

@@ -166,7 +166,7 @@ class IcebergLog:
         return self._number(table, "rows")
 
     def is_emptied(self, table: Table, sequence: int) -> bool:
-        """Return whether this state of the table was emptied as the sequence, or has a later one."""
+        """Return whether the table was emptied by this sequence, or has a later sequence, in this state."""
         return self.last_sequence(table) > sequence or self._number(table, "emptied") == sequence
 
     def _number(self, table: Table, name: str) -> int:
@@ -227,7 +227,7 @@ class IcebergLog:
         return self._commit_changes(table, properties, summary, added, removed or ())
 
     def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
-        """Commit that files go, as this sequence; return as `commit`."""
+        """Commit the removal of files under this sequence; return False if another writer has changed the table."""
         properties = {"sequence": str(sequence), "rows": "0", "emptied": str(sequence)}
         return self._commit_changes(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
 

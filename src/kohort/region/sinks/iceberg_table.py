@@ -306,7 +306,7 @@ class IcebergTable(BoundSink):
         self._evolve(given)
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add the new columns of tables to the Iceberg table, once: the commit of a second writer is too late.
+        """Add columns that a submitted table has and the Iceberg table lacks; of several writers, one commits them.
 
         Columns that were added so and that others have dropped are added again.
         """
@@ -458,7 +458,7 @@ class IcebergTable(BoundSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence: one snapshot of the table."""
+        """Publish the rows staged under these keys as this sequence, by one snapshot of the table."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
@@ -544,7 +544,7 @@ class IcebergTable(BoundSink):
     def _merged(
         self, lake: Table, attempt: MergeAttempt, rows: pa.Table, keys: Sequence[str]
     ) -> tuple[list[DataFile], list[DataFile]]:
-        """Write what the table's files become with these rows; return the files to add and to remove."""
+        """Rewrite the data files in which these rows replace others; return the files to add and to remove."""
 
         def write_file(file: PlannedFile) -> StagedFile:
             return write_planned(lake, file, self.compression, self.place)
@@ -691,7 +691,7 @@ class IcebergTable(BoundSink):
         self._remove_others(paths, self._log.all_files)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
-        """Remove files, but none that the table has, or had in the snapshot of a sequence."""
+        """Remove those of these files that neither the newest snapshot has nor the snapshot of `sequence` had."""
         self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
 
     def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:
@@ -721,7 +721,7 @@ class IcebergTable(BoundSink):
             store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
     def _forget_merged(self, lake: Table, name: str) -> None:
-        """Remove a piece whose rows the table has in files of its own."""
+        """Remove a staged piece and its files, after an update wrote its rows into other files of the table."""
         piece = self._piece(lake, name)
         if piece is not None:
             store = store_of(lake, self.place)

@@ -73,7 +73,7 @@ class KeyIndex:
 
 
 def _places_of(column: Any, values: Any) -> Any:
-    """Return the place of each value among unique ones; null: it is not among them."""
+    """Return the index of each value in a column of unique values; null: the value is not in it."""
     return pc.index_in(column, value_set=values).cast(pa.int64())
 
 
@@ -205,7 +205,7 @@ def _unreadable_deletes(place: str, why: str) -> InvalidInputError:
 
 
 def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:
-    """Return a condition that all rows of these keys meet, for the statistics of files."""
+    """Return a filter on the ranges of these keys, with which pyiceberg skips files by their statistics."""
     condition: BooleanExpression = AlwaysTrue()
     for name in keys:
         column = rows.column(name)
@@ -253,12 +253,12 @@ class MergeAttempt:
         return self.paths[self._used - 1]
 
     def discard_files(self) -> None:
-        """Remove the files of an attempt that no commit names."""
+        """Remove all files of this attempt, after its commit was certainly refused."""
         _remove_files(self._store, self.paths[: self._used])
         self.forget_names()
 
     def settle_files(self, in_table: Callable[[], set[str]]) -> None:
-        """Remove those files that the table does not have, now that it has the sequence otherwise."""
+        """Remove the attempt's files that no snapshot has, once another attempt has committed the sequence."""
         if self._used:
             there = in_table()
             _remove_files(self._store, [path for path in self.paths[: self._used] if path not in there])
@@ -271,7 +271,7 @@ class MergeAttempt:
 
 
 def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
-    """Settle the attempts of publishers that ended.
+    """Remove leftover files of commit attempts whose publisher has ended.
 
     Args:
         store: the objects beside the table.

@@ -71,15 +71,15 @@ FENCED_WAIT_S: Final = 10.0
 """How long a publisher leaves the topic to the one that has fenced it, the first time; twice as long each further time,
 so that two of them do not fence each other before either is done."""
 RECORD_OVERHEAD_BYTES: Final = 256
-"""Of a batch with one record: its header, lengths, offsets, and up to ten headers' lengths."""
+"""Bytes of a batch with one record, beside the record's data: header, lengths, and ten headers' lengths."""
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
 """The default of max.message.bytes."""
 _NO_LIMIT_MS: Final = 2**63 - 1
 _BEFORE: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
 _AFTER: Final = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
-"""The second is that of Kafka before 4.0."""
+"""The topic properties that limit future timestamps: the present one, and that of Kafka before 4.0."""
 _PER_UNIT: Final = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}
-"""A millisecond is the first divided by the second of each unit."""
+"""Conversion of Arrow's time units to ms: multiply by the second number, divide by the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class KafkaTopic(BoundSink):
         return marker.place
 
     def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
-        """Return the owner marker for the present topic: one that was created again has sequence 0."""
+        """Return the owner marker, with sequence 0 if the topic was deleted and created again since."""
         with self._admin() as admin:
             topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
         if topic_id == marker.topic_id:
@@ -323,11 +323,11 @@ class KafkaTopic(BoundSink):
                 raise
 
     def _is_published_by_now(self, sequence: int) -> bool:
-        """Look again: another member may have fenced this one, published the sequence and swept its rows."""
+        """Read the marker again: another member may have fenced this one, published the sequence and swept its rows."""
         return self._owned(self._staging_topic.marker(to_the_end=True)).sequence >= sequence
 
     def _await_other(self, sequence: int) -> bool:
-        """Leave the topic to the publisher that has fenced this one; return whether it has published the sequence."""
+        """Wait for the publisher that has fenced this one; return whether it has published the sequence."""
         longest_s = min(FENCED_WAIT_S * 2**self._times_fenced, self._timeout_ms / 1000)
         self._times_fenced = min(self._times_fenced + 1, 16)
         until_s = time.monotonic() + longest_s * CHANCE.uniform(0.5, 1.0)
@@ -360,7 +360,7 @@ class KafkaTopic(BoundSink):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[_Writer]:
-        """Become the only publisher, as `_fenced`.
+        """Become the only publisher of the topic, as `_fenced` does, but raise a retriable error if another takes over.
 
         Raises:
             RetriableError: another publisher has taken over meanwhile.
@@ -426,7 +426,7 @@ class KafkaTopic(BoundSink):
 
 
 class _Writer:
-    """The one publisher of a topic.
+    """The transactional producer of the topic's only publisher, with the marker that it has read.
 
     Attributes:
         marker: the last marker; None: no region has checked the topic.
@@ -469,7 +469,7 @@ def _closed(producer: Producer) -> None:
 
 
 def _shortest(properties: Mapping[str, str | None], names: Iterable[str]) -> int:
-    """Return the smallest of a topic's properties in milliseconds; one that is not there is no limit."""
+    """Return the smallest of these topic properties, in ms; an absent property sets no limit."""
     return min(int(properties.get(name) or _NO_LIMIT_MS) for name in names)
 
 

@@ -148,7 +148,7 @@ class ObjectStore:
         self.name = self.url + (f"[{', '.join(found)}]" if found else "")
 
     def _resolved(self) -> list[str]:
-        """Return the server or account that tells this bucket from another one of the same name."""
+        """Return the server or account that distinguishes this bucket from a bucket of the same name elsewhere."""
         if self._url.scheme == "gs":
             base = self._taken(("base_url", "google_base_url"), "GOOGLE_BASE_URL")
             return [self._endpoint(base, "GOOGLE_ALLOW_HTTP", "base_url")] if base else []
@@ -356,7 +356,7 @@ class ObjectStore:
         return [name for page in self.list_pages(folder) for name in page]
 
     def list_top(self, folder: str = "") -> list[str]:
-        """Return the names at the top, those of folders too; or of what is in a folder, with its path.
+        """Return the names of objects and folders directly below the URL, or below a folder with its path.
 
         An empty object with the folder's own name, as consoles put it, is left out.
         """
@@ -419,7 +419,7 @@ class ObjectStore:
             raise RetriableError(f"The store of {self.url} does not answer: of {_RACERS} puts at once none succeeded")
 
     def race_puts(self, path: str) -> int:
-        """Return how many of several puts at once created an object."""
+        """Send several conditional puts of one object at once; return how many of them succeeded."""
 
         def wins_conditional_put(racer: int) -> bool:
             with contextlib.suppress(BaseError, OSError):

@@ -126,7 +126,7 @@ def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> N
 
 
 class _AddedColumns(msgspec.Struct, frozen=True):
-    """The content of `columns-N.json`.
+    """The content of `columns-N.json`: the columns of the Nth addition.
 
     Attributes:
         format: the format's version, 1.
@@ -214,7 +214,7 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
 
 
 def other_name(region: str, known: str, given: str) -> InvalidInputError:
-    """Return the error for a member that reaches a sink of its region by another name than the region's."""
+    """Return the error for a sink whose name differs from the one under which the region first wrote there."""
     return InvalidInputError(
         f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
         "Give all members the name that the region knows; if the place has moved there for good, end the region's "

@@ -305,7 +305,7 @@ class ParquetFolder(FolderSink):
             ) from error
 
     def _owned(self) -> pa.Schema:
-        """Return the schema of the folder, checked to be this region's."""
+        """Return the schema of the folder, after checking that the folder belongs to this region."""
         return self._layout().rows
 
     def _layout(self) -> FolderLayout:
@@ -432,7 +432,7 @@ class ParquetFolder(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence, all at once."""
+        """Publish the rows staged under these keys as this sequence, atomically."""
         check_sequence(sequence)
         self._owned()
         self._show_sequence(sequence, sorted({key.file_stem() for key in keys}))
@@ -526,7 +526,7 @@ class ParquetFolder(FolderSink):
             sync_folder(self._files, folder)
 
     def _staged_parts(self, name: str) -> dict[str, str]:
-        """Return the staged files of a key by the folders of their partition; without partitions, the file itself."""
+        """Return the staged files of a key, by partition folder; without partitions, its one file under ""."""
         if not name.endswith(_PARTS):
             return {"": name}
         content = read_file(self._files, f"{self.path}/_staging/{name}")
@@ -702,7 +702,7 @@ class ParquetFolder(FolderSink):
         return names_in(self._files, f"{self.path}/_staging")
 
     def _tidy(self, names: list[str], published: int) -> None:
-        """Remove leftovers of attempts at sequences that are done."""
+        """Remove the temporary folders of earlier attempts to publish sequences that are done."""
         for name in names:
             going = _GOING.fullmatch(name)
             if going is not None and int(going[1]) <= published:
@@ -711,7 +711,7 @@ class ParquetFolder(FolderSink):
                 remove_tree(self._files, f"{self.path}/_staging/{name}")
 
     def _discard(self, temporary: str) -> None:
-        """Move a folder away from processes that may still rename it, then empty it."""
+        """Rename a folder that other processes may still publish, so that they can't find it; then empty it."""
         with contextlib.suppress(FileNotFoundError):
             remove_tree(self._files, self._hide_folder(temporary))
 

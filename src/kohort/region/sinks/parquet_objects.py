@@ -94,7 +94,7 @@ class SequenceEntry(msgspec.Struct, frozen=True):
 
 
 class _Seen(NamedTuple):
-    """The entries in a listing: numbers of sequences, and of the last emptying."""
+    """The result of listing `_sequences`: the numbers of the sequences, and of the last emptying."""
 
     sequences: list[int]
     emptied: int
@@ -422,7 +422,7 @@ class ParquetObjects(ParquetFolder):
         return staged_files.parquet_content(table, self.path, self.compression, self.row_group_size)
 
     def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
-        """Return the files of keys that have staged rows, or were about to."""
+        """Return the files that the entry of each key names, written or not; keys without an entry are left out."""
         found = self._store.read_objects([_staged(name, _ROWS) for name in names])
         contents = {name: found[_staged(name, _ROWS)] for name in names if _staged(name, _ROWS) in found}
         return {
@@ -465,7 +465,7 @@ class ParquetObjects(ParquetFolder):
         )
 
     def _paths_of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return where the rows of each key are, if it has any."""
+        """Return the paths of each key's data objects; none for a key whose entry is gone."""
         if not self._layout().partition_by:
             return {name: (_data_path(name),) for name in names}
         staged = self._parts_of_keys(names)

@@ -342,7 +342,7 @@ def is_far_time(values: Any) -> Any:
 
 
 def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
-    """Return which numbers are outside of `_YEARS_S`."""
+    """Return a mask of the times outside the years 1 to 9999; numbers count units of `unit_s / per_s` s since 1970."""
     low, high = _YEARS_S
     first = max(-(2**63), low * per_s // unit_s)
     last = min(2**63 - 1, ((high + 1) * per_s - 1) // unit_s)
@@ -356,7 +356,7 @@ def rows_where(mask: Any) -> list[int]:
 
 
 def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
-    """Return the error for the rows with values that do not fit the type of a column: of the first such column."""
+    """Return the error for rows whose values do not fit the first column in which a cast fails."""
     for field in kept:
         column = table.column(field.name)
         rows = _rows_that_fail(column, functools.partial(_casts, kind=field.type))
@@ -395,7 +395,7 @@ def _is_invalid(values: Any) -> bool:
 
 
 def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
-    """Return the rows of a column whose value fails a check that all values of a part pass together."""
+    """Find the rows of a column that fail a check, by halving: `is_good` tests a whole slice at once."""
     found, parts = list[int](), [(0, len(column))]
     while parts:
         first, end = parts.pop()

@@ -74,7 +74,7 @@ class Dialect(Protocol):
         """Return the canonical form of a table's name."""
 
     def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """Return the name with its schema, if a search path finds the schema: markers are stored beside tables."""
+        """Return the table's name qualified by the schema that the search path gives, where markers are stored too."""
 
     def escape_placeholders(self, name: str) -> str:
         """Escape a quoted name for a statement that has values."""
@@ -86,7 +86,7 @@ class Dialect(Protocol):
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
-        """Return the foreign keys of other tables that hold on to rows of this one, or would be removed with them."""
+        """Return the foreign keys in other tables that prevent deleting this table's rows, or cascade the deletion."""
 
     def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns, whose types are as strict."""
@@ -128,7 +128,7 @@ def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object
 
 
 def _python_values(column: Any) -> list[Any]:
-    """Return the values of a column as Python's.
+    """Convert a column to a list of Python values.
 
     Times at the edges of the years 1 and 9999 are in UTC if they are beyond them in the zone of the column.
     """
@@ -159,7 +159,7 @@ def _known_zone(column: Any) -> Any:
 
 
 def quoted(*names: str) -> str:
-    """Return a quoted name, with its schema, as both databases accept it."""
+    """Quote the parts of a name (schema and table) for SQL, as both databases accept it."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
@@ -437,7 +437,7 @@ class Postgres:
 
 
 def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset[str]], list[str]]:
-    """Return what a table or partition asks of its rows: `Found.columns`, `Found.unique` and `Found.against`."""
+    """Return the constraints of a table or partition: NOT NULL columns, unique keys, and what may refuse rows."""
     against = []
     for said, question in _POSTGRES_RULES.items():
         cursor.execute(question, (oid,))
@@ -449,7 +449,7 @@ def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset
 
 
 def _partition_gaps(cursor: Any, oid: int) -> list[str]:
-    """Return why a row may have no partition; empty: each row has one."""
+    """Return why some row would fit no partition of the table; empty: every row fits one."""
     cursor.execute(_POSTGRES_PARTITIONED, (oid,))
     found = []
     for name, strategy, has_default, nullable, bounds in cursor.fetchall():
@@ -463,7 +463,7 @@ def _partition_gaps(cursor: Any, oid: int) -> list[str]:
 
 
 def _is_everything(bounds: Iterable[str]) -> bool:
-    """Return whether ranges that don't overlap cover all values: each begins where another ends."""
+    """Return whether non-overlapping partition ranges cover all values, without a gap between two of them."""
     ends = {found[1]: found[2] for bound in bounds if (found := _RANGE_BOUND.fullmatch(bound))}
     at = next((begin for begin in ends if begin.startswith("MINVALUE")), "")
     while at in ends:

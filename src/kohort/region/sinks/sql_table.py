@@ -226,9 +226,9 @@ class SqlTable(BoundSink):
             )
 
     def _owner(self, at: _Cursor, *, locked: bool = False, written: bool = True) -> tuple[int, pa.Schema] | None:
-        """Return the table's last sequence and its schema, checked to be this region's; `written`.
+        """Return the table's last sequence and its schema, after checking that the table belongs to this region.
 
-        Rows will be written.
+        With `written`, check also that this sink has the same `keys` as the region's other members.
         """
         row = self._marker(at, locked=locked)
         if row is None:
@@ -269,7 +269,7 @@ class SqlTable(BoundSink):
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
-        """Return the last published sequence, and keep others from publishing until the transaction ends."""
+        """Return the last published sequence, with its row locked against other publishers for this transaction."""
         owned = self._owner(at, locked=True) if at.has_sequences() else None
         if owned is None:
             raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")

@@ -103,7 +103,7 @@ def dictionary_columns(table: pa.Table) -> list[str]:
 
 
 def _sample(table: pa.Table) -> pa.Table:
-    """Return rows from all over a table, without a copy.
+    """Return a sample of a table's rows, as slices from all parts of it, without copying them.
 
     They are slices at random distances, since a regular distance could be the data's own. They are the same for each
     table of a length.
@@ -272,6 +272,6 @@ def key_text_of(name: str) -> str:
 
 
 def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
-    """Return whether a file was staged by this region, in an epoch before `floor`."""
+    """Return whether this region staged a file in an epoch before `floor`, so that it will never be published."""
     key = StagedKey.parse(stem)
     return key is not None and key.region_id == region_id and key.epoch < floor

@@ -143,7 +143,7 @@ class StagingTopic:
         return marker
 
     def _last_value(self, reader: RangeReader, to_the_end: bool) -> tuple[bytes | None, int]:
-        """Return the last record of the markers, and where they began."""
+        """Return the last record of the marker partition, and the partition's first offset."""
         start, found = self._first_offset(reader, MARKER), None
         for record in self._records(reader, MARKER, to_the_end=to_the_end):
             found = None if record.value is None else bytes(record.value)
@@ -225,7 +225,7 @@ class StagingTopic:
     # Reading.
 
     def ends_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the end offsets of partitions of the sink's topic, after records of open transactions too."""
+        """Return the end offsets (high watermarks) of partitions of the sink's topic, beyond open transactions."""
         with self._reader() as reader:
             return {partition: reader.high_watermark(partition) for partition in partitions}
 
@@ -280,7 +280,7 @@ class StagedPieces:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [first, end) of offsets that follow one another."""
+    """Group ascending offsets into ranges [first, end) of consecutive offsets."""
     first = 0
     for at, offset in enumerate(offsets):
         if at + 1 == len(offsets) or offsets[at + 1] != offset + 1:

@@ -248,7 +248,7 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
 
 
 def operator_noted(path: str, text: str) -> dict[str, Any]:
-    """Return the JSON in an operator's metadata; raise as `operators` does."""
+    """Parse the JSON in the text of an operator's metadata file; raise the errors of `operators`."""
     first, _, rest = text.partition("\n")
     if first.strip() not in ("v1", "v2"):
         raise InvalidInputError(
@@ -332,7 +332,7 @@ def missing_state(
 
 
 def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield the folder of each state store that should exist, with its operator and partition."""
+    """Yield the folder of each state store that the operators' metadata declares, with operator and partition."""
     for operator in noted:
         for store in operator.stores:
             for partition in range(store.partitions):
@@ -342,7 +342,7 @@ def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]
 
 
 def _loads(found: Iterable[VersionFile], version: int, ids: Collection[str]) -> bool:
-    """Return whether a state store can be loaded in a version: from a snapshot, if any, and every later changelog."""
+    """Return whether a state store's version can be loaded from these files: a snapshot and all later changelogs."""
     kept = [file for file in found if file.version != version or not ids or file.id in ids]
     whole = {file.version for file in kept if file.whole}
     changed = {file.version for file in kept if not file.whole}

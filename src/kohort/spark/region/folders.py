@@ -177,7 +177,7 @@ def _look_through_store(
 
 
 def _belongs(version: int, batch: int) -> bool:
-    """Return whether the clone's last batch, or an earlier one, wrote a version of the state."""
+    """Return whether a state version belongs to the clone: batch N writes version N + 1."""
     return version <= batch + 1
 
 
@@ -234,7 +234,7 @@ def _shown(names: Iterable[str]) -> Iterator[str]:
 
 
 def _families(folder: str, names: Collection[str], kept: Iterable[str]) -> list[str]:
-    """Return those of these files that exist, each with its Hadoop checksum, without which a query fails."""
+    """Return the kept files that exist, and the Hadoop checksum file of each, which Spark checks when it reads."""
     there = set(names)
     inside = f"{folder}/" if folder else ""
     return [
@@ -373,7 +373,7 @@ def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCa
 
 
 def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
-    """Return whether the clone exists already, from an earlier call, and no query has planned a batch in it."""
+    """Return whether an earlier call has made this clone; raise if a query has planned a batch in it since."""
     if not names_in(files, new):
         return False
     planned = max(batch_numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
@@ -483,7 +483,7 @@ _OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLO
 
 
 class TemporaryCheckpoints:
-    """A folder of this process, from now until `close`.
+    """A temporary folder for checkpoints, locked by this process until `close` removes it.
 
     Attributes:
         path: the folder's absolute path.

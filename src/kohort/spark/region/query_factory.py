@@ -50,7 +50,7 @@ def has_watermark(frame: DataFrame) -> bool:
 
 
 def outside_sources(frame: DataFrame) -> tuple[str, ...]:
-    """Return the names of the streaming sources that the region gives no session."""
+    """Return the names of the plan's streaming sources that are outside the region."""
     return tuple(
         str(node.sourceName())
         for node in _nodes(_plan(frame))
@@ -59,7 +59,7 @@ def outside_sources(frame: DataFrame) -> tuple[str, ...]:
 
 
 def _has_session(relation: Any) -> bool:
-    """Return whether a source is one of the query's in its region, by an option that only the region sets."""
+    """Return whether a source of the plan belongs to the region: only the region sets the session option."""
     with_options = relation.getClass().getSimpleName() == "StreamingRelationV2"
     return with_options and bool(relation.extraOptions().containsKey(SEAT))
 
@@ -145,7 +145,7 @@ _LETTER = (
     "reason: string>"
 )
 NOBODY = "0" * 32
-"""A session id that nobody has: a user who starts a query while one is being built gets an error."""
+"""A session id that no source has. A query that a user's function starts while the plan is built gets an error."""
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class RegionQuery:
     # -- Requests of the members' threads
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Note that a member works in this epoch; start a run when all of the query's do (`MemberQuery.begin`)."""
+        """Record that a member works in this epoch; start a run when all members do (`MemberQuery.begin`)."""
         self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
@@ -231,7 +231,7 @@ class RegionQuery:
         self._posted.put(reset_run)
 
     def _set_state(self, member: int, state: bytes | None) -> None:
-        """Set the state immediately, not when the run begins: an earlier checkpoint attempt must include it."""
+        """Set the query's saved state now and not when the run begins, since a checkpoint attempt may come before."""
         if member == LEAD:
             with self._lock:
                 self._state, self._given = state, None
@@ -284,7 +284,7 @@ class RegionQuery:
         return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
-        """Return the query's present state for a region checkpoint that ends with this batch of an epoch's run."""
+        """Encode the query's state for a region checkpoint that ends with batch `last` of the run in this epoch."""
         built = self._built
         return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.keeps_checkpoint)
 
@@ -367,7 +367,7 @@ class RegionQuery:
         self._wanted.since_s = time.monotonic()
 
     def _start_if_all_are_there(self) -> None:
-        """Start a run if all members ask for it, and none of them is about to reset again."""
+        """Start a run once every member has requested one in its current epoch, and no other request is queued."""
         if self._run is not None or self._failed or self._gone or not self._posted.empty():
             return
         wanted = self._wanted.epochs
@@ -418,7 +418,7 @@ class RegionQuery:
         )
 
     def _continues_after(self, saved: SavedQuery | None) -> int | None:
-        """Return the batch after which the next run continues; None: its checkpoint has no batches.
+        """Return the last batch of the checkpoint from which the next run continues; None: it starts without batches.
 
         A query that keeps nothing in its checkpoint needs no file of an earlier run, which may be on another machine.
         The control plane says where its partitions begin.
@@ -516,7 +516,7 @@ class RegionQuery:
             lead.post(happens.ResetWanted(cause))
 
     def _where(self) -> Where:
-        """Return the start offsets of the batch that is planned and not done, by member and partition."""
+        """Return the start offsets of the unfinished batch, by member and partition, to detect repeated failures."""
         run = self._run
         found: set[tuple[int, str, int, int]] = set()
         try:
@@ -549,6 +549,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _worker_exception(error: BaseException) -> str:
-    """Return the exception that Python raised in a worker, which Spark's text ends with; else the first line."""
+    """Return the Python exception of a worker from the end of Spark's error text, or the text's first line."""
     raised = [line for line in map(str.strip, str(error).splitlines()) if EXCEPTION_LINE.match(line)]
     return raised[-1][:500] if raised else _first_line(error)

@@ -191,7 +191,7 @@ class QueryThread(MemberThread):
         self._step(event)
 
     def _is_not_asked_back(self, parts: tuple[Part, ...]) -> None:
-        """Drop lost partitions from pending revocations: a late answer would concern their next assignment."""
+        """Remove lost partitions from the pending revocations: releasing them late would hit their next assignment."""
         for waiting in (self._asked_back, self._kept):
             left = [tuple(part for part in event.parts if part not in parts) for event in waiting]
             waiting.clear()
@@ -200,7 +200,7 @@ class QueryThread(MemberThread):
             self.assignments.resume_batches(RELEASE)
 
     def _keep_when_idle(self) -> None:
-        """Stop planning the revoked partitions once no batch reads them; batches of the others may continue."""
+        """Take revoked partitions out of further batches once the running batch is done; other partitions continue."""
         if not self._asked_back or self.assignments.pause_batches(RELEASE) is not None:
             return
         while self._asked_back:
@@ -210,7 +210,7 @@ class QueryThread(MemberThread):
         self.assignments.resume_batches(RELEASE)
 
     def _give_back_between_cuts(self) -> None:
-        """Pass pending revocations to the machine, which releases the partitions with the next region checkpoint.
+        """Pass pending revocations to the member's machine, which releases them with the next region checkpoint.
 
         Not during a checkpoint attempt: its contribution may be older than the last batch that read those partitions.
         """
@@ -259,7 +259,7 @@ class QueryThread(MemberThread):
                 pass  # `ResumeSubmitting`: the query never stopped
 
     def _continue_saving(self) -> None:
-        """Contribute when no commit is pending: otherwise older offsets could be committed after newer ones.
+        """Contribute to the checkpoint unless an offset commit is pending, which could overwrite newer offsets.
 
         An unanswered commit is sent once more, behind the first: when the second is answered, both are complete.
         """

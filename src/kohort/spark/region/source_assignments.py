@@ -64,7 +64,7 @@ class SourceAssignments:
             return Handed(self._version, self._epoch, self._generation, parts)
 
     def keeps_trigger_waiting(self) -> bool:
-        """Return whether `latestOffset` must wait on: an answer without new data would end Spark's trigger."""
+        """Return whether `latestOffset` must keep waiting, because "no new data" would end Spark's trigger."""
         with self._changed:
             return any(self._holds.values())
 

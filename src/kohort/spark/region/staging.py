@@ -135,7 +135,7 @@ def _key_row(key: StagedKey, letters: int) -> pa.RecordBatch:
 
 
 class StagedBatches:
-    """The output that the batches of one run have staged and no complete checkpoint has yet. Any thread may call."""
+    """The keys that the batches of one run have staged since the last complete checkpoint. Any thread may call."""
 
     def __init__(self, after: int | None) -> None:
         """Start a run's record after the last batch of the checkpoint that it began with; None: it was empty."""
@@ -176,7 +176,7 @@ class StagedBatches:
             return self._after
 
     def batches_ahead(self, last: int | None) -> int:
-        """Return by how many batches `last` is ahead of the last complete checkpoint."""
+        """Return the number of batches up to `last` that no complete region checkpoint includes."""
         with self._lock:
             return 0 if last is None else max(0, last - self._after)
 

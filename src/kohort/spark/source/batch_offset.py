@@ -176,7 +176,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The start and end offset of a query's own batch in a partition, from its checkpoint."""
+    """The offset range of one partition in the query's own last batch, as its checkpoint has it."""
 
     start: int
     offset: int
@@ -184,7 +184,7 @@ class Reached:
 
 
 def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
-    """Return where a newly assigned partition starts; None if neither the group nor the checkpoint has an offset.
+    """Return the start offset of a newly assigned partition, from the group or the checkpoint; None: neither has one.
 
     The group's offset is used. The checkpoint's offset replaces it only under two conditions. The first: this query
     committed the group's offset itself, in an earlier batch. Then no other member had the partition since, and the

@@ -168,7 +168,7 @@ class TopicCatalog:
     def confirmed_ends(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return end offsets, those before a position only after a second look.
+        """Return end offsets, looking those up again that lie before the read position and would mean lost records.
 
         Args:
             positions: where reading is to continue.
@@ -247,7 +247,7 @@ class TopicCatalog:
         return known | self.beginnings(earlier) | without
 
     def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return where partitions without a committed offset start, by `kafka.auto.offset.reset`.
+        """Return the start offsets of partitions without a committed offset, according to `kafka.auto.offset.reset`.
 
         Raises:
             OffsetError: the setting is `none`.

@@ -28,7 +28,7 @@ log = logging.getLogger("kohort.spark")
 
 
 def moved_group(options: SourceOptions, before: BatchOffset) -> bool:
-    """Return whether a checkpoint's offset is of another group, or of none while there is one now."""
+    """Return whether a checkpoint was written for another group, or for no group although the query has one now."""
     return before.group is not None and before.group != (options.group_id or "")
 
 
@@ -174,7 +174,7 @@ def first_positions(
     again: Container[str],
     there: Collection[TopicPartition],
 ) -> dict[TopicPartition, int]:
-    """Return where partitions start that neither the group nor the checkpoint has an offset for.
+    """Return the start offsets of partitions without an offset in the group or the checkpoint.
 
     Those that a fresh query finds start where the options say. Later ones are new partitions, and start at the
     beginning.
@@ -411,7 +411,7 @@ class GroupOffsets:
         return tuple(self._every)
 
     def _look(self) -> list[TopicPartition]:
-        """Look up every partition that the query's options choose and that exists."""
+        """Look up all existing partitions of the topics that the query's options choose."""
         found = self._catalog.partitions(self._topics.known)
         if self._there is None:
             self._there = frozenset(found)
@@ -515,7 +515,7 @@ class GroupOffsets:
         return True
 
     def _is_left(self, tp: TopicPartition) -> bool:
-        """Return whether a repeated batch leaves a partition to the group's other members.
+        """Return whether the repeated batch leaves out a partition, because other members have had it since.
 
         The claim then has the batch's number. Another number would hide from this run after a rebalance, and from later
         runs, that another client has committed since the batch was planned.
@@ -524,12 +524,12 @@ class GroupOffsets:
         return planned is not None and tp in planned.spans and not self._is_unchanged(tp, planned)
 
     def _claimed(self, tp: TopicPartition, position: int) -> bool:
-        """Return whether the group's committed offset of a partition is this position, and this query committed it."""
+        """Return whether this query itself committed this position as the partition's committed offset."""
         found = self._found.get(tp)
         return found is not None and found.offset == position and self._own(tp)
 
     def _own(self, tp: TopicPartition) -> bool:
-        """Return whether the group's committed offset of a partition is this query's own."""
+        """Return whether this query made the last commit in a partition, or nobody has committed there."""
         found = self._found.get(tp)
         return found is None or (found.stamp is not None and found.stamp.query == self._query)
 

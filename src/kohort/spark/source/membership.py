@@ -143,7 +143,7 @@ def has_subscriptions(group: GroupDescription, mine: str) -> bool:
 def assigned_by(
     group: GroupDescription, mine: str, expected: Collection[TopicPartition]
 ) -> frozenset[TopicPartition] | None:
-    """Return the partitions that the coordinator gives a member; None while it computes an assignment.
+    """Return the partitions that a member is to own after the current rebalance; None while that is not known.
 
     Those of a KIP-848 member are its target assignment, which it owns when others have released them. A classic group
     that rebalances cooperatively is Stable between its two rounds, when nobody has what is to move.
@@ -201,7 +201,7 @@ def _same_subscription(me: MemberDescription, other: MemberDescription, pattern:
 
 
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
-    """Return whether another member's pattern may match all topics; True if it can't be matched here."""
+    """Return whether another member's subscription pattern matches all these topics; True if Python can't tell."""
     try:
         return len(matching_names(regex, topics)) == len(topics)
     except InvalidInputError:
@@ -213,8 +213,8 @@ def _topics(member: MemberDescription) -> str:
 
 
 NO_OFFSET_RESET = {"auto.offset.reset": "none"}
-"""Consumer settings by which the query chooses starting offsets itself; a push coordinator would commit its own, which
-would count as another client's commit.
+"""Consumer settings by which the query chooses starting offsets itself. Otherwise a push coordinator would commit start
+offsets, which the query would take for another client's commits.
 """
 WATCH_INTERVAL_MS = 1_000
 """Interval of the watching thread's check whether it should end."""
@@ -232,7 +232,7 @@ Spark asks for tasks 0.1 to 0.3 s after the plan, unless another source of the q
 
 
 class BatchTimeLimit(NamedTuple):
-    """The longest time that a rebalance waits for a batch, with its option."""
+    """The longest time in ms that a rebalance waits for a batch, with the option that sets it."""
 
     option: str
     ms: int
@@ -546,7 +546,7 @@ class SourceMembership:
 
     @property
     def _limit_ms(self) -> int:
-        """How long the query waits for its partitions."""
+        """The longest time in ms that the query waits for its partitions."""
         return self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:

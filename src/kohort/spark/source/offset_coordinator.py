@@ -118,7 +118,7 @@ class OffsetCoordinator(Protocol):
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue in each partition, once the log's end offsets are known.
+        """Return the next offset of each partition, with positions that the log no longer has moved into the log.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.

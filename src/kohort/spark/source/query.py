@@ -264,7 +264,7 @@ class SourceQuery:
             log.warning(SHARED_STATE, options.group_id, len(mine), len(every))
 
     def is_running(self) -> bool:
-        """Return whether a batch is running that is not known to be done."""
+        """Return whether a batch was planned whose sink is not known to have completed it."""
         return self._running is not None and not self._known
 
     def _begin_running(self, running: BatchOffset, planned: BatchOffset) -> None:
@@ -352,7 +352,7 @@ class SourceQuery:
         return planned
 
     def _hold(self, start: BatchOffset) -> AssignedPartitions | None:
-        """Wait until the partitions to read are known; return None if a region forbids planning."""
+        """Wait for the partitions to read and their start offsets; return None if a region allows no batch now."""
         held = self._coordinator.wait_assigned(start, self._positions)
         if held is not None:
             for tp in [tp for tp in self._sizes if held.ids.get(tp.topic) != self._ids.get(tp.topic)]:
@@ -361,7 +361,7 @@ class SourceQuery:
         return held
 
     def _limit(self, tp: TopicPartition) -> int:
-        """Return the end of the next batch in a partition.
+        """Return the end offset for the next batch of a partition: its log end, or the fixed end of AvailableNow.
 
         The fixed end of a deleted topic of the same name is ignored.
         """

@@ -210,7 +210,7 @@ _readers: dict[_ReaderKey, RangeReader] = {}
 
 
 def _take_reader(key: _ReaderKey) -> RangeReader:
-    """Return a reader that no other task has, kept or new."""
+    """Return a reader for one task, kept by the worker from an earlier task or newly made."""
     reader = _readers.pop(key, None)
     if reader is None:
         from kohort.client.consumer.range_reader import RangeReader
@@ -235,7 +235,7 @@ def _keep_reader(key: _ReaderKey, reader: RangeReader) -> None:
 
 
 def _fetch_bytes(settings: Mapping[str, Any]) -> int:
-    """Return the bytes per fetch of one partition, within the query's limits."""
+    """Return the maximum bytes of a fetch of one partition, at most what the client's settings allow."""
     share = int(settings.get("max.partition.fetch.bytes", FETCH_BYTES))
     return min(share, int(settings.get("fetch.max.bytes", share)))
 
@@ -273,7 +273,7 @@ def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> p
 PARENT_CHECK_S = 0.25
 """Interval of the check whether the parent process is still there."""
 ORPHAN_EXIT_TIMEOUT_S = 3.0
-"""Longest time to leave the group once the parent is gone."""
+"""Seconds that the process may take to leave the group after its parent has ended."""
 
 
 AGAIN_S = 1.0

@@ -112,7 +112,7 @@ class RegionOffsets:
         )
 
     def _idle(self) -> Message:
-        """Return the fields that report that the last lookup found nothing.
+        """Return the request fields of an idle source: the known assignment version, and the ms until its next lookup.
 
         The next lookup is due `IDLE_MS` after it, and no wait is longer: Spark asks the sources of a join one after the
         other, and a busy one must not wait for an idle one. After a batch of its own a source looks at once.
@@ -124,7 +124,7 @@ class RegionOffsets:
         return Idle(version, left_ms).to_message() if left_ms > 0 else {}
 
     def _keep_positions(self, handed: Handed, at: Mapping[TopicPartition, int]) -> None:
-        """Keep where each partition continues, even if one lookup misses it and it returns in the same assignment."""
+        """Remember the position of each assigned partition, also if one metadata lookup misses the partition."""
         reached = self._reached | {part.assignment_version: at[tp] for tp, part in self._parts.items() if tp in at}
         self._reached = {
             part.assignment_version: reached.get(part.assignment_version, part.start) for part in handed.parts

@@ -51,7 +51,7 @@ class TopicIds:
         return another
 
     def settled(self, topics: set[str]) -> None:
-        """Record that the query knows where to continue in all its partitions of these topics."""
+        """Record that the query has valid positions in all its partitions of these topics."""
         self.again -= topics
         self.certain |= topics & self.ids.keys()
 

@@ -187,7 +187,7 @@ def _utc_kind(kind: Any) -> Any:
 
 
 def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that makes dicts of maps, which Arrow gives as pairs; None: the type has no maps."""
+    """Return a function that turns Arrow's lists of key-value pairs into dicts; None: the type contains no map."""
     if pa.types.is_map(kind):
         inner = _with_maps(kind.item_type) or (lambda item: item)
         return lambda found: None if found is None else {key: inner(item) for key, item in found}
@@ -246,7 +246,7 @@ def _finite(found: float | None) -> float | None:
 
 
 def _single(found: float | None) -> float | None:
-    """Return a 32-bit float's shortest decimal form: six digits, or up to nine if it needs them."""
+    """Return the shortest decimal number that stands for a 32-bit float, with six to nine digits."""
     if _finite(found) is None or found is None:
         return None
     for digits in (6, 7, 8):

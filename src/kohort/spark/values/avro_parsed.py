@@ -78,7 +78,7 @@ def _with_defaults_aside(schema: Any) -> Any:
 
 
 def _make_defaults(parsed: Any) -> None:
-    """Give the fields of a parsed schema their defaults, as fastavro reads such values; without those that are none."""
+    """Convert the defaults in a parsed schema to fastavro's form; drop those that are invalid for their field."""
     named = _named_types(parsed)
     for field in [field for part in (parsed, *named.values()) for field in _fields(part)]:
         if _ASIDE in field:
@@ -181,7 +181,7 @@ def reader_for(reader: Schema, writer: Schema) -> Schema:
 
 
 class _Adaptation:
-    """One traversal of both schemas."""
+    """One traversal of a reader's and a writer's schema, which makes the reader's form for fastavro."""
 
     def __init__(self, writer: Schema) -> None:
         self._numbers = count()

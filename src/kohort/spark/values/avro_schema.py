@@ -178,7 +178,7 @@ def without_logical(schema: Schema) -> Schema:
 
 
 def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool = False) -> Iterator[str]:
-    """Yield where the writer's numbers mean something else to the reader, which fastavro does not notice.
+    """Yield the places where the reader would misread the writer's numbers, such as ms as µs, unnoticed by fastavro.
 
     Args:
         writer: the writer's type.
@@ -202,7 +202,7 @@ def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool
 
 
 def is_in_milliseconds(writer: Node, reader: Node) -> bool:
-    """Return whether the writer's numbers are milliseconds of a time that the reader has in microseconds."""
+    """Return whether a time has milliseconds in the writer's schema and microseconds in the reader's."""
     if not isinstance(writer, Leaf) or not isinstance(reader, Leaf):
         return False
     kind, _, unit = writer.logical.rpartition("-")

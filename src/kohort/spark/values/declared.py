@@ -226,7 +226,7 @@ def _zone(name: str | None) -> str:
 
 
 def _ddl(text: str) -> str:
-    """Return the type in DDL, which Spark's own parser checks as soon as the source returns its schema."""
+    """Return the DDL of the declared type unchecked: Spark's parser checks it when the source returns its schema."""
     if text.lstrip().startswith("{"):
         return ddl_of(_from_json(text))
     return text.strip() if _ONE_TYPE.fullmatch(text) else f"struct<{text.strip()}>"

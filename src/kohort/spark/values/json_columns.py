@@ -135,7 +135,7 @@ def too_deep(value: bytes) -> bool:
 
 
 def _converter(kind: Kind, path: str, zone: tzinfo) -> Convert:
-    """Return a function from the parser's result to the form for `pa.array`; the caller handles null."""
+    """Return a function that converts a parsed JSON value to the input of `pa.array`; the caller handles null."""
     made = _nested(kind, path, zone) or _leaf(kind, zone)
 
     def convert_value(found: Any) -> Any:
@@ -386,7 +386,7 @@ class JsonDecoder:
             convert_in_parts(values, rows, parts, self._convert, self._one_by_one)
 
     def _plain_values(self, values: Column) -> Column | None:
-        """Return which values Arrow's reader can take; None if it can take all.
+        """Return a mask of the values that Arrow's JSON reader can parse; None if it can parse all of them.
 
         Such values begin with { and end with }, have no number that Arrow reads differently, and are neither deep nor
         huge.
@@ -461,7 +461,7 @@ class JsonDecoder:
         return pc.cast(found, kind)
 
     def _instants(self, texts: Column) -> Column:
-        """Parse times, if all name a zone or none does."""
+        """Parse a column of time texts at once, which must either all name a zone or all name none."""
         kind = pa.timestamp("us", tz="UTC")
         try:
             return pc.cast(texts, kind)

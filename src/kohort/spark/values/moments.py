@@ -102,7 +102,7 @@ def zone_named(name: str) -> tzinfo:
 
 
 def _offset_at(zone: tzinfo, local: int, text: str) -> int:
-    """Return the zone's offset in microseconds; the earlier of two, and the one before a gap, as in Java."""
+    """Return a zone's UTC offset in µs at a local time: of two the earlier, in a gap the one before it, as in Java."""
     if zone is UTC:
         return 0
     if not -62_135_596_800_000_000 <= local < 253_402_300_800_000_000:

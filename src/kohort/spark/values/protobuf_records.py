@@ -72,7 +72,7 @@ def ddl_of_message(message: Descriptor) -> str:
 
 
 class _TypeWalk:
-    """One traversal of a message, whose type is written out wherever it occurs."""
+    """One traversal of a message that writes its type as DDL; nested messages are repeated at each use."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -202,7 +202,7 @@ class ProtobufDecoder:
             raise CorruptDataError(f"no value of {self._name}: {str(error)[:200]}") from None
 
     def _reason_against(self, number: int, indexes: tuple[int, ...]) -> str:
-        """Return why values of a writer's message can't be read; "": they can.
+        """Return the reason for which values of a writer's message can't be read as the reader's; "": they can.
 
         Raises:
             KafkaError: the registry fails, and no value is bad because of it.
@@ -215,7 +215,7 @@ class ProtobufDecoder:
         return reason
 
     def _writers_schema(self, number: int) -> ProtobufSchema | str:
-        """Return the schema of an id, or why it can't be used. The ones used least recently are forgotten."""
+        """Return the writer's schema of an id from the cache or the registry, or the reason why it can't be used."""
         if number in self._written:
             self._written.move_to_end(number)
             return self._written[number]
