@@ -1,15 +1,18 @@
-"""Names that tests patch exist: a rename is seen by the type checker in code, but not in strings."""
+"""Names of ours in strings exist: those that tests patch, and those that programs import. No type checker sees them."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OURS = ("kohort", "tests", "simulation", "bench", "frameworks", "tools")
+MADE_UP = ("test_prose.py", "test_patched_names.py")
+"""Files whose programs name what is not there."""
 PATCHES = ("setattr", "delattr", "patch.object", "patch", "_instead")
 
 
@@ -42,6 +45,24 @@ def patched(text: str) -> Iterator[tuple[int, str]]:
             continue
         if dotted.startswith(tuple(f"{ours}." for ours in OURS)):
             yield node.lineno, dotted
+
+
+def named_in_programs(text: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each name of ours that is imported, or an imported module's, in a program in a string."""
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and "from kohort" in node.value):
+            continue
+        try:
+            program = ast.parse(textwrap.dedent(node.value))
+        except SyntaxError:  # a text about programs, or one with places to fill in
+            continue
+        names = {name: dotted for name, dotted in imported(program).items() if dotted.startswith("kohort.")}
+        used = {
+            f"{names[part.value.id]}.{part.attr}"
+            for part in ast.walk(program)
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in names
+        }
+        yield from ((node.lineno, dotted) for dotted in sorted({*names.values(), *used}))
 
 
 def is_there(dotted: str) -> bool:
@@ -79,7 +100,18 @@ monkeypatch.setattr(local, "gone", 1)
     assert [(line, is_there(name)) for line, name in patched(text)] == [(4, False), (5, False), (6, True), (7, True)]
 
 
-def test_every_patched_name_is_there() -> None:
+def test_a_name_that_is_gone_is_found_in_a_program() -> None:
+    program = "from kohort.io import log_throttle, gone\\nprint(log_throttle.FailureThrottle, log_throttle.Gone)"
+    found = {name: is_there(name) for _, name in named_in_programs(f'run("{program}")')}
+    assert found == {
+        "kohort.io.gone": False,
+        "kohort.io.log_throttle": True,
+        "kohort.io.log_throttle.FailureThrottle": True,
+        "kohort.io.log_throttle.Gone": False,
+    }
+
+
+def test_every_name_in_a_string_is_there() -> None:
     """In tests, and in the programs beside them that plant faults."""
     gone = []
     with warnings.catch_warnings():
@@ -87,8 +119,6 @@ def test_every_patched_name_is_there() -> None:
         for folder in ("tests", "simulation", "bench", "frameworks"):
             for file in sorted((ROOT / folder).rglob("*.py")):
                 text = file.read_text()
-                if not any(word in text for word in PATCHES):
-                    continue
-                where = file.relative_to(ROOT)
-                gone += [f"{where}:{line}: {name}" for line, name in patched(text) if not is_there(name)]
+                found = [*patched(text), *(() if file.name in MADE_UP else named_in_programs(text))]
+                gone += [f"{file.relative_to(ROOT)}:{line}: {name}" for line, name in found if not is_there(name)]
     assert gone == []
