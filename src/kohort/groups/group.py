@@ -142,7 +142,10 @@ class GroupMembership(LongPollingGroup):
         return
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
-        """Return the partitions that an accepted commit must not touch, with their errors; None: none."""
+        """Return the partitions that a commit must leave unchanged although it is accepted, with their errors.
+
+        None: there are none.
+        """
         return None
 
     def fetch_error(self, step: Step, event: OffsetFetch) -> ErrorCode:
@@ -186,7 +189,7 @@ class GroupMembership(LongPollingGroup):
         return True
 
     def empty_since_ms(self) -> int:
-        """Return the wall clock time since when it is empty; -1 if it has members or no such time is known."""
+        """Return since when the group is empty, as wall clock time in ms; -1 if it has members or it is unknown."""
         return -1
 
     def awaits_members(self) -> bool:

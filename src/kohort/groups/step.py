@@ -38,7 +38,7 @@ _NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__n
 """`Reply` without its Python frame, since every request has one."""
 _NEW_COUNT: Final[Callable[[tuple[Meter, int]], Counted]] = partial(tuple.__new__, Counted)
 LONGEST_DOWNTIMES = 10
-"""The most members whose downtime a finished rebalance names."""
+"""How many members' downtimes a `Rebalanced` lists, the longest ones."""
 
 
 class Step(ABC):
@@ -83,7 +83,7 @@ class Step(ABC):
 
     @abstractmethod
     def mark_changed(self, group_id: str) -> None:
-        """Mark a published group as changed, because soft state that it shows has changed."""
+        """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
 
     @abstractmethod
     def turn_classic(

@@ -128,7 +128,7 @@ class CurrentAssignment:
 
 
 class Presence(MonitoredMember):
-    """The state of a member that is not in the journal: its connection, timers and parked requests.
+    """The soft state of a member, which no record holds: its connection, timers and waiting requests.
 
     Attributes:
         revocation: the timer that bounds a revocation.
@@ -175,7 +175,7 @@ class Presence(MonitoredMember):
         self.expect_nothing()
 
     def expect_nothing(self) -> None:
-        """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
+        """Stop the timers of a revocation, a join, a sync and a delayed heartbeat; the session continues."""
         for timer in (self.revocation, self.join_phase, self.sync_phase, self.long_poll_timer):
             if timer is not None:
                 timer.cancel()
@@ -287,7 +287,7 @@ class ConsumerMembers(GroupMembership):
         return RECONCILING if self.moving_members() else STABLE
 
     def moving_members(self) -> set[str]:
-        """Return the members that do not have all of the target yet; kept, so that the state costs no pass over all."""
+        """Return the members that do not have all of their target yet, from a cache."""
         if self._moving is None:
             self._moving = {member_id for member_id in self.members if self._moves(member_id)}
         return self._moving
@@ -403,7 +403,10 @@ class ConsumerMembers(GroupMembership):
             del self.static_ids[member.instance_id]
 
     def _count(self, member: MemberSaved | None, sign: int) -> None:
-        """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
+        """Add (`sign` 1) or subtract (-1) a member's topics in the group's counts of subscribers.
+
+        With these counts, a join costs no pass over all members.
+        """
         if member is None:
             return
         for name in member.subscribed_topics:
@@ -447,7 +450,7 @@ def _shift(counts: dict[str, int], name: str, sign: int) -> None:
 
 
 class AssignmentMove(NamedTuple):
-    """An entry of the members' table: how a member moves on, and its possible next states."""
+    """An entry of `MEMBER_TABLE`: the method that moves a member on from one state, and its possible next states."""
 
     why: str
     do: Callable[..., CurrentAssignment]
