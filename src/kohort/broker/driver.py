@@ -35,7 +35,7 @@ class ShardHost(Protocol):
         """Return all topics that exist now."""
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Return the topics created since a shard's journal was last loaded."""
+        """Return the names of topics created since a shard's journal was last loaded."""
 
     def shard_loaded(self, index: int) -> None:
         """Record that a shard is loaded: its journal holds no committed offsets of deleted topics any more."""
@@ -53,7 +53,7 @@ class ShardHost(Protocol):
         """Send a request to a push consumer."""
 
     def record_metric(self, note: MetricNote) -> None:
-        """Update the host's metrics with a metric of a shard."""
+        """Update the broker's metrics from a measurement that a shard reports."""
 
 
 class LoopDriver:

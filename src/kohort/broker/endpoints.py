@@ -114,7 +114,10 @@ class SingleBrokerEndpoints:
         return leaders
 
     def _place(self, connection: Connection) -> Endpoint:
-        """Return this broker at the advertised address of the client's listener, or at the one that the client used."""
+        """Return this broker's id with the address that this client must use.
+
+        That is the advertised address of the client's listener; without one, the address that the client connected to.
+        """
         config, listener = self._live.broker, connection.client.listener
         host, port = config.advertised_host, config.advertised_port or self._port
         if listener is not None:

@@ -173,7 +173,7 @@ class ServerRequest:
 
 
 class PushRegistration(NamedTuple):
-    """A connection on which a push consumer has registered.
+    """The registration of a push consumer on its connection, for as long as the connection is open.
 
     Attributes:
         right: the authorization of the registration; None: no authorizer.
@@ -312,7 +312,7 @@ class PushedConsumers:
 
 
 def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
-    """Encode a request to a consumer; return its kind and the frame without its size.
+    """Encode a Ping, Stop or Start for a push consumer; return its kind and the frame without its size.
 
     Raises:
         WireError: the assignment does not fit into a frame.
@@ -326,7 +326,9 @@ def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRe
 
 
 def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
-    """Decode a consumer's answer. The frame does not name its request, so the caller supplies it.
+    """Decode a push consumer's answer as the event for its group's shard.
+
+    The frame does not name its request, so the caller supplies it.
 
     Raises:
         WireError: the answer is malformed.
@@ -513,7 +515,10 @@ class GroupHost:
             self._report_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
 
     def _report_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
-        """Notify the group shards of a disconnect, once it is known whether the client's process has also ended."""
+        """Notify the group shards that a client's connection closed, and whether its process has ended too.
+
+        The process is checked again after each pause in `looks_s`, until it has ended.
+        """
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
             self.loop.call_later(looks_s[0], self._report_lost, client, noticed, looks_s[1:])
@@ -568,7 +573,10 @@ class GroupHost:
         future.add_done_callback(deliver_result)
 
     def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
-        """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
+        """Return the thread pool for a background task.
+
+        Regular expressions have a pool of their own, so that slow ones delay no assignments.
+        """
         if isinstance(work, DividePartitions):
             return self._dividers.executor_of(work.group_id)
         return self._matching if isinstance(work, ResolveRegexes) else self._workers
@@ -630,7 +638,7 @@ class GroupHost:
         )
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """Report that offsets can't be looked up: a process without a store can't read partitions."""
+        """Answer that partition offsets can't be looked up: this process stores no topics. `Node` overrides it."""
         failure = "start and end offsets can't be looked up here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 

@@ -102,7 +102,7 @@ class BrokerServer:
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
-        """Configure how clients of the server's SASL listeners authenticate.
+        """Set up SASL logins of the listeners, add configured users, and open the audit log if clients log in.
 
         Raises:
             InvalidInputError: a setting is invalid or missing.

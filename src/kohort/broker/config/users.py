@@ -40,7 +40,7 @@ class Users:
         self._models = self._salt_models()
 
     def _salt_models(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the salt's length and the iterations of each user by mechanism."""
+        """Return salt lengths and iterations of users' credentials, by mechanism, for made-up credentials."""
         return {
             mechanism: sorted(
                 (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))

@@ -209,7 +209,7 @@ def sasl_servers(
 
 
 def _exchange(name: str, mechanism: str, config: SecurityConfig, store: Credentials) -> Callable[[], SaslExchange]:
-    """Return a function that begins an exchange.
+    """Return a function that creates the server side of one SASL exchange with this mechanism.
 
     Raises:
         InvalidInputError: a setting is invalid or missing.

@@ -37,7 +37,7 @@ NOTICE_PAUSE_S = 60.0
 
 
 class HostNotices:
-    """Log lines about clients that keep failing: one for each host and problem in a minute."""
+    """Throttle of log lines about clients that keep failing: one line a minute for each host and problem."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -272,7 +272,7 @@ class TlsHandshake:
         self._flush()
 
     def _end(self, why: str) -> None:
-        """Close the connection, when no thread works with it any more. `why` is logged, if it is not empty."""
+        """Close the connection of a failed handshake once no thread uses it, and log `why` unless that is empty."""
         if self._closed:
             return
         self._closed = True

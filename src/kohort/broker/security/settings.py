@@ -178,7 +178,10 @@ SECRET = frozenset(RELOADABLE) - {
 
 
 def reloadable(key: str) -> tuple[str, str] | None:
-    """Return the listener, in lower case, and the setting of a key that requests may change; None: they may not."""
+    """Split the name of a listener's TLS setting that requests may change: listener in lower case, setting.
+
+    None for every other name.
+    """
     if not key.startswith(PREFIX):
         return None
     name, _, rest = key.removeprefix(PREFIX).partition(".")

@@ -238,7 +238,7 @@ class Request(Generic[M_co]):
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other request of the connection waits for a response."""
+        """Whether this is the connection's only request that waits for a response."""
         return len(self.connection.pending) <= 1
 
     @property
@@ -286,7 +286,7 @@ class Request(Generic[M_co]):
 
     @property
     def takes_encoded(self) -> bool:
-        """Whether the response may be bytes encoded before: no throttle time is set in it, and no caller reads it."""
+        """Whether a cached, encoded response may be sent: no quota changes it, and no callback reads it."""
         return self.meter is None and self.on_answer is None
 
     def reply_encoded(self, response: type[Message], body: bytes) -> None:
