@@ -25,7 +25,9 @@ class HasErrorCode(Protocol):
 
 
 class Attempts(Generic[K]):
-    """The tries of a change for each key, so that the refusal of a repetition is not taken for that of the change.
+    """The number of times that a change was sent, for each key.
+
+    By it, the refusal of a repeated request is told from a refusal of the change itself.
 
     A change whose answer was lost is sent again. The second request may be refused because the first was carried out,
     or because something else has changed since.
@@ -166,7 +168,7 @@ def error_of_result(result: HasErrorCode, what: str) -> KafkaError:
 
 
 def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
-    """Return the time limit for a broker, in milliseconds."""
+    """Return how long a broker may work on a request, in ms: the call's time less a share for the network."""
     limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
     return max(1, int(limit * _BROKER_TIME_SHARE))
 

@@ -310,7 +310,7 @@ class Membership(ABC):
 
     @property
     def is_joined(self) -> bool:
-        """Return whether the coordinator counts this member, as far as the client knows."""
+        """Return whether this client is a member of the group, as far as the client knows."""
         return self._generation > self.NOT_JOINED
 
     @property
@@ -366,7 +366,7 @@ class Membership(ABC):
                 return
 
     def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
-        """Return the identity for a commit of a generation, as `commit` describes it.
+        """Return the member's identity for a commit of offsets that were read in this generation.
 
         Raises:
             CommitFailedError: The generation is over, and a partition was given up since.
@@ -566,14 +566,14 @@ class Membership(ABC):
             self._announce()
 
     def _answer_age_text(self) -> str:
-        """Return, for the log, the age of the last answered request, and whether this client stood still."""
+        """Return, for the log, how old the coordinator's last answer is, and whether this process was paused since."""
         runtime = self.cluster.runtime
         text = f"the last answered request was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
         still_ms = runtime.paused_ms(self._heard_ms)
         return f"{text}, and the process was paused for {still_ms:.0f} ms since" if still_ms else text
 
     def _end_lease(self) -> None:
-        """End the lease, because nothing is held."""
+        """Stop watching the lease, because the member holds no partitions any more."""
         self.lapsed = False
         if self._lease_watch is not None:
             self._lease_watch.cancel()
@@ -584,7 +584,7 @@ class Membership(ABC):
         self._move()
 
     async def _fatal(self, error: KafkaError) -> None:
-        """Stop heartbeats after an error that no retry repairs, and report all partitions as lost.
+        """Leave the member idle after an error that no retry cures: stop heartbeats and report its partitions as lost.
 
         The error is kept until a poll raises it.
         """
@@ -619,7 +619,7 @@ class Membership(ABC):
             log.debug("[group %s] the coordinator did not answer or can't serve yet, retrying: %s", self.group, why)
 
     def _unsettle(self) -> None:
-        """Begin a rebalance, if none is under way."""
+        """Record that a rebalance begins now, unless one is under way already."""
         if self._unsettled is None:
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 

@@ -85,7 +85,7 @@ class FrameReader:
 
     @property
     def large(self) -> bool:
-        """Return whether the next bytes belong to a large frame that has partly arrived."""
+        """Return whether a large frame is being received into its own buffer."""
         return self._body is not None
 
     def target(self) -> memoryview:

@@ -101,7 +101,7 @@ now. Longer than the backoff after a refused connection."""
 
 
 def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
-    """Return whether a client of this process uses this cluster's group at coordinators apart from its brokers."""
+    """Return whether a client of this process found this group at kohort's coordinators, apart from Kafka's brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
@@ -273,12 +273,12 @@ class Coordinators:
         return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
-        """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
+        """Mark these coordinators as reached without TLS and login, if `coordinators.security.protocol` is set."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.connections.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
-        """Refresh the list and ignore errors: the list serves later, when no bootstrap address answers."""
+        """Refresh the list of coordinators and ignore errors; the list serves when no bootstrap server answers."""
         try:
             await self.list()
         except KafkaError:
@@ -420,7 +420,7 @@ class Cluster:
         self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
-        """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
+        """Return the wait in ms after this many failures in a row: retry.backoff.ms to retry.backoff.max.ms."""
         config = self.config
         return self.connections.backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, growth)
 
@@ -636,7 +636,7 @@ class Cluster:
             raise
 
     async def _broker_connection(self, channel: str, limit: float) -> BrokerConnection:
-        """Return a connection to a broker that a coordinator names; coordinators do not serve brokers' requests."""
+        """Connect to one of Kafka's brokers, by the addresses that kohort's coordinators name."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
         link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
@@ -728,7 +728,7 @@ class Cluster:
                 await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:
-        """Resolve `again` with the next response that is merged."""
+        """Resolve the promise `again` when the next metadata response has been merged."""
 
         def resolve_at_next_metadata(_: Metadata) -> None:
             self._listeners.remove(resolve_at_next_metadata)

@@ -483,7 +483,9 @@ class BrokerConnections:
     # Internals.
 
     async def _renewed(self, link: BrokerConnection, timeout_ms: float) -> BrokerConnection | None:
-        """Close a connection whose login is about to expire, after the answers to its requests; return the next one.
+        """Replace a connection whose login is about to expire, once its requests are answered.
+
+        Return the next one; None: the caller has to open it.
 
         None: The next one is to be opened. A pipeline that is never empty would otherwise last until the broker closes
         the connection, with requests in flight. On another connection, the next request could overtake them.

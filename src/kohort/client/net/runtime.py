@@ -44,7 +44,7 @@ class TaskCancelled(BaseException):
 
 
 class Awaited(Protocol):
-    """A promise of any type: its state without its value."""
+    """An interface: a `Promise` of any type, for code that needs its state and not its value."""
 
     @property
     def done(self) -> bool: ...
@@ -61,7 +61,7 @@ class Awaited(Protocol):
 
 
 class Steppable(Awaited, Protocol):
-    """A task of any result type."""
+    """An interface: a `Task` of any type, for the scheduler."""
 
     name: str
 
@@ -98,7 +98,7 @@ class Promise(Generic[T]):
         return self._handled
 
     def mark_handled(self) -> None:
-        """Promise to read the error in time, so that it is not reported as unhandled."""
+        """Declare that the caller reads the error later, so that it is not logged as unhandled."""
         self._handled = True
 
     def result(self) -> T:
@@ -304,7 +304,7 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
 
     def paused_ms(self, since_ms: float) -> float:
-        """Return the longest delay of the driver since a time.
+        """Return the longest time in ms, since `since_ms`, that the process did not run while it should have.
 
         A delay means that the process was stopped, starved of its processor, or blocked.
         """

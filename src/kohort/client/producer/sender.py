@@ -132,7 +132,7 @@ Way = tuple[int, str]
 
 @dataclass(slots=True)
 class Parcel:
-    """The batches of one request to one broker."""
+    """The batches that go into one Produce request to one broker."""
 
     way: Way
     batches: list[Batch] = field(default_factory=list)
@@ -314,7 +314,10 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel; return the milliseconds until the next attempt."""
+        """Put a queue's next batch into the request to its leader, if it may be sent now.
+
+        Return the milliseconds until the next attempt.
+        """
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms
@@ -542,7 +545,7 @@ class Sender:
             queue.mended = True
 
     def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
-        """Return whether to send again after the broker refused a sequence or epoch as unexpected."""
+        """Decide about a batch whose sequence or epoch the broker refused: return whether to send it again."""
         if self.config.transactional_id is not None:
             return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
         if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
@@ -552,11 +555,14 @@ class Sender:
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
-        """Return whether an earlier batch of the partition is to be sent again, which explains a gap."""
+        """Return whether an earlier batch of the partition is still to be sent.
+
+        That explains OUT_OF_ORDER_SEQUENCE_NUMBER for this batch.
+        """
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Fail a batch that was sent, although the broker may have appended it under its sequences."""
+        """Fail a batch whose outcome is unknown: the broker may have appended it."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:

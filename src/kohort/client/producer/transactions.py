@@ -227,7 +227,10 @@ class TransactionManager:
 
     @contextlib.contextmanager
     def _adding_offsets(self) -> Iterator[None]:
-        """Fail the transaction if adding offsets fails; count the calls that do it, because an end waits for them."""
+        """Count a call that adds offsets, for which an end of the transaction waits.
+
+        If the call fails, the transaction fails.
+        """
         self._offset_calls += 1
         try:
             yield
@@ -243,7 +246,9 @@ class TransactionManager:
                 self._offsets_added.resolve(None)
 
     async def offsets_added(self) -> None:
-        """Wait for calls of other threads or tasks that add offsets, and for requests of calls that were interrupted.
+        """Wait until no call or request that adds offsets to the transaction is under way.
+
+        Other threads or tasks may call; an interrupted call may have left its request.
 
         They would add the offsets after the end. The coordinator would take these into the next transaction, also those
         of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
@@ -365,7 +370,7 @@ class TransactionManager:
             raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
 
     def _explained(self, error: KafkaError) -> KafkaError:
-        """Name the transaction's own timeout as the cause when it is over: the coordinator has fenced the producer."""
+        """Replace an error that follows from `transaction.timeout.ms` by one whose text names that timeout."""
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
         if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._explained_error:
             return error
@@ -607,6 +612,9 @@ class TransactionManager:
 
 
 def _importance(refusal: tuple[ErrorCode, str]) -> int:
-    """Order the refusals of one request: first what no retry cures, last what says that another one is the reason."""
+    """Return the sort key of refusals in one response: errors that no retry cures come first.
+
+    OPERATION_NOT_ATTEMPTED comes last: it says only that another error is the reason.
+    """
     code = refusal[0]
     return 2 if code is ErrorCode.OPERATION_NOT_ATTEMPTED else int(code.retriable)
