@@ -59,11 +59,14 @@ class GatePlace:
         self.phase = _Phase.STRANGER
 
     def mark_authenticated(self) -> bool:
-        """Move to the authenticated connections; return False if they are as many as there may be, or it was closed."""
+        """Count the connection as authenticated.
+
+        False: there is no place for another one, or the connection was closed to make room.
+        """
         return self._gate._prove(self)
 
     def give_back(self) -> None:
-        """Release the place because the connection has closed; a second call does nothing."""
+        """Release the place of a closed connection; a second call does nothing."""
         self._gate._leave(self)
 
 
@@ -96,7 +99,7 @@ class ConnectionGate:
         return place
 
     def _too_many(self, address: str) -> GatePlace | None:
-        """Return the unauthenticated connection to close for a new one from this address; None: there is room."""
+        """Return the unauthenticated connection to close in favour of a new one from `address`; None: there is room."""
         counts = Counter(place.address for place in self._strangers)
         if counts[address] >= self._of_address_max:
             busiest = address

@@ -182,7 +182,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         return None
 
     def shutdown_request(self, request: RequestSocket) -> None:
-        """End a connection; a client of TLS is told that the answer is whole."""
+        """End a connection; with TLS, send the closing alert that shows the client that the response is complete."""
         if isinstance(request, ssl.SSLSocket):
             request.setblocking(False)
             with contextlib.suppress(OSError, ValueError):  # the client's own end is not waited for
@@ -190,7 +190,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         super().shutdown_request(request)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Record that a whole request has arrived."""
+        """Record that a connection has sent its whole request, so that others are closed before it."""
         with self._lock:
             if request in self._scrapes:
                 self._scrapes[request].has_asked = True
@@ -203,7 +203,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
                 self._abort(request)
 
     def _abort(self, request: socket.socket) -> None:
-        """End a connection; its thread finds out and closes the socket."""
+        """Shut down a connection whose scrape takes too long; its thread then closes the socket."""
         del self._scrapes[request]
         with contextlib.suppress(OSError):
             socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would send the rest in plain text

@@ -134,7 +134,7 @@ class TlsPipe:
         return bytes(found)
 
     def _carried(self, size: int) -> None:
-        """Count a decrypted record that carried this many bytes of data."""
+        """React to a decrypted TLS record of `size` bytes of data; a listener's end counts records without data."""
 
 
 class ListenerPipe(TlsPipe):

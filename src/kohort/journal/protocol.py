@@ -40,7 +40,7 @@ class Journal(Protocol):
 
     @property
     def append_bytes_max(self) -> int | None:
-        """The size from which an append should take in no further step; None if sizes need not be counted."""
+        """The size in bytes from which an append should not include the records of a further step; None: no limit."""
 
     @property
     def ownership_proof_ms(self) -> int | None:

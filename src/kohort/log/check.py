@@ -184,7 +184,10 @@ class AbortedTransactions:
         self._open: dict[int, int] = {}
 
     def begin_segment(self, base_offset: int, *, has_gaps: bool) -> None:
-        """Begin a segment, whose batches come next; in one with `gaps`, compaction may have removed some."""
+        """Begin the next segment, whose batches follow.
+
+        `has_gaps`: the segment was compacted, so some of its batches may be gone.
+        """
         if self._has_gaps:
             self._whole_from = base_offset
             self._open.clear()
@@ -210,7 +213,7 @@ class AbortedTransactions:
             self.in_segment[end] = AbortedRange(header.producer_id, first, end, stable)
 
     def contradict(self, entries: Sequence[AbortedRange], *, complete: bool) -> bool:
-        """Return whether a transaction index is not that of the current segment.
+        """Return whether a transaction index disagrees with the batches of the current segment.
 
         Args:
             entries: the index.
@@ -284,7 +287,7 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _report_hole(self) -> None:
-        """Add a note if a broker would truncate the log at its next start (`recovery.truncate_at_hole`)."""
+        """Add a note if the next start of a broker would truncate this log at damage (`recovery.truncate_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return

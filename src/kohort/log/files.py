@@ -16,7 +16,7 @@ FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, er
 
 
 class Holder(Protocol):
-    """An object that keeps one file open while it uses it."""
+    """An object that may keep one log file open; the cache closes the file when it was not used for long."""
 
     file: OpenFile | None
     touched: bool

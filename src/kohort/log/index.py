@@ -52,7 +52,10 @@ def _create(path: str, fs: FileSystem) -> None:
 
 
 def _set_aside(path: str, fs: FileSystem) -> None:
-    """Rename a folder that has the name of an index to `.stray`. It is not the broker's, so it is kept."""
+    """Rename a folder that blocks an index file's name, by the suffix `.stray`.
+
+    It is not the broker's, so it is kept.
+    """
     fs.replace(path, f"{path}.stray")
 
 
@@ -177,7 +180,7 @@ class OffsetIndex(_IndexFile):
             self._flushed = entries
 
     def make_anew(self, entries: int) -> None:
-        """Remove all but the first `entries`; the file stays unchanged until `flush` replaces it by a new, fsynced one.
+        """Remove all but the first `entries`; the next `flush` writes a new, fsynced file in place of the old one.
 
         The index is the only proof of gaps in a compacted segment. A file that is truncated in place may contain zeros
         after a power loss, which would make a valid batch look damaged.

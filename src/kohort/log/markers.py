@@ -71,7 +71,7 @@ def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset:
 def note_batches(
     producers: Producers, segment: Segment, appended: tuple[ReadBuffer, Sequence[BatchHeader]], offset: int, now_ms: int
 ) -> None:
-    """Record the producers of batches that were appended to `segment` at `offset`."""
+    """Update the state of producers and transactions for batches that were appended to `segment` at `offset`."""
     batches, headers = appended
     at = 0
     for header in headers:

@@ -40,7 +40,7 @@ _FAR = 2**63 - 1
 
 
 class UnreadableLog(PartitionLog):
-    """The replacement for a log that could not be opened. None of its files are written.
+    """A log that could not be opened: reads and writes raise errors, and its files are never written.
 
     Attributes:
         damage: why the log could not be opened.
@@ -121,7 +121,7 @@ class UnreadableLog(PartitionLog):
         self._refuse_read()
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """Return an end that reports no truncation to readers: the log may become readable again."""
+        """Answer that nothing was truncated: readers keep their positions, since the log may become readable again."""
         return leader_epoch, _FAR
 
     def truncate_to(self, offset: int) -> None:
@@ -129,10 +129,10 @@ class UnreadableLog(PartitionLog):
         self._refuse_write()
 
     def flush(self, upto: int | None = None) -> None:
-        """Do nothing: nothing was written."""
+        """Do nothing, because nothing can be written to a log that could not be opened."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because a log that could not be opened has no open files."""
 
 
 # -- Checkpoints of a data folder: the recovery point, log start and compaction progress of each log
@@ -175,7 +175,7 @@ class StoreCheckpoints:
 
 
 def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
-    """Write the recovery points and compaction progress of the logs, so that a power loss leaves the new or old values.
+    """Write the recovery points and compaction progress of all logs to their checkpoint files.
 
     Only changed files are written.
 
@@ -450,7 +450,7 @@ class LogStore(ClosedOnExit):
         effective_config(self.defaults, plan.configs)
 
     def _open_new(self, topic: CatalogTopic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
-        """Create the logs of a topic's new partitions in `logs`."""
+        """Add the logs of a topic's new partitions to `logs`, in steps."""
         config = effective_config(self.defaults, topic.configs)
         first = self.topics[topic.name].partitions if topic.name in self.topics else 0
         for number in range(first, topic.partitions):
@@ -569,7 +569,7 @@ class LogStore(ClosedOnExit):
         return replace(topic, partitions=partitions)
 
     def unseen(self, journal: int) -> list[str]:
-        """Return the topics that were created since a group journal was last loaded: `CatalogTopic.unseen`."""
+        """Return the topics created since this group journal (its partition number) was last loaded."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
     def record_topics_cleaned(self, journal: int) -> None:

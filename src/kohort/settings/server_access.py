@@ -15,7 +15,7 @@ from kohort.settings.config import is_loopback
 
 
 class AccessWays(NamedTuple):
-    """The names of the options that open a server, for errors; None: the server does not have that option.
+    """The options that open a server to other machines, as error texts name them; None: the server lacks the option.
 
     Attributes:
         insecure: The option that lets everyone connect.

@@ -44,7 +44,7 @@ _GOOD, _COUNT, _LENGTH, _NUMBER, _DELTA, _KEY, _VALUE, _HEADER, _REST, _AFTER = 
 
 
 class WrongKind(IntEnum):
-    """Why a topic rejects a record that is framed correctly."""
+    """The reasons why a topic rejects a record that is well-formed: no key, timestamp, or size."""
 
     NO_KEY = 1
     """The record has no key, and the topic is compacted."""
@@ -79,7 +79,7 @@ class PlainWalk:
         self.keyed = False
 
     def holds(self, count: int) -> bool:
-        """Return whether this number of records can fit."""
+        """Return whether the remaining bytes can hold this number of records of the smallest size."""
         return count <= (self.end - self.at) // _RECORD_BYTES_MIN
 
     def next_record(self) -> int:
@@ -208,6 +208,6 @@ def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, o
 
 
 def fault(status: int, index: int) -> CorruptBatchError:
-    """Return the error for a status that is not good: INVALID_RECORD."""
+    """Return the INVALID_RECORD error for a status of the walk other than 0 (good)."""
     where = "" if status in (_COUNT, _AFTER) else f"record {index}: "
     return CorruptBatchError(f"{where}{FAULTS[status]}", ErrorCode.INVALID_RECORD)

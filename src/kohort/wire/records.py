@@ -99,7 +99,7 @@ def keep_latest(
 
 
 def plain_keep(body: bytes, header: BatchHeader, last: dict[bytes, int], drop_tombstones: bool) -> Kept:
-    """Return the records that `keep_latest` keeps of decompressed ones, their number and the highest timestamp."""
+    """Return those of a batch's decompressed records that compaction keeps, with their number and highest timestamp."""
     kept = bytearray()
     at = count = 0
     latest = -1

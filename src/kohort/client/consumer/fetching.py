@@ -641,7 +641,7 @@ class Fetcher:
         return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
-        """Refresh the metadata, but not before the retry backoff is over. A partition may lack a leader for hours."""
+        """Request a metadata refresh to find new leaders, once per backoff: a partition may lack a leader for hours."""
         if now_ms >= self._ask_leaders_ms:
             self._leader_asks += 1
             self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)

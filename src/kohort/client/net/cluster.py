@@ -180,7 +180,7 @@ class Coordinators:
         _OF_THIS_PROCESS.add(self)
 
     def has_apart(self, group: str, cluster_id: str | None) -> bool:
-        """Return whether a group of this cluster was found at a coordinator apart from its brokers."""
+        """Return whether this group of this cluster was found at a kohort coordinator, apart from the brokers."""
         known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
