@@ -46,7 +46,7 @@ Counts = list[dict[int, int]]
 
 
 class Division:
-    """The state of one division of partitions between members; members and topics are numbers."""
+    """One computation of the sticky assignors, in numbers instead of names: how many partitions each member gets."""
 
     def __init__(self, sizes: Sequence[int], takers: Sequence[Sequence[int]], own: Counts, members: int) -> None:
         """Begin a division in which every member keeps what it owns.
@@ -109,7 +109,7 @@ class Division:
         return lost - won
 
     def move_directly(self) -> None:
-        """Move partitions to subscribers of the same topic with at least two less, from the highest loads first."""
+        """Move partitions to subscribers of the same topic with at least two fewer, from the highest loads first."""
         load = self.load
         if max(load) - 2 < min(load):
             return
@@ -336,7 +336,7 @@ def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: i
 
 
 def numbers_by_name(names: Mapping[str, object]) -> dict[str, int]:
-    """Number names in sorted order."""
+    """Number names in alphabetical order, from 0."""
     return {name: number for number, name in enumerate(sorted(names))}
 
 

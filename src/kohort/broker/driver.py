@@ -57,7 +57,7 @@ class ShardHost(Protocol):
 
 
 class LoopDriver:
-    """The `Driver` of a broker's shards. Most methods are the host's own."""
+    """The `Driver` of a broker's shards: clocks, timers and log lines of the event loop; the host does the rest."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop

@@ -44,7 +44,10 @@ class Endpoints(Protocol):
     def controller_id(self) -> int: ...
 
     def is_here(self, cluster_id: str, node_id: int) -> bool:
-        """Return whether this is the node that a client wants to reach. Source: KIP-1242."""
+        """Return whether these ids, which a client expects, are those of this cluster and this node.
+
+        Source: KIP-1242.
+        """
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Return all nodes that clients should know."""

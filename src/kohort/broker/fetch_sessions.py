@@ -133,7 +133,10 @@ class FetchSessions:
     def change_partitions(
         self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, FetchedPartition]
     ) -> bool:
-        """Remove and add partitions of a session; return False if it was too large afterwards, and was closed."""
+        """Apply a fetch's changes to its session's partitions.
+
+        If the session is too large then, close it and return False.
+        """
         parts = session.partitions
         before = len(parts)
         for key in forgotten:

@@ -532,7 +532,10 @@ class GroupHost:
         return self.topics.image()
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Return the topics created since a shard's journal was last loaded; none if topics are identified by id."""
+        """Return the topics created since a shard's journal was last loaded: none, unless a subclass tracks them.
+
+        Where topics are identified by id, committed offsets name their topic without this.
+        """
         return ()
 
     def shard_loaded(self, index: int) -> None:

@@ -183,7 +183,7 @@ class ZooKeeperMirrorMetrics:
         self._settled_s = time.monotonic()
 
     def record_written(self, began_s: float) -> None:
-        """Record that all changes up to this time are written."""
+        """Record that ZooKeeper shows all changes up to this time of the monotonic clock."""
         self._settled_s = began_s
 
     def lag_s(self) -> float:

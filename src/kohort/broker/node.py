@@ -167,7 +167,7 @@ class Node(GroupHost):
         return Topics(self.store, self.config.num_partitions, self.waits, groups)
 
     def unseen_topics(self, index: int) -> list[str]:
-        """Return the topics created since a shard's journal was last loaded."""
+        """Return the topics created since a shard's journal was last loaded, from the catalog."""
         return self.store.unseen(index)
 
     def shard_loaded(self, index: int) -> None:

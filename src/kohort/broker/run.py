@@ -44,7 +44,10 @@ _REMEDIES = {
 
 
 class BrokerCompanion(Protocol):
-    """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
+    """The interface of a service that runs beside the broker, such as its cluster membership.
+
+    The service knows the broker, not the reverse.
+    """
 
     async def open(self, broker: BrokerServer) -> None:
         """Start the companion before the broker accepts clients.

@@ -47,7 +47,7 @@ cost a third of the time of large commits.
 
 
 class Serving:
-    """The socket of a host, with its connections, metrics and log filter.
+    """The server of a group host: its listeners, connections, metrics endpoint and log throttle.
 
     Attributes:
         host, port: the address of the first listener.

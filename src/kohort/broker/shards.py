@@ -141,7 +141,7 @@ class GroupShards:
         shard.ask(event, answer)
 
     def ask_at(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
-        """Send a request to the shard of a journal partition."""
+        """Send a request to the shard of this index, which is its partition of the offsets topic."""
         shard = self._shards.get(index)
         if shard is None:
             answer(ErrorCode.NOT_COORDINATOR)

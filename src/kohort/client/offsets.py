@@ -553,7 +553,9 @@ def offset_fetch(
     require_stable: bool = False,
     ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
-    """Make an OffsetFetch in the layouts of all versions; no partitions: of all topics.
+    """Make an OffsetFetch request that can be encoded in every version.
+
+    `partitions` None: all partitions with a committed offset.
 
     The request also goes to brokers that can't wait for open transactions, as in Kafka's consumer. A caller that needs
     the wait sets the lowest version.

@@ -296,7 +296,7 @@ class SetDecoder:
             at += OVERHEAD + length
 
     def _decode(self, batch: ScannedBatch) -> bool:
-        """Decode one batch; False ends the record set."""
+        """Decode one batch; return False if the decoding of the record set ends there."""
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
             return False
@@ -332,7 +332,7 @@ class SetDecoder:
         return bool(batch.attributes & TRANSACTIONAL) and batch.producer_id in self._aborting
 
     def _records(self, batch: ScannedBatch) -> bool:
-        """Append a batch's rows; False when a limit or the end offset was reached."""
+        """Append a batch's records to the rows; return False when a limit or the end offset was reached."""
         if self.options.check_crcs and crc32c(batch.whole[CRC_START:]) != batch.crc:
             raise RecordSetDamagedError(DamageKind.CRC)
         body = self._body(batch)

@@ -242,7 +242,7 @@ class OffsetColumns(Sequence[OffsetToCommit]):
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
 
     def moved_to(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
-        """Return a copy with other offsets for the same partitions, and the same metadata."""
+        """Return a copy with other offsets and leader epochs for the same partitions; the commit metadata stays."""
         topics, partitions, _, _, metadata, topic_ids = self.columns
         return OffsetColumns((topics, partitions, offsets, leader_epochs, metadata, topic_ids), self.places)
 

@@ -89,7 +89,10 @@ class GroupMembership(LongPollingGroup):
         """Return the topics that members read; None: they may read any."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """Return whether members read this topic, or may. Ask `subscribed_topics` once for several topics."""
+        """Return whether members read this topic, or may read any topic.
+
+        Ask `subscribed_topics` once instead of this for several topics.
+        """
         topics = self.subscribed_topics()
         return topics is None or topic in topics
 

@@ -171,7 +171,10 @@ class Step(ABC):
                 del self.connections[connection]
 
     def next_task_number(self) -> int:
-        """Return a number that no earlier task of this process has, not even one of a discarded machine."""
+        """Return a number for a background task that no earlier task of this process has had.
+
+        That includes tasks of a machine that was discarded since.
+        """
         self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
         return self._ticket
 

@@ -15,7 +15,7 @@ TOLERANCE_MS: Final = 60_000
 
 
 class AgeClock:
-    """The wall clock, which is followed late when it is set forward, and at once when it is set back.
+    """A clock for deletion by age. It follows the wall clock, but waits for a while when that is set forward.
 
     Attributes:
         held_back_ms: by how much the wall clock is ahead of this one.

@@ -61,7 +61,7 @@ class FrameSealer:
         self._key, self._number = key, 0
 
     def frame(self, body: bytes) -> bytes:
-        """Return a body as the next frame.
+        """Seal a body as the next frame of this direction: length, body and keyed hash.
 
         Raises:
             ValueError: the body is longer than a frame may be.
@@ -81,7 +81,7 @@ class FrameParser:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now.
+        """Add received bytes, and return the bodies of the frames that they complete.
 
         Raises:
             ValueError: a frame is longer than allowed, or not the other end's next one.

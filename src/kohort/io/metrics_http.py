@@ -302,7 +302,7 @@ def page_lines(families: Iterable[Metric]) -> Iterator[str]:
 
 
 def metrics_page(families: Iterable[Metric], *, compressed: bool) -> list[bytes]:
-    """Return the page in pieces, so that a long one is in memory once."""
+    """Return the metrics page as pieces of bytes, so that a long page is in memory only once."""
     compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_BITS) if compressed else None
     page, texts, size = list[bytes](), list[str](), 0
     for text in page_lines(families):

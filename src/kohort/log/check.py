@@ -178,7 +178,9 @@ class AbortedTransactions:
         self.is_known = True
         """Whether all batches so far were read."""
         self.in_segment: dict[int, AbortedRange] = {}
-        """Those of the current segment by the offset of their marker. `first_offset` is -1 if no batch is there."""
+        """The aborted transactions of the current segment, by the offset of their marker. `first_offset` is -1 if no
+        batch is there.
+        """
         self._has_gaps = True
         self._whole_from = 0
         self._open: dict[int, int] = {}

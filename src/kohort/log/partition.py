@@ -457,7 +457,7 @@ class PartitionLog:
         return result
 
     def _aborted(self, offset: int, end: int) -> list[AbortedTxn]:
-        """Return the aborted transactions that overlap `[offset, end)`."""
+        """Return the aborted transactions that a read_committed reader of `[offset, end)` must skip."""
         found = []
         for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
             entries = segment.transactions.entries
@@ -494,7 +494,7 @@ class PartitionLog:
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
     ) -> Search[TimestampOffset]:
-        """Search as `offset_for_timestamp` does, and yield what would take too long on the event loop.
+        """Search like `offset_for_timestamp`, and yield the work on large batches as jobs for another thread.
 
         Args:
             timestamp: as there.
@@ -582,7 +582,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Record that compaction has processed everything before an offset."""
+        """Record that compaction has processed all records before this offset."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:

@@ -564,7 +564,7 @@ def _first_epoch(path: Path, fs: FileSystem) -> int:
 
 
 def _newest_epoch(segments: Sequence[Segment]) -> int:
-    """Return the leader epoch of the last readable batch, -1 if there is none."""
+    """Return the leader epoch of the log's last readable batch, -1 if there is no batch."""
     for segment in reversed(segments):
         if segment.size:
             last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip_damage=True), 1)

@@ -236,7 +236,7 @@ class SegmentFile:
             self.sync_indexes()
 
     def headers(self, position: int, stop: int) -> Iterator[LocatedBatch]:
-        """Yield the headers between two batch boundaries, without verification."""
+        """Yield the batch headers between two positions, which are batch boundaries, without verifying them."""
         if position + HEADER_SIZE > stop:
             return
         file = self.open()  # stays open while it is referenced here; the caller may pause between two headers

@@ -316,7 +316,7 @@ class LogStore(ClosedOnExit):
         self._logs[tp] = opened
 
     def _with_shared_options(self, known: OpenOptions) -> OpenOptions:
-        """Combine one partition's checkpoints with the options that hold for all partitions."""
+        """Return one partition's options for opening, completed by those that hold for the whole folder."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
@@ -439,7 +439,7 @@ class LogStore(ClosedOnExit):
         self._check_plan(TopicPlan(name, partitions, configs or {}), Draft())
 
     def _check_plan(self, plan: TopicPlan, beside: Draft[PartitionLog]) -> None:
-        """Reject a plan that is invalid by itself, or conflicts with existing topics or others of the request."""
+        """Reject a plan for a new topic that is invalid, or conflicts with existing topics or others of the request."""
         self._catalog.names.check(plan.name)
         beside.names.check(plan.name)
         beside.check_partitions(plan.name, plan.partitions, plan.partitions, len(self._logs), self.limits)

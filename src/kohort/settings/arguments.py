@@ -185,7 +185,10 @@ class Arguments:
         return self._validators[name]
 
     def _read_annotations(self) -> None:
-        """Read the annotations. Two threads may do so at once: the mark of completion is set last."""
+        """Build the validators from the method's annotations.
+
+        Two threads may do so at once: the mark of completion is set last.
+        """
         function = inspect.unwrap(self._method)
         scope = _Scope(function.__globals__)
         validators: dict[str, Validator] = {}

@@ -408,7 +408,7 @@ def _int(name: str) -> Validator:
 
 
 def _as_integer(value: Any) -> int:
-    """Return another library's integer, or an IntEnum's member, as int."""
+    """Convert another library's integer (such as NumPy's), or a member of an IntEnum, to int."""
     if not isinstance(value, bool):
         try:
             return int(operator.index(value))
@@ -496,7 +496,7 @@ def _instance(kind: Any) -> Validator:
 
 @cache
 def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
-    """Return the fields of a value class: name, validator, getter."""
+    """Return name, validator and getter of each field of a value class."""
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.init]
     else:

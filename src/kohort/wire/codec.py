@@ -56,7 +56,7 @@ TAGS_MAX: Final = 10_000
 
 
 def uvarint_bytes(value: int) -> bytes:
-    """Return an unsigned variable-length number, seven bits a byte, low bits first."""
+    """Encode an unsigned number as a varint: seven bits a byte, the low bits first."""
     if value < 0:
         raise ValueError(f"{value} has no unsigned form")
     out = bytearray()
@@ -254,7 +254,7 @@ class FunctionSource:
         return self.constant("default", value)
 
     def compile_function(self, parameters: str, last_lines: Sequence[str] = ()) -> Any:
-        """Compile the lines to a function with these parameters."""
+        """Compile the lines to a function with these parameters, and return it."""
         text = "\n".join([f"def function({parameters}):", *self.lines, *("    " + line for line in last_lines)])
         scope: dict[str, Any] = dict(self.names)
         exec(compile(text, f"<{self.owner} v{self.version}>", "exec"), scope)

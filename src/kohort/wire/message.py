@@ -98,7 +98,7 @@ class EncoderSource(FunctionSource):
             self.write_tags(sorted(tagged, key=lambda field: field.tag or 0), instance)
 
     def write_absence_check(self, field: Field, instance: str) -> None:
-        """Write the check that a field which the version lacks has its default, unless it may be dropped."""
+        """Write the check of a field that this version lacks: it must have its default, unless it may be dropped."""
         if field.ignorable:
             return
         self.flush()

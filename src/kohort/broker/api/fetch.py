@@ -35,7 +35,7 @@ All ranges are read at once if responses in progress already hold too many open 
 """
 
 WAITING_BYTES = 400
-"""Memory of a partition of a fetch that waits, about; of one in a session a quarter, since sessions have a bound."""
+"""Approximate memory, in bytes, of one partition of a waiting fetch; of one in a fetch session a quarter counts."""
 
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 Found: TypeAlias = tuple[FetchedPartition, _Partition, int]

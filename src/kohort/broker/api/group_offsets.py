@@ -69,7 +69,7 @@ class CommitPlan(Generic[T]):
     def __init__(
         self, topics: Iterable[tuple[T, KnownTopic | ErrorCode | None]], by_id: bool, keep_ids: bool = False
     ) -> None:
-        """Create a plan from a request.
+        """Sort the partitions of a commit request into those for the coordinator and those to reject.
 
         Args:
             topics: the request's topics, each with the existing topic, the error that rejects it, or None.

@@ -51,7 +51,7 @@ class Users:
         }
 
     def _salt_secret(self) -> bytes:
-        """Return the secret that made-up salts follow from, which survives restarts as real salts do."""
+        """Return the secret from which made-up salts are derived; it survives restarts, as real salts do."""
         with self._secret_lock:
             if self._secret is None:
                 self._secret = self._stored_secret()

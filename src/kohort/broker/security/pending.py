@@ -162,7 +162,7 @@ def failure_text(error: ssl.SSLError) -> str:
 
 
 class TlsHandshake:
-    """The handshake of one connection, which ends in `done` or `gone`."""
+    """The TLS handshake of one new connection; it ends with a call of `done`, or of `gone` after a failure."""
 
     def __init__(
         self,

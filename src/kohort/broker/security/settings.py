@@ -174,7 +174,7 @@ RELOADABLE = (
 SECRET = frozenset(RELOADABLE) - {
     "ssl.keystore.location", "ssl.keystore.type", "ssl.truststore.location", "ssl.truststore.type",
 }  # fmt: skip
-"""Those whose values are never shown; Kafka's type of them is PASSWORD."""
+"""The names of reloadable settings whose values are never shown; in Kafka their type is PASSWORD."""
 
 
 def reloadable(key: str) -> tuple[str, str] | None:

@@ -482,7 +482,7 @@ class Connection:
         return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
     def retain_bytes(self, size: int) -> None:
-        """Count bytes of retained requests toward flow control. A negative size releases them."""
+        """Count `size` bytes of waiting requests toward the connection's limit; a negative size releases them."""
         self._held += size
         self._resume_if_room()
 

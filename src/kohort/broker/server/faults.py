@@ -50,7 +50,7 @@ class FaultSubject(Protocol):
         """Send a response."""
 
     def undecodable_response(self) -> Parts:
-        """Return a response that can't be decoded."""
+        """Return response bytes that the client can't decode, to test how it handles them."""
 
 
 class Refusable(FaultSubject, Protocol):

@@ -227,7 +227,7 @@ class Throttling:
         self.active = bool(self._quotas.all())
 
     def begin(self, request: Request[Message], size: int) -> RequestQuotaMeter:
-        """Begin to measure a request of `size` bytes."""
+        """Begin to measure a request of `size` bytes toward the client's quotas."""
         meter = RequestQuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
             meter.count_value(PRODUCER, size)

@@ -75,7 +75,7 @@ async def at_leaders(
     what: str,
     timeout_ms: float | None,
 ) -> dict[TopicPartition, V | KafkaError]:
-    """Send requests to the leader of each partition, again where leaders have moved; return all outcomes.
+    """Send requests to the leaders of partitions; retry where leaders have moved; return the outcome of each partition.
 
     Args:
         ask: Called with a node id and its partitions; returns a value or a KafkaError for each.
@@ -183,7 +183,7 @@ async def at_coordinators(
     *,
     attempts: Attempts[str] | None = None,
 ) -> Results[str, V]:
-    """Send requests to the coordinator of each group or transactional id, again where coordinators have moved.
+    """Send requests to the coordinators of groups or transactional ids; retry where coordinators have moved.
 
     Args:
         ask: Called with a node id and its groups; returns a value or a KafkaError for each.

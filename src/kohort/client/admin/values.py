@@ -323,7 +323,7 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id in a list."""
+    """One entry in a list of transactional ids."""
 
     transactional_id: str
     producer_id: int

@@ -123,7 +123,7 @@ class RecordIterator:
         self.open = {}
 
     def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Record the slices that a poll returns; none: a new poll begins, and the records before count as processed."""
+        """Record what a poll returns; if nothing, a new poll begins and the last one's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset

@@ -273,7 +273,7 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class CompletedFetch:
-    """The undecoded record sets of one response, with their partitions' position versions at the request."""
+    """The record sets of one fetch response, not decoded yet, and the position versions when the fetch was sent."""
 
     node: int
     sets: list[RecordSet]

@@ -56,7 +56,7 @@ _ABORT = b"\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One fetch's record set, and where the next one begins (-1: no records)."""
+    """The record set of one fetch, and the offset where the next fetch begins (-1: it has no records)."""
 
     records: memoryview
     aborted: list[tuple[int, int]]

@@ -278,7 +278,7 @@ class Membership(ABC):
         return error
 
     def identity(self) -> GroupIdentity:
-        """Return the identity for commits: generation, member id, instance id."""
+        """Return the identity that goes with a commit: generation (or member epoch), member id and instance id."""
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
 
     def metadata(self) -> GroupMetadata:
@@ -464,7 +464,7 @@ class Membership(ABC):
 
     @abstractmethod
     def _want_topics(self) -> None:
-        """Register the topics whose metadata is needed."""
+        """Tell the metadata cache which topics this member needs."""
 
     # Used by the protocols.
 
@@ -478,7 +478,7 @@ class Membership(ABC):
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:
-        """Report all partitions as lost (`on_partitions_lost`), and wait until the application has acknowledged it."""
+        """Report all partitions as lost (`on_partitions_lost`), and wait for the application's acknowledgement."""
         self._stop_tasks()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""

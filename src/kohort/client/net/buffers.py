@@ -33,7 +33,7 @@ class BufferPool:
         self._arrived = 0
 
     def record_frame_size(self, length: int) -> None:
-        """Record that a whole frame of this length has arrived: later ones of that size get a whole buffer at once."""
+        """Record the length of a received frame: later frames of up to that length get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
     def acquire(self, length: int, come: int = 0) -> memoryview:

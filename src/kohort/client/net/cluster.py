@@ -164,7 +164,7 @@ class ClusterAccess(Protocol):
 
 
 class Coordinators:
-    """The known coordinators.
+    """The known coordinators of groups and transactional ids, and the look-ups of unknown ones.
 
     Attributes:
         own: kohort's coordinators by id, if they are apart from the brokers.

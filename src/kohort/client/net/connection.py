@@ -712,7 +712,7 @@ class Channel:
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
-        """Close the socket; ignore an error of it."""
+        """Close the socket, and ignore errors of it."""
         with contextlib.suppress(OSError):
             self.sock.close()
 

@@ -240,7 +240,7 @@ class Runtime:
         self._ready.append(task)
 
     def task_failed(self, task: Steppable) -> None:
-        """Record a failed task; it is reported unless something reads its error in this `advance`."""
+        """Record a failed task; its error is logged unless something reads it during this `advance`."""
         self._failed.append(task)
 
     def cancel_later(self, task: Steppable) -> None:

@@ -239,7 +239,7 @@ class Accumulator(Appender[Delivery]):
                 del self.sticky_queues[topic]
 
     def next_sticky_partition(self, topic: str, choices: list[int]) -> int:
-        """Choose another partition than the last, at random."""
+        """Choose a random partition for a topic's records without a key, another one than the last."""
         current = self._sticky.get(topic)
         others = [choice for choice in choices if choice != current] or choices
         chosen = self._sticky[topic] = CHANCE.choice(others)

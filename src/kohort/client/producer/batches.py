@@ -408,7 +408,7 @@ class PartitionQueue(QueueOpening):
             self.open = None
 
     def is_first(self, batch: Batch) -> bool:
-        """Return whether no batch that was sent before this one is still in flight or to be sent again."""
+        """Return whether no batch that was sent before this one is in flight or waits to be sent again."""
         sent = [other for other in (*self.in_flight, *self.waiting) if other is not batch and other.attempts]
         return not any(_before(other, batch) for other in sent)
 

@@ -225,7 +225,10 @@ class Sender:
         self.wake_sender()
 
     def record_use(self, topic: str) -> None:
-        """Record that a topic is used now; after a long pause its metadata may be outdated."""
+        """Record that the application sends to this topic now.
+
+        After a long pause its metadata may be outdated.
+        """
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
         if now_ms - before_ms >= METADATA_IDLE_MS:

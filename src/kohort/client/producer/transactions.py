@@ -390,7 +390,10 @@ class TransactionManager:
             self._fail(error_for(ErrorCode.TRANSACTION_ABORTABLE, text))
 
     def _choose_version(self) -> None:
-        """Follow the cluster's version for the next transaction; a higher version needs another epoch."""
+        """Choose the transaction version (1 or 2) for the next transaction, by the cluster's finalized feature.
+
+        A higher version needs another epoch.
+        """
         before, self._version = self._version, min(2, self._cluster.connections.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
         if before < self._version and self.state is not TxnState.NEW:

@@ -464,7 +464,7 @@ class ClassicRequests(ClassicRebalance):
     # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
-        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
         self.drop_untold(step, member_id)
         member = self.members.get(member_id)
         if member is None or member.connection != event.connection:

@@ -100,7 +100,7 @@ class ClassicMember(MonitoredMember):
         return b""
 
     def record_bytes(self) -> int:
-        """Return the most bytes that the member takes in the group's record, with its present assignment."""
+        """Return an upper bound of the bytes that the member takes in the group's record, with its assignment."""
         metadata = max((len(protocol.metadata) for protocol in self.protocols), default=0)
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)

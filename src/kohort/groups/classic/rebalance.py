@@ -283,7 +283,7 @@ class ClassicRebalance(ClassicNotification):
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
-        """Record that a member has sent SyncGroup in this generation."""
+        """Record that a member has sent its SyncGroup in this generation, so that it is not evicted for missing it."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
             self.sync_phase.cancel()

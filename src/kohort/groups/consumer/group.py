@@ -437,7 +437,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     # period
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
-        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
         self.drop_untold(step, member_id)
         presence, member = self.presences.get(member_id), self.members.get(member_id)
         if presence is None or presence.connection != event.connection or member is None:

@@ -480,7 +480,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def continue_move(
         self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Take a step towards the target, unless the member has all of it."""
+        """Take the next step of a member's move to its target, unless it has all of the target."""
         if current.is_reconciled_to(self.target_epoch):
             return current
         return self.move_towards_target(member_id, current.member_epoch, target, owned)

@@ -254,7 +254,7 @@ class GroupConversion:
 
 
 class ConvertedMember(NamedTuple):
-    """A classic member converted to a consumer group's record, with its assigned and otherwise claimed partitions."""
+    """A classic member on its way into a consumer group: its new record, its assignment, and further claims."""
 
     saved: MemberSaved
     assigned: TopicIdPartitions
