@@ -230,7 +230,7 @@ class PushedConsumers:
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
-        """Send a request to a consumer.
+        """Send a Ping, Stop or Start to a registered push consumer.
 
         A consumer whose connection has closed is skipped: its shard is notified of the disconnect separately.
         """
@@ -646,7 +646,7 @@ class GroupHost:
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
     def push(self, push: Push) -> None:
-        """Send a request to a push consumer."""
+        """Send a Ping, Stop or Start of a shard to a push consumer."""
         self.consumers.push(push)
 
     def record_metric(self, note: MetricNote) -> None:

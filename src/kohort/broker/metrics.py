@@ -166,7 +166,7 @@ class Rate:
 
 
 class ZooKeeperMirrorMetrics:
-    """Metrics of the ZooKeeper mirror: how closely ZooKeeper follows the journals.
+    """Metrics of the process that publishes push groups in ZooKeeper: how far ZooKeeper is behind the journals.
 
     Attributes:
         changes: nodes that were created, set or deleted.

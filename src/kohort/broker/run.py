@@ -142,7 +142,7 @@ class BrokerServer:
 
     @property
     def listeners(self) -> str:
-        """All listeners with their actual ports, in the form of the property `listeners`."""
+        """All listeners with their real ports (not 0), in the form of the property `listeners`."""
         return named_addresses(self.serving.listeners)
 
     async def begin(self) -> None:

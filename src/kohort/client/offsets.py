@@ -110,7 +110,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A consumer's membership, for a transaction that commits its offsets: an outdated one is refused.
+    """The group membership of a consumer, sent with a transaction's offsets: the coordinator refuses an outdated one.
 
     Source: KIP-447.
     """

@@ -210,7 +210,7 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """Wrap a number around to a signed 64-bit integer."""
+    """Return a number as a signed 64-bit integer, as the kernel's arithmetic overflows."""
     return (value + 2**63) % 2**64 - 2**63
 
 

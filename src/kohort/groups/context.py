@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def size(self) -> int:
-        """Return the number of groups. 1,000 characters of their names count as one more."""
+        """Return the number of groups for the limit on them; 1,000 characters of their names count as one more."""
         return len(self.groups) + self._name_chars // GROUP_NAME_CHARS
 
     def membership(self, group_id: str, kind: type[M]) -> M:

@@ -188,7 +188,7 @@ class MonitoredMember:
         self.touch(step, session_ms)
 
     def take_over_connection(self, before: MonitoredMember) -> None:
-        """Take over the connection state of the same member under another protocol."""
+        """Take over connection and failure detection state from the same member under another protocol."""
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
 
@@ -290,7 +290,7 @@ class MonitoredGroup(ABC):
         return
 
     def suspected_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
-        """Return when a member is suspected, by the detector settings of its group's protocol."""
+        """Return from when on a member is suspected, if it sends nothing, by its protocol's detector settings."""
         return member.suspected_from_ms(self.detector, self.usual_interval_ms(step))
 
     def is_suspected(self, step: Step, member: MonitoredMember) -> bool:

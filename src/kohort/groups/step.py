@@ -158,7 +158,7 @@ class Step(ABC):
         self.effects.notes.append(LogLine(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
-        """Record that a member was heard on this connection."""
+        """Record that a member's last request came on this connection."""
         if connection != NO_CONNECTION:
             self.connections.setdefault(connection, {})[group_id, member_id] = None
 

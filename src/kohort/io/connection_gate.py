@@ -52,7 +52,7 @@ class _Phase(Enum):
 
 
 class GatePlace:
-    """The place of one connection among those that a listener accepts."""
+    """One connection's place among the limited number that a listener accepts."""
 
     def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
         self._gate, self.address, self.close = gate, address, close
@@ -82,7 +82,7 @@ class ConnectionGate:
         self._members = 0
 
     def enter(self, address: str, close: Callable[[], None]) -> GatePlace:
-        """Give a new connection a place, and close the oldest stranger if there are too many.
+        """Give a new connection a place; if there are too many unauthenticated ones, close the oldest.
 
         Args:
             address: The other end's, without its port.

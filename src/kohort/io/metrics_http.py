@@ -80,7 +80,7 @@ class _Request(WSGIRequestHandler):
     timeout = SCRAPE_S
 
     def setup(self) -> None:
-        """Limit the bytes that are read of a request."""
+        """Limit how many bytes of a request are read."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))
@@ -237,7 +237,7 @@ WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, st
 
 
 class WrittenFamily(Metric):
-    """A gauge that writes its own lines of the page.
+    """A gauge of many samples that writes its lines of the metrics page itself, which saves time per sample.
 
     Attributes:
         lines: Returns pieces of whole lines.

@@ -166,7 +166,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _threads(pid: int) -> int:
-    """Return the number of threads: a process whose first thread has ended looks like a zombie while others live on."""
+    """Return how many threads a process has.
+
+    A process whose first thread has ended looks like a zombie while others live on.
+    """
     try:
         return len(os.listdir(_PROC / str(pid) / "task"))
     except OSError:

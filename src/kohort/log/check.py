@@ -382,7 +382,7 @@ class PartitionCheck:
     def _classify_end(
         self, file: OpenFile, size: int, rules: SegmentRules, known_end: int, last: LogDamage | None, end_offset: int
     ) -> None:
-        """Classify the end of a segment's file: complete, torn or damaged."""
+        """Decide whether a segment's file ends completely, with a torn write, or with damage."""
         if rules.limit is not None:
             if last is not None:
                 self._records(last, "records")

@@ -95,7 +95,7 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
 
 
 def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM) -> None:
-    """Replace the offset checkpoints of a data folder that change, by their names; durable when this returns.
+    """Replace the given offset checkpoints of a data folder, by file name, if they change; durable when this returns.
 
     Their checksums are replaced first, and then name the old and the new content: a crash may leave either.
 

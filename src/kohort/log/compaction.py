@@ -192,7 +192,7 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Add the records of a batch that compaction keeps to `kept`.
+        """Append those records of a batch to `kept` that compaction keeps.
 
         The log's last batch stays as it is. A reader knows only by it that nothing more follows: without it, those that
         read up to the end offset would wait for ever. Source: KAFKA-17076.

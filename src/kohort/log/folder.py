@@ -25,7 +25,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class FolderOwnership:
-    """The ownership of a data folder until `release`.
+    """The exclusive use of a data folder by this process, until `release`.
 
     Attributes:
         fresh: whether the folder is new.

@@ -198,7 +198,7 @@ class OffsetIndex(_IndexFile):
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         pack = _OFFSET_ENTRY.pack
         if self._replaces:
             new = f"{self._path}.tmp"
@@ -298,7 +298,7 @@ class TimeIndex(_IndexFile):
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         start = self._flushed
         if len(self.offsets) > start:
             pack = _TIME_ENTRY.pack
@@ -358,7 +358,7 @@ class TransactionIndex(_IndexFile):
             self.flush()
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         if len(self.entries) > self._flushed:
             append_to_file(
                 self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]), self._fs

@@ -254,7 +254,7 @@ class Producers:
             )
 
     def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
-        """Load a snapshot.
+        """Load a snapshot of the producers' state that `write_snapshot` or Kafka wrote.
 
         Returns:
             False, with no producers, if the file is damaged.

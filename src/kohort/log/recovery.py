@@ -229,7 +229,7 @@ class OpenOptions:
 def open_segments(
     path: Path, names: list[str], files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
 ) -> list[Segment]:
-    """Open the segments of a folder with these files, at least one, in order. The last is ready for appends.
+    """Open all segments of a partition's folder, in order; there is at least one, and the last is ready for appends.
 
     Raises:
         OSError: the last segment's file can't be opened.

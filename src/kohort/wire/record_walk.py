@@ -105,7 +105,7 @@ class PlainWalk:
         return _GOOD if self.at == stop else _REST
 
     def _skip(self, stop: int, least: int = -1) -> int | None:
-        """Skip a length and its bytes; return the length, or None if it is impossible."""
+        """Skip a length-prefixed key, value or header part; return its length, or None if that is impossible."""
         length = self._read_varint(stop)
         if length is None or not least <= length <= stop - self.at:
             return None

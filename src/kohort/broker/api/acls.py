@@ -95,7 +95,10 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
 def _change_results(
     acls: AclStore, added: list[AclRule], removed: list[AclRule], results: list[CreateAclsResponse.AclCreationResult]
 ) -> list[AclRule]:
-    """Store new rules, and return those that did not exist. If there is no room for them, reject all that are valid."""
+    """Add and remove ACL rules; return the new ones that did not exist before.
+
+    If the store has no room for them, all rules that were valid get that error.
+    """
     try:
         return acls.change_rules(added, removed)
     except KafkaError as error:
@@ -106,7 +109,7 @@ def _change_results(
 
 
 def check_rule(rule: AclRule) -> None:
-    """Check a rule as Kafka does.
+    """Check the fields of a new ACL rule, as Kafka does.
 
     Raises:
         InvalidInputError: the rule can't be added; the text says why.

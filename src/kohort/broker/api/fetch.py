@@ -94,7 +94,7 @@ class Fetch:
         return None
 
     def _growth_of(self, logs: list[PartitionLog]) -> Callable[[], bool]:
-        """Return a function that tells whether the client may read enough of the logs by now.
+        """Return a function that tells whether these logs have enough that the client may read, to answer its fetch.
 
         What an open transaction appends is of no use to a reader of committed records. Each append would end its wait
         with an empty response, which it answers with the next fetch. The transaction's marker is small, and makes

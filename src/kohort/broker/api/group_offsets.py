@@ -98,7 +98,7 @@ class CommitPlan(Generic[T]):
         self.offsets = events.OffsetColumns.joined(accepted)
 
     def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
-        """Return whether the plan is that of a later request with the same topics and partitions.
+        """Return whether a later request with the same topics and partitions may reuse this plan.
 
         All partitions must have been accepted, the topics be the same ones, and the client still be allowed to read
         them.

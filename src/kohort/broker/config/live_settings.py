@@ -96,7 +96,7 @@ class LiveSettings:
         self.broker, self.log = self._effective(self._altered)
 
     def _effective(self, all_altered: Mapping[str, Mapping[str, str]]) -> tuple[BrokerConfig, LogConfig]:
-        """Return the broker's settings and topic defaults with all alterations."""
+        """Return the broker's settings and topic defaults as they would be with these altered settings."""
         broker, _, topics = self.given
         for altered in (all_altered[ALL], all_altered[self._own]):
             of_broker: dict[str, Any] = {}

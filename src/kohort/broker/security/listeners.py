@@ -188,7 +188,7 @@ def _refuse_beyond_loopback(plan: ListenerPlan, listener: ListenerSocket) -> Non
 def sasl_servers(
     listen: str, properties: Mapping[str, Any], store: Credentials, logins: PendingLogins
 ) -> dict[str, SaslServer]:
-    """Return the logins of all listeners that have some, by the listener's name.
+    """Return the SASL login servers of all SASL listeners, by the listener's name.
 
     Raises:
         InvalidInputError: a setting is invalid or missing.

@@ -50,7 +50,7 @@ class _Element(NamedTuple):
 
 
 def _elements(data: bytes) -> list[_Element]:
-    """Split DER into its elements; ValueError for anything else."""
+    """Split DER bytes into their elements; raise ValueError if they are no valid DER."""
     found, at = [], 0
     while at < len(data):
         if at + 2 > len(data):

@@ -102,7 +102,7 @@ class ClientSession:
         return tolerance if delay_ms == tolerance.delay_ms else tolerance._replace(delay_ms=delay_ms)
 
     def identity(self, client_id: str | None) -> Client:
-        """Return the client as the coordinator's records describe it. Kept, as a connection has one client id."""
+        """Return the client as the coordinator's records describe it, from a cache."""
         known = self._identity
         if known is None or known.id != (client_id or "") or known.process != self.process:
             known = self._identity = Client(client_id or "", "/" + self.host, self.process)
@@ -157,7 +157,7 @@ class OutgoingBytes:
         self.size = 0
 
     def add(self, parts: Parts) -> None:
-        """Append a response to the unsent bytes."""
+        """Append the parts of a response to the bytes that wait to be sent."""
         if len(parts) > 1:
             parts = join_small_buffers(parts)
         self._parts.extend(parts)
@@ -274,11 +274,11 @@ class Handler(Protocol):
 
     @property
     def unfinished(self) -> ByteBudget:
-        """The received bytes of requests that are not complete yet."""
+        """The budget of bytes that all connections' incomplete requests share."""
 
     @property
     def unsent(self) -> ByteBudget:
-        """The bytes in memory of responses that clients do not take."""
+        """The budget of bytes in memory that all connections' unsent responses share."""
 
 
 class Connection:

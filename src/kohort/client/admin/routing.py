@@ -37,11 +37,11 @@ class Attempts(Generic[K]):
         self._sent: Counter[K] = Counter()
 
     def sending(self, keys: Iterable[K]) -> Callable[[], None]:
-        """Return the callback for `Cluster.send` that counts a try of these keys."""
+        """Return a callback for `Cluster.send` that counts one attempt for each of these keys."""
         return partial(self._sent.update, list(keys))
 
     def outcome(self, key: K, found: V | KafkaError) -> V | KafkaError:
-        """Return a key's outcome, whose error says when an earlier try may have been carried out."""
+        """Return a key's outcome; an error also says when an earlier attempt may have made the change."""
         if not isinstance(found, KafkaError):
             return found
         if isinstance(found, RetriableError):

@@ -125,7 +125,7 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """A broker."""
+    """A broker of the cluster: its id, address and rack."""
 
     id: int
     host: str

@@ -286,7 +286,7 @@ class Commits:
 
 
 def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
-    """Call the application's callback. Log its exception, which must not end the client's thread."""
+    """Call the application's commit callback; log its exception, which must not end the client's thread."""
     error = done.error
     failure = logged_kafka_error("commit", error) if isinstance(error, Exception) else None
     if error is not None and failure is None:

@@ -468,7 +468,10 @@ class Fetcher:
             self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
-        """Return whether enough bytes wait. Bytes of paused partitions alone do not block the others."""
+        """Return whether so many fetched bytes wait for polls that nothing more is fetched.
+
+        Bytes of paused partitions alone do not block the others.
+        """
         most = self.config.queued_max_bytes
         if self.queued_bytes >= most:
             return True

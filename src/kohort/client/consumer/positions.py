@@ -88,7 +88,7 @@ class TopicsAtFirstSight:
                 self._seen[topic] = (info.topic_id, len(info.partitions))
 
     def is_newer(self, partition: TopicPartition, metadata: Metadata) -> bool:
-        """Return whether a partition was added, or its topic created again, since the consumer first saw the topic."""
+        """Return whether a partition did not exist yet when the consumer first saw its topic."""
         topic_id, count = self._seen.get(partition.topic, (NO_TOPIC_ID, INT32_MAX))
         known = metadata.topic_id(partition.topic)
         return partition.partition >= count or (topic_id != known and NO_TOPIC_ID not in (topic_id, known))
@@ -122,7 +122,7 @@ class PositionFinder:
         self._at_first.record_first_sight(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
-        """Report that positions may be unknown now."""
+        """Wake the task that looks positions up, because some may be unknown now."""
         if self._task is None:
             self._task = self._cluster.keep_running(self._run(), "positions")
         looked, self._looked = self._looked, Promise()

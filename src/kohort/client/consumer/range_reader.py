@@ -172,7 +172,9 @@ class RangeReader(Lookups, ClosedOnExit):
     def read_batches(
         self, partition: TopicPartition, start: int, end: int
     ) -> Iterator[tuple[BatchHeader, list[BatchRecord]]]:
-        """Yield batches of [start, end) with their headers, which name the producer; a reader of columns loses that.
+        """Yield whole record batches of [start, end), whose headers name the producer.
+
+        `read` yields columns instead, without headers.
 
         Control batches and batches of aborted transactions are left out, as are records before `start`. Records that
         retention has removed are skipped.

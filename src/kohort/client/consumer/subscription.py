@@ -187,7 +187,7 @@ class Partitions:
     def mark_unreadable(
         self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False
     ) -> None:
-        """Mark a partition as unreadable until it has a new position.
+        """Mark a partition as unreadable because of an error, until it has a new position.
 
         Args:
             partition: The partition.

@@ -250,7 +250,7 @@ class ConsumerMembership(Membership):
             self._move()
 
     async def _release_instance_id(self) -> None:
-        """Release the instance id, which this member itself may hold.
+        """Leave the group under this member's instance id, which an earlier join of its own may still hold.
 
         The answer to its join was lost, or it was fenced and joins under its id. Kafka's coordinator would refuse this
         member until its own session is over. If another member has the instance id, the coordinator refuses the

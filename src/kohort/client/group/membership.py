@@ -60,7 +60,7 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def record_answer(self, length_ms: int | None) -> None:
-        """Set the lease's length to the one that the broker granted.
+        """Take over the lease's length from a broker's response.
 
         The shorter of two lengths counts: by that one, the coordinator may consider the lease over.
         """
@@ -531,7 +531,7 @@ class Membership(ABC):
 
     @property
     def _lease(self) -> Lease:
-        """Return this member's lease, with the length from the broker."""
+        """Return this member's lease, after taking over the length that the broker grants now."""
         self._kept.record_answer(self.cluster.connections.lease_ms)
         return self._kept
 

@@ -471,7 +471,7 @@ class Cluster:
         self._interests.pop(owner, None)
 
     def on_metadata(self, listener: Callable[[Metadata], None]) -> Callable[[], None]:
-        """Call `listener` after each merged response; the function that is returned ends this."""
+        """Call `listener` after each merged metadata response; the returned function removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

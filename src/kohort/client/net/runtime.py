@@ -94,7 +94,7 @@ class Promise(Generic[T]):
 
     @property
     def handled(self) -> bool:
-        """Return whether anyone has read the error, or promised to."""
+        """Return whether anyone has read the error, or declared to read it (`mark_handled`)."""
         return self._handled
 
     def mark_handled(self) -> None:
@@ -163,7 +163,7 @@ class Task(Promise[T]):
         return inspect.getcoroutinestate(self._coro) == inspect.CORO_CREATED
 
     def cancel(self) -> None:
-        """End the coroutine at its await; it may clean up but not await again."""
+        """Throw `TaskCancelled` into the coroutine where it awaits; it may clean up, but not await again."""
         if self.done:
             return
         if self._waiting is not None:

@@ -211,7 +211,7 @@ class ThreadClient:
 
     @staticmethod
     def until_s(timeout_ms: float | None) -> float | None:
-        """Return the time for `close` at which a close with this limit must be over."""
+        """Convert a close's time limit in ms to the time at which it must be over, for `close`."""
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
@@ -349,7 +349,7 @@ def _close_arrived(arrived: Arrived) -> None:
 
 
 class _IoThread:
-    """The thread, its selector and its sockets."""
+    """The client's background thread, with the selector and sockets that it serves."""
 
     def __init__(self, client: ThreadClient, tls: TlsFiles) -> None:
         self._client = weakref.ref(client, self._collected)

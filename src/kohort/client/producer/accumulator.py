@@ -107,7 +107,7 @@ class Accumulator(Appender[Delivery]):
         return self._limits.get(topic, self._limit)
 
     def too_large(self, batch: Batch) -> None:
-        """Halve the batch limit of a topic, because the broker refused a batch of this size."""
+        """Halve the batch size limit of a topic, because the broker refused a batch of this size as too large."""
         topic = batch.partition.topic
         self._limits[topic] = max(_BATCH_LEAST, min(self.batch_limit(topic), batch.size // 2))
 

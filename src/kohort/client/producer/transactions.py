@@ -318,7 +318,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     async def abort_at_close(self) -> None:
-        """Abort after the calls of other threads or tasks that add offsets."""
+        """Abort the open transaction when the producer closes, after calls that still add offsets."""
         await self.offsets_added()
         await self.end_transaction(commit=False)
 

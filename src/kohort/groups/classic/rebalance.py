@@ -224,7 +224,7 @@ class ClassicRebalance(ClassicNotification):
         return False
 
     def become_empty(self, step: Step) -> None:
-        """Write a generation without members, whose time starts the expiration of offsets."""
+        """Write the group's record without members; its time starts the expiration of offsets."""
         self.protocol = None
         self.leader = None
         self.subscribed = self.read_subscriptions()

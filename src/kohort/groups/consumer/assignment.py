@@ -116,7 +116,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
             step.emit(current.without_epoch().record(self.group_id, member_id))
 
     def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
-        """Write that a static member continues under a new id, with the partitions of the old one."""
+        """Write the records by which a static member continues under a new id, with its old partitions."""
         old, target = self.members[old_id], self.targets.get(old_id)
         before = self.current_assignment(old_id)
         if old_id in self.excluded:

@@ -41,11 +41,11 @@ class ClassicIdentity(Protocol):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The rebalance timeout."""
+        """The rebalance timeout of the member's JoinGroup, in ms."""
 
     @property
     def session_timeout_ms(self) -> int:
-        """The session timeout."""
+        """The session timeout of the member's JoinGroup, in ms."""
 
     @property
     def protocols(self) -> tuple[OfferedProtocol, ...]:
@@ -340,7 +340,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID, member_id
 
     def assignment_bytes(self, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
-        """Return a classic member's partitions in the bytes that its client reads."""
+        """Encode a classic member's partitions as its client expects them in a SyncGroup response."""
         held = self.current_assignment(saved.member_id).assigned
         protocols = saved.classic_protocols or ()
         subscription = read_subscription(protocols[0].metadata) if protocols else None

@@ -396,7 +396,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             presence.overdue = True
 
     def on_suspicion_check(self, step: Step, subject: str) -> None:
-        """Begin a new epoch without members that fell silent before they moved."""
+        """Begin a new epoch that excludes members that became suspected before they moved to the target."""
         silent = self.suspected_among(step, self.unmoved_members())
         if silent and self.may_exclude_suspected(step):
             names = ", ".join(silent)

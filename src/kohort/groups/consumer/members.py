@@ -541,7 +541,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return after
 
     def record_downtime(self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions) -> None:
-        """Record the downtime of partitions that were taken from a member or assigned to it."""
+        """Measure how long partitions are without an owner while they move from this member or to it."""
         if before == after:
             return
         now_ms = step.now.mono_ms
@@ -578,7 +578,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return self.settings.session_timeout_ms or step.config.consumer_session_timeout_ms
 
     def heartbeat_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval of settled members."""
+        """Return the heartbeat interval in ms for members that have all of their target."""
         return self.settings.heartbeat_interval_ms or step.config.consumer_heartbeat_interval_ms
 
     def preferred_assignor(self, step: Step) -> str:
