@@ -516,7 +516,7 @@ def _hand_out(
 
 
 class Uniform(Stateless):
-    """The coordinator's default assignor: `owned` is the previous target assignment."""
+    """The default assignor of the coordinator, for KIP-848 groups: sticky to the previous target (`owned`)."""
 
     name = "uniform"
     cooperative = False

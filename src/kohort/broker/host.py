@@ -344,7 +344,7 @@ def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Fra
 
 
 class AssignmentThreads:
-    """Single-threaded executors that compute assignments of push groups. A group always uses the same one.
+    """Threads that compute the assignments of push groups: always the same one for a group.
 
     A group whose assignor hangs holds up those of its queue and no others. Source: spec 4.9.
     """
@@ -416,7 +416,7 @@ class OffsetTransactions(Protocol):
         """Add partitions of the offsets topic to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
-        """Check that a transaction includes a partition."""
+        """Check that a producer's transaction includes this partition of the offsets topic."""
 
 
 class GroupHost:

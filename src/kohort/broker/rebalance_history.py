@@ -64,7 +64,7 @@ class RebalanceRecord:
 
 @dataclass(slots=True)
 class GroupRebalanceHistory:
-    """The last rebalances of a group.
+    """The last rebalances of one group, and how many causes of each kind there were.
 
     Attributes:
         past: those that ended, the oldest first.

@@ -50,14 +50,14 @@ class BrokerCompanion(Protocol):
     """
 
     async def open(self, broker: BrokerServer) -> None:
-        """Start the companion before the broker accepts clients.
+        """Start the service, before the broker accepts clients.
 
         Raises:
             KafkaError: the broker can't serve.
         """
 
     async def close(self) -> None:
-        """Stop the companion, before the broker closes. May be called again, and before `open` has returned."""
+        """Stop the service, before the broker closes. May be called again, and before `open` has returned."""
 
 
 class BrokerServer:

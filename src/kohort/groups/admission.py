@@ -85,7 +85,7 @@ def record_size_error(config: GroupConfig, size: int) -> ErrorCode:
 
 
 def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
-    """Return the bytes that a classic member's protocols take in its record of a consumer group.
+    """Return how many bytes a classic member's protocols take in the record of a consumer group's member.
 
     A classic group stores only the chosen one.
     """

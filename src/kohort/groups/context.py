@@ -89,7 +89,7 @@ class Ledger:
             yield from (slot.record for slot in pending if not slot.superseded)
 
     def group(self, group_id: str) -> Group:
-        """Return the group of this id; create it, in memory only, if there is none."""
+        """Return the group of this id; if there is none, create one in memory, without a record."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))

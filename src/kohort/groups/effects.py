@@ -231,7 +231,7 @@ class OffsetFetchReply(Struct, frozen=True):
 
 
 class OffsetDeleteReply(Struct, frozen=True):
-    """The reply to an OffsetDelete: an error of the group, or else one for each partition, in the event's order."""
+    """The reply to an OffsetDelete: one error for the group, or an error for each partition in the event's order."""
 
     error: ErrorCode
     errors: tuple[ErrorCode, ...] = ()

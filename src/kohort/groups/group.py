@@ -118,7 +118,7 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def cancel_timers(self) -> None:
-        """Stop all timers, because the group is about to change its protocol."""
+        """Stop all timers of the group and its members, because another protocol takes over."""
 
     @abstractmethod
     def member_connections(self) -> Iterator[tuple[str, int, bool]]:

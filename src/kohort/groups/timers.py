@@ -30,7 +30,7 @@ class Deadline(enum.Enum):
 
 
 class Timer:
-    """A deadline that can be moved and cancelled.
+    """A timer of one kind for one subject, such as a member, that can be moved and cancelled.
 
     Attributes:
         kind: the purpose, which selects the handler.

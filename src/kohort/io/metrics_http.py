@@ -283,7 +283,7 @@ def number_text(value: float) -> str:
 
 
 def page_lines(families: Iterable[Metric]) -> Iterator[str]:
-    """Yield the lines of the page, in pieces of one or several, each line with its break."""
+    """Yield the text of the metrics page in pieces of one or several whole lines."""
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         meaning = family.documentation.replace("\\", r"\\").replace("\n", r"\n")

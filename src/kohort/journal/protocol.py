@@ -24,7 +24,7 @@ class Owner(Protocol):
         """
 
     def continue_reading(self) -> None:
-        """Report that reading may continue after a None from `begin`: with more records, the end, or an error."""
+        """Report that the iterator of `begin`, which yielded None to wait, now has records, its end or an error."""
 
 
 class Journal(Protocol):

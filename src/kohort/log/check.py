@@ -53,7 +53,7 @@ class Defect:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a check.
+    """The defects and notes of a data folder's check, and what was checked.
 
     Attributes:
         notes: irregularities that are no damage, in sentences.

@@ -69,7 +69,7 @@ class Compaction:
 
     @classmethod
     def if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
-        """Return a run if the partition needs compaction."""
+        """Return a compaction of the partition if it needs one by its settings, else None."""
         if not log.config.compacts:
             return None
         run = cls(log, now_ms, off_loop)

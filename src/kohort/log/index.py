@@ -60,7 +60,7 @@ def _set_aside(path: str, fs: FileSystem) -> None:
 
 
 def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
-    """Append with one write.
+    """Append bytes to a file with one write call; open and close the file for that.
 
     Raises:
         OSError: the write failed; a partial write is truncated again.

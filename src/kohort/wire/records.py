@@ -206,7 +206,7 @@ def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, byte
 
 
 def header_name(raw: bytes) -> str:
-    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
+    """Decode a record header's name; if it is not UTF-8, every byte above 0x7F becomes a question mark."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -210,7 +210,7 @@ class Fetch:
     def _read_one(
         self, source: PartitionLog, part: FetchedPartition, limit: int, first: bool
     ) -> tuple[_Partition, int, bool]:
-        """Return the response of one partition, the size of its records, and whether there are more behind them."""
+        """Read one partition for the response: return its part, the size of its records, and whether more follow."""
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)

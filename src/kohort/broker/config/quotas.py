@@ -91,7 +91,7 @@ class Quotas:
         self._by_entity = self._stored()
 
     def _stored(self) -> dict[Entity, dict[str, float]]:
-        """Return the quotas of the file. Earlier versions stored an infinite one as null, which bounds nothing."""
+        """Return the quotas in the file, without infinite ones, which earlier versions stored as null."""
         found: dict[Entity, dict[str, float]] = {}
         for key, values in read_json(self._path).items():
             entity = tuple((kind, name) for kind, name in msgspec.json.decode(key))

@@ -96,7 +96,7 @@ class PendingLogins:
         return len(self._clients)
 
     def begin(self, timeout_ms: int, close: Callable[[str], None]) -> PendingLogin | None:
-        """Count a new client; return None if there is no room for one.
+        """Count a new client as not authenticated yet, and start its deadline; return None if there is no room for it.
 
         Args:
             timeout_ms: the deadline of handshake and login.

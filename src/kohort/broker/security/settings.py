@@ -210,7 +210,7 @@ def is_security(key: str) -> bool:
 
 
 def security_config(properties: Mapping[str, Any], name: str, mechanism: str | None = None) -> SecurityConfig:
-    """Return a listener's settings.
+    """Return the security settings of a listener, or of one SASL mechanism of a listener.
 
     Args:
         properties: all of the broker's properties.

@@ -68,7 +68,7 @@ class ByteHolder(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether the client's next bytes would be read now."""
+        """Whether the connection is read now: its client could send the rest of its request."""
 
     def close(self) -> None:
         """Close the connection, which releases its bytes."""

@@ -29,7 +29,7 @@ REPEATS_MAX = 4
 
 
 def without_many_repeats(items: Iterable[T], name_of: Callable[[T], Hashable]) -> list[T]:
-    """Return a request's items in order, without those whose name came `REPEATS_MAX` times before."""
+    """Return a request's items in order; each name is kept `REPEATS_MAX` times at most."""
     times: Counter[Hashable] = Counter()
     kept = []
     for item in items:
@@ -111,7 +111,7 @@ class PushRequest:
         return f"{self.kind.api} from {self.connection.name}"
 
     def answer(self, body: bytes) -> None:
-        """Send an encoded response."""
+        """Send a response whose body is encoded already."""
         self.send([with_length_prefix(body)])
 
     def send(self, parts: Parts) -> None:

@@ -522,12 +522,9 @@ class Transactions:
         self._write_step(transactional_id, missing)
 
     def _write_step(self, transactional_id: str, missing: list[TopicPartition], failed: bool = False) -> None:
-        """Write the next of the missing markers, the last in the list first; after the last one, complete or retry.
+        """Write some of the missing markers, taken from the end of the list.
 
-        Args:
-            transactional_id: the transaction's id.
-            missing: the partitions without a marker; those that are written are removed.
-            failed: whether a marker of an earlier step could not be written.
+        After the last one, complete the transaction, or retry the failed markers.
         """
         self._steps.pop(transactional_id, None)
         transaction = self._known[transactional_id]

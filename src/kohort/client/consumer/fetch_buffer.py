@@ -74,7 +74,7 @@ class FetchedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows to return: start to stop (exclusive) of a decoded block, all of one partition."""
+    """Rows of one partition for a poll to return: from `start` to before `stop` in a decoded block."""
 
     partition: TopicPartition
     block: Rows

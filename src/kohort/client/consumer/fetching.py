@@ -206,7 +206,7 @@ class FetchSessionHandler:
         self.epoch = 0
 
     def closing_request(self) -> FetchRequest | None:
-        """Return the request that frees the session in the broker's memory; None if there is no session."""
+        """Return a Fetch that closes the session and frees its memory at the broker; None: there is no session."""
         if not self.id:
             return None
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)

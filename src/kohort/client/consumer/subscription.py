@@ -102,7 +102,7 @@ class Partitions:
 
     @property
     def states(self) -> Mapping[TopicPartition, PartitionState]:
-        """The states of all assigned partitions, for loops over thousands of them."""
+        """The states of all assigned partitions, as an attribute: loops over thousands of them need it fast."""
         return self._states
 
     def items(self) -> Iterable[tuple[TopicPartition, PartitionState]]:

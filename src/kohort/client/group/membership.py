@@ -382,7 +382,9 @@ class Membership(ABC):
     async def _may_commit_again(
         self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> bool:
-        """Wait for this member's next epoch after a refused commit; return whether it kept the partitions ever since.
+        """After a commit refused for its epoch, wait for this member's next epoch; return whether to commit again.
+
+        That is right only for partitions that it kept ever since.
 
         Of a partition that was away meanwhile, its owner may have committed further: the commit would set that back.
 

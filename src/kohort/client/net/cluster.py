@@ -121,7 +121,7 @@ def check_same_cluster(cluster: ClusterAccess) -> None:
 
 
 async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
-    """Refuse offsets for a group at kohort's coordinators: nobody reads what Kafka's own coordinator takes.
+    """Refuse a transaction's offsets for a group that is named without its member, if kohort's coordinators serve it.
 
     Kafka accepts offsets from any client for a group without members; from a member it requires id and generation.
 

@@ -405,7 +405,7 @@ class BrokerConnections:
         self._send(link, message, version)
 
     def take_raw_connection(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
-        """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
+        """Take a ready link out of the pool, for frames without Kafka's header in both directions (push protocol)."""
         del self._by_channel[link.node, link.channel]  # the next request on the channel opens another link
 
         def send_raw_frame(body: bytes) -> None:

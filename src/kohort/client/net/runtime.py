@@ -37,7 +37,7 @@ _PAUSES = 32
 
 
 class TaskCancelled(BaseException):
-    """Thrown into a coroutine when its task is cancelled, as `asyncio.CancelledError`.
+    """The exception that is thrown into a coroutine when its task is cancelled, as `asyncio.CancelledError`.
 
     It is a BaseException, so that `except Exception` does not catch it.
     """

@@ -319,7 +319,7 @@ class Accumulator(Appender[Delivery]):
     # Completion of batches, for the sender.
 
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
-        """Mark a batch as delivered or failed.
+        """Mark a batch as delivered (no error) or failed, and release its memory.
 
         Under the lock. The caller notifies, and calls `run_callbacks` on the returned batches.
         """
@@ -336,7 +336,7 @@ class Accumulator(Appender[Delivery]):
         return [batch]
 
     def wake_waiting_callers(self) -> None:
-        """Wake the callers that wait until batches are delivered or have failed. On the client's thread or loop."""
+        """Wake callers that wait for deliveries. Call this on the client's thread or loop."""
         self._progress.resolve(None)
         with self.lock:
             self.lock.notify_all()

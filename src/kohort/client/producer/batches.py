@@ -67,7 +67,7 @@ class UnseenFailures:
         self.first: KafkaError | None = None
 
     def add(self, batch: Batch) -> None:
-        """Count the failed records of a batch as unread errors, except those that have a callback."""
+        """Count a failed batch's records as errors that nobody has read, except records with a callback."""
         at, failed = 0, set[int]()
         for leaf in leaves_of(batch):
             if leaf.error is not None:

@@ -151,7 +151,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     def begin(self) -> None:
-        """Open a transaction."""
+        """Open a transaction at this producer; the coordinator learns of it with the first partition."""
         self._expect(TxnState.READY)
         self._sender.aborting = None
         self._added.clear()
@@ -281,7 +281,9 @@ class TransactionManager:
             self._ends_under_way -= 1
 
     async def end_transaction(self, *, commit: bool) -> None:
-        """Commit or abort; everything sent must be delivered or dropped before.
+        """Commit or abort the open transaction at its coordinator.
+
+        Before that, everything sent must be delivered or dropped.
 
         Raises:
             RetriableError: No response; the same call retries.

@@ -213,7 +213,7 @@ class ClassicRebalance(ClassicNotification):
         self.begin_generation(step)
 
     def elect_leader(self) -> bool:
-        """Keep the leader if it joined, else choose the first member that did; False if none did."""
+        """Keep the group's leader if it has joined, else choose the first joined member; False: none has joined."""
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.join_request is not None:
             return True

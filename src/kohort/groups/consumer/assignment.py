@@ -93,7 +93,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         presence.touch(step, self.session_timeout_ms(step, member_id))
 
     def leave_temporarily(self, step: Step, member_id: str) -> None:
-        """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
+        """Write that a static member has left for a while: it keeps its partitions for the rest of its session.
 
         Its waiting requests are refused: a later answer would move the member on, back into the group.
         """
@@ -254,7 +254,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
             step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
 
     def unmoved_members(self) -> list[str]:
-        """Return the members that the target includes and that do not have it yet."""
+        """Return the members that are included in the newest target and have not reached it yet."""
         return [
             member_id
             for member_id in self.members

@@ -189,7 +189,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
 
     def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
-        """Keep a JoinGroup waiting until there is a target assignment for its epoch."""
+        """Keep a classic member's JoinGroup waiting until the target assignment of its epoch is computed."""
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting(step, presence, again)

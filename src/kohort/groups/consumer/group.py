@@ -157,7 +157,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         return None
 
     def check_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
-        """Check a member and its epoch; let a returning static member take its predecessor's place."""
+        """Check member id and epoch of a heartbeat; let a static member that returns replace its predecessor."""
         joins = event.member_epoch == 0
         known = member_id in self.members
         if event.instance_id is not None:
