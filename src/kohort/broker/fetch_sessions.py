@@ -167,7 +167,7 @@ class FetchSessions:
         return True
 
     def close(self, session_id: int) -> None:
-        """Close a session."""
+        """Close a fetch session, and forget its partitions."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.partitions)

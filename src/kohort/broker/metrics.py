@@ -104,7 +104,7 @@ class Histogram:
         self.max_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Record one duration."""
+        """Record one duration, in seconds."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
         if seconds > self.max_s:

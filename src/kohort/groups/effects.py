@@ -494,7 +494,7 @@ class RebalanceReason(enum.StrEnum):
 
 
 class Cause(NamedTuple):
-    """A cause of a rebalance.
+    """A cause of a rebalance: its kind, in words, and the member that it is about.
 
     Attributes:
         reason: the kind of cause.

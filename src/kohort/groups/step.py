@@ -69,7 +69,7 @@ class Step(ABC):
         self._by_id: dict[TopicId, Topic] = {}
 
     def begin(self, now: Now) -> None:
-        """Begin a step."""
+        """Begin the step of one event at this time, without effects yet."""
         self.now = now
         self.effects = Effects()
 
@@ -110,7 +110,7 @@ class Step(ABC):
         self.effects.work.append(task)
 
     def start_timer(self, timer: Timer, delay_ms: int) -> None:
-        """Start a timer from now."""
+        """Start or move a timer, to be due `delay_ms` from now."""
         self.deadlines.set(timer, self.now.mono_ms + delay_ms)
 
     def count(self, meter: Meter, amount: int = 1) -> None:

@@ -57,7 +57,7 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
 
 
 def store_bytes(location: str) -> bytes:
-    """Read a store.
+    """Read the file of a key store or trust store.
 
     Raises:
         InvalidInputError: The file is far larger than stores are.

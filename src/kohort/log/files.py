@@ -63,7 +63,7 @@ class FileCache:
         return file
 
     def release_file(self, holder: Holder) -> None:
-        """Release the holder's file."""
+        """Take the holder's file out of the cache; it is closed when no response in progress reads it any more."""
         if holder.file is not None:
             holder.file = None
             self._open.remove(holder)

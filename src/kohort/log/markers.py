@@ -20,7 +20,7 @@ MARKER_BYTES_MAX = 64 << 10
 
 
 class Marker(NamedTuple):
-    """The end of a transaction."""
+    """A transaction marker: commit or abort of one producer's transaction in a partition."""
 
     producer_id: int
     producer_epoch: int

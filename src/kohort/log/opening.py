@@ -78,7 +78,7 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
 
 
 class LoadedSegment(NamedTuple):
-    """The result of `load_segment`.
+    """The result of `load_segment`: what was found, and whether the file has a torn end.
 
     Attributes:
         report: the damage, the bytes that were read, and the indexes that were rebuilt.

@@ -55,7 +55,7 @@ class PartitionProducer:
 
 
 class Producers:
-    """All producers of one partition."""
+    """The idempotent producers of one partition: their last batches and open transactions."""
 
     __slots__ = ("_limit", "_name", "by_id", "open_transactions")
 

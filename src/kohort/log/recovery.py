@@ -191,7 +191,7 @@ _RECALLED_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """Options for opening a partition.
+    """The options for opening a partition's log: mostly what checkpoints and the last shutdown say about it.
 
     Attributes:
         clean: whether the last owner closed the log; otherwise the tail is verified and truncated.

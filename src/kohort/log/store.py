@@ -59,7 +59,7 @@ class UnreadableLog(PartitionLog):
         self.damage = LogDamage(path, 0, None, self.log_start_offset, None, reason)
 
     def check_readable(self) -> None:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def _refuse_read(self) -> NoReturn:
@@ -77,47 +77,47 @@ class UnreadableLog(PartitionLog):
         budget: LoopBudget | None = None,
         from_zero: bool = False,
     ) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def append_checked(
         self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
     ) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def delete_records(self, before_offset: int) -> int:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def read(
         self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
     ) -> ReadResult:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
     ) -> Search[TimestampOffset]:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class UnreadableLog(PartitionLog):
         return leader_epoch, _FAR
 
     def truncate_to(self, offset: int) -> None:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def flush(self, upto: int | None = None) -> None:

@@ -138,7 +138,7 @@ def _wrapped(value: int) -> int:
 
 
 def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> WalkResult:
-    """Walk as `walk_records` does."""
+    """Check a batch's records in plain Python, with the arguments and result of `walk_records`."""
     walk, latest, count = PlainWalk(data, start), -1, header.records_count
     oldest, newest, largest, keyed = rules
     wrong: list[tuple[int, int, int]] = []
@@ -161,7 +161,10 @@ def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules
 
 
 def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int, int, int]:
-    """Find as `find_record` does; return status, index, offset (-1: none) and timestamp."""
+    """Find a record by time in plain Python, as `find_record` does.
+
+    Return status, index, offset (-1: none) and timestamp.
+    """
     walk, count = PlainWalk(data, start), header.records_count
     least = max(0, offset - header.base_offset)
     if not walk.holds(count):

@@ -109,7 +109,7 @@ class LoginRequest(Protocol):
 
 
 class SaslServer:
-    """The logins of one listener.
+    """The SASL logins of one listener: its mechanisms, and the login of each new connection.
 
     Attributes:
         name: the listener's.

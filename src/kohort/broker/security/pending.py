@@ -186,7 +186,7 @@ class TlsHandshake:
     def begin(
         self, timeout_ms: int, done: Callable[[str | None, PendingLogin], None], gone: Callable[[], None]
     ) -> None:
-        """Start the TLS handshake.
+        """Start the TLS handshake; it ends with a call of `done`, or of `gone` after a failure or the deadline.
 
         Args:
             timeout_ms: the deadline.

@@ -51,7 +51,7 @@ BLOCK = 1_000
 
 
 class ProducerIds:
-    """The allocator of producer ids."""
+    """The allocator of producer ids, which reserves a block of them with each write."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE

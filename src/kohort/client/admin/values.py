@@ -162,7 +162,7 @@ class ConfigResource:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One property of a resource.
+    """One property of a topic, broker or group: its value, and whether that is the default.
 
     Attributes:
         value: None for a secret.
@@ -333,7 +333,7 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id.
+    """The state of a transactional id: its producer, and its latest transaction.
 
     Attributes:
         started_ms: When its open transaction began, in milliseconds since 1970; None: none is open.

@@ -103,7 +103,7 @@ class _LastCommit:
 
 
 class Commits:
-    """The commits of one consumer.
+    """The commits of one consumer, one after the other, and the last offset committed for each partition.
 
     Attributes:
         count: Successful commits.
@@ -154,7 +154,7 @@ class Commits:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
     ) -> None:
-        """Commit after all earlier commits.
+        """Commit these offsets after all earlier commits, and wait for the result.
 
         Raises:
             CommitFailedError: This consumer is not a member (any more).

@@ -31,7 +31,7 @@ class FetchPosition:
 
 @dataclass(slots=True)
 class PartitionState:
-    """One assigned partition.
+    """The state of one assigned partition: its position, pause and error.
 
     Attributes:
         position: None until known: from the committed offset or the reset policy.

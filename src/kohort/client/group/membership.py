@@ -237,7 +237,7 @@ class Membership(ABC):
     # Called by the application.
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Subscribe, or change the subscription."""
+        """Set or change the topics that this member subscribes to."""
         before, self._subscription = self._subscription, subscription
         self._want_topics()
         if before is not None and before != subscription:

@@ -240,7 +240,7 @@ class Coordinators:
         return self.own
 
     def close(self) -> None:
-        """Cancel the look-ups under way."""
+        """Cancel the look-ups of coordinators that are under way."""
         for task in self._lookups.values():
             task.cancel()
 

@@ -52,7 +52,7 @@ class TopicInfo:
 
 @dataclass(slots=True)
 class Metadata:
-    """The merged Metadata responses.
+    """The state of the cluster as merged from Metadata responses: brokers, topics and leaders.
 
     Attributes:
         updates: The number of merged responses; a higher number shows a change.

@@ -427,7 +427,7 @@ class ProducerCore:
         return WouldBlock(wait_for_topic, again)
 
     async def _find_topic(self, topic: str, until_ms: float) -> None:
-        """Look up a topic.
+        """Look a topic up, waiting until the metadata has it or this time is over.
 
         Raises:
             KafkaError: The topic is not available.

@@ -184,7 +184,7 @@ class Sender:
         self._work.resolve(None)
 
     async def run(self) -> None:
-        """Send until closed."""
+        """Send batches to their leaders until the producer is closed; runs as a task of the client."""
         runtime = self.cluster.runtime
         while not self.closed:
             self._work = Promise()
