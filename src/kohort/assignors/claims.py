@@ -79,7 +79,10 @@ def settle_claims(
 
 
 def _claim_all(member: MemberId, claims: Sequence[TopicPartition], rows: Mapping[str, list[MemberId | None]]) -> bool:
-    """Record a member as the owner of all its claims; return False at the first claim that is not free and valid."""
+    """Record a member as the owner of all partitions that it claims.
+
+    Return False at the first claim that is taken or names no existing partition.
+    """
     try:
         for claim in claims:  # by index: unpacking a subclass of tuple makes an iterator each time
             row, number = rows[claim[0]], claim[1]
@@ -98,7 +101,10 @@ def _owner_after_claim(
     members: Mapping[MemberId, MemberSubscription],
     cancelled: dict[TopicPartition, int],
 ) -> MemberId | None:
-    """Return the owner after one more claim; `cancelled` has the generation of claims that cancelled each other."""
+    """Return a partition's owner after one more member claims it: the higher generation wins, equal ones cancel out.
+
+    `cancelled` has the generation of claims that cancelled each other.
+    """
     generation = members[member].generation
     if owner is None:
         return member if generation > cancelled.get(claim, generation - 1) else None
@@ -113,7 +119,7 @@ def _owner_after_claim(
 def believed_claims(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[MemberId, list[TopicPartition]]:
-    """Return each member's partitions, sorted, by the rule of `settle_claims`."""
+    """Return the partitions that each member owns, sorted, with conflicting claims settled by `settle_claims`."""
     return {member: sorted(claims) for member, claims in settle_claims(members, topics).held.items()}
 
 
@@ -128,7 +134,7 @@ def has_replica_in_rack(
 def in_order_to_keep(
     claims: Sequence[TopicPartition], member: MemberSubscription, topics: Mapping[str, AssignableTopic]
 ) -> list[TopicPartition]:
-    """Return claims in the order in which a member keeps them: with a replica in its rack first, then as they sort."""
+    """Sort a member's claims so that those to keep come first: with a replica in its rack, then by partition."""
     if member.rack is None:
         return sorted(claims)
     return sorted(claims, key=lambda claim: (not has_replica_in_rack(member, claim, topics), claim))

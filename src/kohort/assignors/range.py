@@ -50,7 +50,7 @@ class Range(Stateless):
 
 
 class _Share:
-    """The state of one topic while its partitions are divided between members.
+    """One topic while the range assignor divides its partitions among the subscribed members.
 
     Attributes:
         least: partitions that every taker gets.
@@ -75,7 +75,7 @@ class _Share:
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
     def matches(self, taker: MemberId, partition: int) -> bool:
-        """Return whether the taker's rack has a replica, or the taker has no rack."""
+        """Return whether a member may read a partition in its own rack; a member without a rack always may."""
         rack = self.member_racks[taker]
         return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
 
@@ -110,7 +110,10 @@ class _Share:
 
 
 def _match_racks(shares: list[_Share], result: Assignment) -> None:
-    """Assign partitions to takers in a replica's rack first, alike for topics that are cut alike."""
+    """Give members partitions with a replica in their rack first.
+
+    Topics with the same members and partition counts are divided alike.
+    """
     alike: dict[tuple[tuple[MemberId, ...], int], list[_Share]] = {}
     for share in shares:
         alike.setdefault((tuple(share.takers), share.count), []).append(share)

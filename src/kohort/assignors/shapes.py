@@ -120,7 +120,7 @@ def subscribers(
 
 
 def racks_matter(member_racks: set[str], partition_racks: Sequence[frozenset[str]]) -> bool:
-    """Return whether a choice by rack can change anything.
+    """Return whether racks can influence an assignment at all.
 
     It can't if no member is in a rack that has replicas, or if every partition has a replica in every rack.
     """

@@ -46,7 +46,7 @@ Counts = list[dict[int, int]]
 
 
 class Division:
-    """The state of one division of partitions between members; members and topics are numbers."""
+    """One computation of the sticky assignors, in numbers instead of names: how many partitions each member gets."""
 
     def __init__(self, sizes: Sequence[int], takers: Sequence[Sequence[int]], own: Counts, members: int) -> None:
         """Begin a division in which every member keeps what it owns.
@@ -102,14 +102,14 @@ class Division:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def lost_by_move(self, topic: int, giver: int, taker: int) -> int:
-        """Return by how much fewer partitions are kept when one partition moves."""
+        """Return the change in the number of partitions that leave their owner when one partition moves: 1, 0 or -1."""
         own, row = self.own[topic], self.counts[topic]
         lost = row[giver] <= own.get(giver, 0)
         won = row.get(taker, 0) < own.get(taker, 0)
         return lost - won
 
     def move_directly(self) -> None:
-        """Move partitions to subscribers of the same topic with at least two less, from the highest loads first."""
+        """Move partitions to subscribers of the same topic with at least two fewer, from the highest loads first."""
         load = self.load
         if max(load) - 2 < min(load):
             return
@@ -137,7 +137,7 @@ class Division:
         held: Sequence[set[int]],
         heaps: tuple[list[list[tuple[int, int]]], list[tuple[int, int]]],
     ) -> bool:
-        """Let one member give until it has less than `floor`; return False when it has nothing more to give.
+        """Move partitions away from one member until it has less than `floor`; return False when no more can be moved.
 
         Loads of takers only rise meanwhile, so an outdated choice of a topic goes back into the heap with its new load.
         """
@@ -167,7 +167,10 @@ class Division:
         return False
 
     def _choice(self, topic: int, giver: int, heap: list[tuple[int, int]]) -> tuple[int, int, int, int] | None:
-        """Return (load, cost, topic, taker) for the lowest load of another subscriber; None when there is no other."""
+        """Return the best taker for a partition of this topic: the subscriber with the lowest load, except the giver.
+
+        The result is (load, cost, topic, taker); None when there is no other subscriber.
+        """
         load = self.load
         while heap and (heap[0][0] != load[heap[0][1]] or heap[0][1] == giver):
             _, member = heapq.heappop(heap)
@@ -250,7 +253,10 @@ class Division:
         return None
 
     def keep_more(self) -> None:
-        """Cancel cycles that keep more at equal loads, while the budget lasts."""
+        """Exchange partitions at equal loads so that members keep more of their own, until the budget is used up.
+
+        Each exchange cancels a negative cycle in the graph of `_edges`.
+        """
         budget = BUDGET
         while budget > 0 and self._anything_lost():
             edges = self._edges()
@@ -330,7 +336,7 @@ def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: i
 
 
 def numbers_by_name(names: Mapping[str, object]) -> dict[str, int]:
-    """Number names in sorted order."""
+    """Number names in alphabetical order, from 0."""
     return {name: number for number, name in enumerate(sorted(names))}
 
 
@@ -344,7 +350,7 @@ def numbers_by_name(names: Mapping[str, object]) -> dict[str, int]:
 def divide_evenly(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic], ownership: PartitionOwners
 ) -> Assignment:
-    """Assign all partitions to the members.
+    """Assign all partitions to members that are all subscribed to the same topics.
 
     Args:
         members: all subscribed to all of `topics`.
@@ -372,7 +378,7 @@ def divide_evenly(
 
 
 def _deal(left: list[TopicPartition], result: Assignment) -> None:
-    """Give each partition to the member that has least."""
+    """Assign each partition to the member that has the fewest at that time."""
     heap = [(len(claims), member) for member, claims in result.items()]
     heapq.heapify(heap)
     for partition in left:
@@ -388,7 +394,10 @@ def _deal_by_rack(
     result: Assignment,
     shares: tuple[int, int],
 ) -> list[TopicPartition]:
-    """Deal by rack within the shares, to the member that has least; return the partitions without such a member."""
+    """Assign partitions to members with a replica in their rack, up to each member's share.
+
+    Return the partitions without such a member.
+    """
     share, larger_left = shares
     heaps: dict[str, list[tuple[int, MemberId]]] = {}
     for member, claims in result.items():
@@ -416,7 +425,7 @@ def _deal_by_rack(
 
 
 def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]) -> Assignment:
-    """Assign the partitions to the members as all three assignors do."""
+    """Compute the assignment that all three sticky assignors share, before cooperative members withhold partitions."""
     sets: dict[tuple[str, ...], frozenset[str]] = {}
     for subscription in members.values():
         if subscription.topics not in sets:
@@ -488,7 +497,7 @@ def _hand_out(
     group: tuple[Mapping[MemberId, MemberSubscription], Mapping[str, AssignableTopic]],
     result: Assignment,
 ) -> None:
-    """Give members the partitions of one topic that they need: those with a replica in their rack first."""
+    """Assign one topic's free partitions to the members that still need some, by rack first."""
     members, topics = group
     if topics[left[0].topic].racks:
         rest = []
@@ -507,7 +516,7 @@ def _hand_out(
 
 
 class Uniform(Stateless):
-    """The coordinator's default assignor: `owned` is the previous target assignment."""
+    """The default assignor of the coordinator, for KIP-848 groups: sticky to the previous target (`owned`)."""
 
     name = "uniform"
     cooperative = False

@@ -87,7 +87,7 @@ _Addresses: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 
 class _Entry(NamedTuple):
-    """An access rule without its resource: principal, host, operation and permission, ready for decisions."""
+    """The part of an ACL rule that decides once its resource matches: principal, host, operation and permission."""
 
     principal: str
     host: str
@@ -110,7 +110,7 @@ _NONE: _Entries = ()
 
 
 class _OfType:
-    """The rules of one resource type by name: literal names, and prefixes with their lengths.
+    """The ACL rules for one resource type, by resource name: literal names, and prefixes with their lengths.
 
     Values are tuples that are replaced as a whole, so that another thread may decide while a rule is added.
     """
@@ -123,6 +123,7 @@ class _OfType:
         self.lengths: tuple[int, ...] = ()
 
     def entries_of(self, rule: AclRule) -> dict[str, _Entries]:
+        """Return the table that a rule belongs into, by resource name: of prefixes, or of literal names."""
         return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
 
     def update_lengths(self) -> None:
@@ -229,9 +230,9 @@ class AclIndex:
         return allowed if named else default
 
     def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
-        """Decide whether a principal may do an operation on at least one resource of a type that rules name.
+        """Decide whether a principal may do an operation on at least one resource of a type.
 
-        A rule that allows counts unless another one denies all that it allows.
+        Only resources that a rule names count. A rule that allows counts unless another one denies all that it allows.
         """
         of_type = self._types.get(kind)
         if of_type is None:

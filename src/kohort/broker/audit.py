@@ -75,7 +75,7 @@ REPEATS_MAX = 1_000
 REPEATS_OF_HOST_MAX = 50
 """The most different refusals of an address within that time. Others are one line: a client invents names at will."""
 OTHERS = "(others)"
-"""The resource, or the principal of a failed login, in the line that counts them."""
+"""The name that replaces resources, or principals of failed logins, in a line that counts many different ones."""
 TEXT_MAX = 1_000
 """The longest text of a field. Clients choose names of up to 32,767 bytes."""
 WAKE_S = 1.0
@@ -216,7 +216,7 @@ class AuditLog:
             self._write_repeat(self._repeats.popitem(last=False)[1])
 
     def _write_repeats(self, before: float) -> None:
-        """Write the number of repetitions of entries that were first written before a time of the monotonic clock."""
+        """Write how often entries were repeated that were first written before this time of the monotonic clock."""
         while self._repeats:
             key, repeat = next(iter(self._repeats.items()))
             if repeat.since_s > before:
@@ -225,7 +225,7 @@ class AuditLog:
             self._write_repeat(repeat)
 
     def _write_repeat(self, repeat: _Repeat) -> None:
-        """Write the number of repetitions of an entry that is not remembered any more."""
+        """Write how often an entry was repeated, when the log stops remembering it."""
         host = repeat.latest["host"]
         self._of_host[host] -= 1
         if not self._of_host[host]:
@@ -258,7 +258,7 @@ class AuditLog:
 
 
 class _Repeat:
-    """A written entry of the audit log, with the number of its repetitions since."""
+    """An audit entry that was written once, with the number of equal ones that followed and are not written yet."""
 
     __slots__ = ("count", "latest", "since_s")
 
@@ -323,7 +323,7 @@ class _RotatedFile:
 
 
 def _is_repeatable(entry: Entry) -> bool:
-    """Return whether a client can cause as many such entries as it likes."""
+    """Return whether repeats of an audit entry are counted in one line: clients can cause such entries at will."""
     return entry["event"] in ("refusal", "login")
 
 

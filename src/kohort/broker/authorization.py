@@ -54,14 +54,14 @@ _REFUSALS = {
 
 
 class Scope(IntEnum):
-    """The part of a request that is refused without a permission."""
+    """The extent of a refusal when a client lacks a permission: the whole request, or the single resource."""
 
     REQUEST = 1
     RESOURCE = 2
 
 
 class RequiredPermission(NamedTuple):
-    """A required permission: one operation on one kind of resource."""
+    """A permission that an API requires: an operation on a kind of resource, and what is refused without it."""
 
     operation: AclOperation
     resource: Resource
@@ -85,7 +85,7 @@ class Caller(Protocol):
 
 
 class PastCaller(NamedTuple):
-    """The client of an earlier request, without the request's memory."""
+    """A copy of a request's caller, kept for later decisions without keeping the request's memory."""
 
     principal: Principal
     host: str
@@ -137,7 +137,9 @@ DECISIONS_MAX = 10_000
 CACHED_NAME_MAX = 300
 """The longest name of a cached decision. Topic names have at most 249 characters."""
 SOME_NAME = "hardcode"
-"""The name by which Kafka finds out whether a principal may do anything (`Authorizer.authorizeByResourceType`)."""
+"""The resource name that Kafka checks to find out whether a principal may do anything
+(`Authorizer.authorizeByResourceType`).
+"""
 
 
 class StandardAuthorizer:
@@ -229,7 +231,10 @@ def refused_names(
 
 
 def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[RequiredPermission]) -> ErrorCode:
-    """Return the error code that rejects the whole request, or NONE."""
+    """Check the permissions that an API requires for the whole request.
+
+    Return the error code that rejects it, or NONE.
+    """
     for need in needs:
         if need.scope is Scope.REQUEST and not guard.allows(
             request, need.operation, need.resource, _resource_name(request.message, need.resource)
@@ -250,7 +255,7 @@ _O, _R = AclOperation, Resource
 
 
 def _each(operation: AclOperation, resource: Resource) -> RequiredPermission:
-    """Return a need of each resource in a request."""
+    """Return a required permission that is checked for each resource of a request, not for the request as a whole."""
     return RequiredPermission(operation, resource, Scope.RESOURCE)
 
 

@@ -16,7 +16,10 @@ log = logging.getLogger("kohort.groups")
 
 
 def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = list) -> Event:
-    """Run a group's background task; return the event with its result. `visible` has the topics open to patterns."""
+    """Run a group's background task, and return the event with its result.
+
+    `visible` selects the topics that patterns may match.
+    """
     if isinstance(work, ResolveRegexes):
         return assignment.resolve_regexes(work, lambda regex, topics: visible(matching_topics(regex, topics)))
     try:
@@ -38,7 +41,7 @@ def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = 
 
 
 def matching_topics(regex: str, topics: Iterable[str]) -> Iterable[str]:
-    """Return the topics that an expression matches in full. An expression that is refused matches none.
+    """Return the topics whose whole name an RE2 expression matches; an expression that RE2 refuses matches none.
 
     A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.
     """

@@ -65,7 +65,7 @@ def _write_message(message: dict[str, Any]) -> None:
 
 
 class ControlMessageExecutor:
-    """The executor of the parent's control messages, which also ends the broker when the parent has ended."""
+    """The reader and executor of control messages from the parent process; ends the broker with the parent."""
 
     def __init__(self, broker: BrokerServer, ended: asyncio.Event, parent: int) -> None:
         self._broker = broker

@@ -41,10 +41,10 @@ class RequestThrottling(Protocol):
     """The interface of a host's quotas: measures requests, and says how long to throttle a client."""
 
     active: bool
-    """Whether there are any."""
+    """Whether there are any fault rules."""
 
     def begin(self, request: Request[Message], size: int) -> RequestMeter:
-        """Begin to measure a request of `size` bytes."""
+        """Begin to measure a request of `size` bytes toward the client's quotas."""
 
     def charge_push_frame(self, connection: Connection, seconds: float) -> None:
         """Record the time that a push frame took, and stop reading from its connection if that exceeds a quota."""

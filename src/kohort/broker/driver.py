@@ -35,7 +35,7 @@ class ShardHost(Protocol):
         """Return all topics that exist now."""
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Return the topics created since a shard's journal was last loaded."""
+        """Return the names of topics created since a shard's journal was last loaded."""
 
     def shard_loaded(self, index: int) -> None:
         """Record that a shard is loaded: its journal holds no committed offsets of deleted topics any more."""
@@ -50,14 +50,14 @@ class ShardHost(Protocol):
         """Run a background task off the loop and pass its event to `done` on the loop."""
 
     def push(self, push: Push) -> None:
-        """Send a request to a push consumer."""
+        """Send a Ping, Stop or Start to a push consumer."""
 
     def record_metric(self, note: MetricNote) -> None:
-        """Update the host's metrics with a metric of a shard."""
+        """Update the broker's metrics from a measurement that a shard reports."""
 
 
 class LoopDriver:
-    """The `Driver` of a broker's shards. Most methods are the host's own."""
+    """The `Driver` of a broker's shards: clocks, timers and log lines of the event loop; the host does the rest."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop

@@ -198,7 +198,7 @@ class BrokerFaults:
         self._child = child
 
     def add(self, fault: Fault) -> FaultHandle:
-        """Activate a rule. The first rule that matches a request applies."""
+        """Activate a fault rule, and return its handle. Of several matching rules, the one added first applies."""
         number: int = self._child.ask("add_fault", fault=dataclasses.asdict(fault))
         return FaultHandle(self._child, number, fault)
 

@@ -44,7 +44,10 @@ class Endpoints(Protocol):
     def controller_id(self) -> int: ...
 
     def is_here(self, cluster_id: str, node_id: int) -> bool:
-        """Return whether this is the node that a client wants to reach. Source: KIP-1242."""
+        """Return whether these ids, which a client expects, are those of this cluster and this node.
+
+        Source: KIP-1242.
+        """
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Return all nodes that clients should know."""
@@ -114,7 +117,10 @@ class SingleBrokerEndpoints:
         return leaders
 
     def _place(self, connection: Connection) -> Endpoint:
-        """Return this broker at the advertised address of the client's listener, or at the one that the client used."""
+        """Return this broker's id with the address that this client must use.
+
+        That is the advertised address of the client's listener; without one, the address that the client connected to.
+        """
         config, listener = self._live.broker, connection.client.listener
         host, port = config.advertised_host, config.advertised_port or self._port
         if listener is not None:

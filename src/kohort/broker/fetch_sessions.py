@@ -62,7 +62,7 @@ class FetchedPartition:
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.sent_error
 
     def update(self, said: FetchedPartition) -> None:
-        """Update the partition's state from a later fetch of the session."""
+        """Take over the offset, epochs and size limit that a later fetch of the session names for the partition."""
         if said.read_epoch != self.read_epoch:
             self.high_watermark = -1  # not quiet: the client may have read a truncated log
         self.offset, self.max_bytes = said.offset, said.max_bytes
@@ -133,7 +133,10 @@ class FetchSessions:
     def change_partitions(
         self, session: FetchSession, forgotten: Iterable[Key], wanted: Mapping[Key, FetchedPartition]
     ) -> bool:
-        """Remove and add partitions of a session; return False if it was too large afterwards, and was closed."""
+        """Apply a fetch's changes to its session's partitions.
+
+        If the session is too large then, close it and return False.
+        """
         parts = session.partitions
         before = len(parts)
         for key in forgotten:
@@ -153,7 +156,10 @@ class FetchSessions:
         return False
 
     def _close_stale(self, used: FetchSession | None = None) -> bool:
-        """Close the session that was unused for longest; False: all are in use, or there is none but `used`."""
+        """Close the least recently used session to make room.
+
+        False: even that one was used within `STALE_S`, or it is `used`, or there is none.
+        """
         oldest = next(iter(self._sessions.values()), None)
         if oldest is None or oldest is used or oldest.used > time.monotonic() - STALE_S:
             return False
@@ -161,7 +167,7 @@ class FetchSessions:
         return True
 
     def close(self, session_id: int) -> None:
-        """Close a session."""
+        """Close a fetch session, and forget its partitions."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.partitions)

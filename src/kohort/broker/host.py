@@ -173,7 +173,7 @@ class ServerRequest:
 
 
 class PushRegistration(NamedTuple):
-    """A connection on which a push consumer has registered.
+    """The registration of a push consumer on its connection, for as long as the connection is open.
 
     Attributes:
         right: the authorization of the registration; None: no authorizer.
@@ -230,7 +230,7 @@ class PushedConsumers:
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
-        """Send a request to a consumer.
+        """Send a Ping, Stop or Start to a registered push consumer.
 
         A consumer whose connection has closed is skipped: its shard is notified of the disconnect separately.
         """
@@ -312,7 +312,7 @@ class PushedConsumers:
 
 
 def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
-    """Encode a request to a consumer; return its kind and the frame without its size.
+    """Encode a Ping, Stop or Start for a push consumer; return its kind and the frame without its size.
 
     Raises:
         WireError: the assignment does not fit into a frame.
@@ -326,7 +326,9 @@ def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRe
 
 
 def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
-    """Decode a consumer's answer. The frame does not name its request, so the caller supplies it.
+    """Decode a push consumer's answer as the event for its group's shard.
+
+    The frame does not name its request, so the caller supplies it.
 
     Raises:
         WireError: the answer is malformed.
@@ -342,7 +344,7 @@ def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Fra
 
 
 class AssignmentThreads:
-    """Single-threaded executors that compute assignments of push groups. A group always uses the same one.
+    """Threads that compute the assignments of push groups: always the same one for a group.
 
     A group whose assignor hangs holds up those of its queue and no others. Source: spec 4.9.
     """
@@ -414,7 +416,7 @@ class OffsetTransactions(Protocol):
         """Add partitions of the offsets topic to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
-        """Check that a transaction includes a partition."""
+        """Check that a producer's transaction includes this partition of the offsets topic."""
 
 
 class GroupHost:
@@ -513,7 +515,10 @@ class GroupHost:
             self._report_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
 
     def _report_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
-        """Notify the group shards of a disconnect, once it is known whether the client's process has also ended."""
+        """Notify the group shards that a client's connection closed, and whether its process has ended too.
+
+        The process is checked again after each pause in `looks_s`, until it has ended.
+        """
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
             self.loop.call_later(looks_s[0], self._report_lost, client, noticed, looks_s[1:])
@@ -527,7 +532,10 @@ class GroupHost:
         return self.topics.image()
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Return the topics created since a shard's journal was last loaded; none if topics are identified by id."""
+        """Return the topics created since a shard's journal was last loaded: none, unless a subclass tracks them.
+
+        Where topics are identified by id, committed offsets name their topic without this.
+        """
         return ()
 
     def shard_loaded(self, index: int) -> None:
@@ -568,7 +576,10 @@ class GroupHost:
         future.add_done_callback(deliver_result)
 
     def _thread_of(self, work: Computation) -> ThreadPoolExecutor:
-        """Return the executor of a task. Patterns have one of their own: slow ones delay no assignments."""
+        """Return the thread pool for a background task.
+
+        Regular expressions have a pool of their own, so that slow ones delay no assignments.
+        """
         if isinstance(work, DividePartitions):
             return self._dividers.executor_of(work.group_id)
         return self._matching if isinstance(work, ResolveRegexes) else self._workers
@@ -630,12 +641,12 @@ class GroupHost:
         )
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """Report that offsets can't be looked up: a process without a store can't read partitions."""
+        """Answer that partition offsets can't be looked up: this process stores no topics. `Node` overrides it."""
         failure = "start and end offsets can't be looked up here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
     def push(self, push: Push) -> None:
-        """Send a request to a push consumer."""
+        """Send a Ping, Stop or Start of a shard to a push consumer."""
         self.consumers.push(push)
 
     def record_metric(self, note: MetricNote) -> None:

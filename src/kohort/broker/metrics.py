@@ -104,7 +104,7 @@ class Histogram:
         self.max_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Record one duration."""
+        """Record one duration, in seconds."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
         if seconds > self.max_s:
@@ -166,7 +166,7 @@ class Rate:
 
 
 class ZooKeeperMirrorMetrics:
-    """Metrics of the ZooKeeper mirror: how closely ZooKeeper follows the journals.
+    """Metrics of the process that publishes push groups in ZooKeeper: how far ZooKeeper is behind the journals.
 
     Attributes:
         changes: nodes that were created, set or deleted.
@@ -183,7 +183,7 @@ class ZooKeeperMirrorMetrics:
         self._settled_s = time.monotonic()
 
     def record_written(self, began_s: float) -> None:
-        """Record that all changes up to this time are written."""
+        """Record that ZooKeeper shows all changes up to this time of the monotonic clock."""
         self._settled_s = began_s
 
     def lag_s(self) -> float:

@@ -167,11 +167,11 @@ class Node(GroupHost):
         return Topics(self.store, self.config.num_partitions, self.waits, groups)
 
     def unseen_topics(self, index: int) -> list[str]:
-        """Return the topics created since a shard's journal was last loaded."""
+        """Return the topics created since a shard's journal was last loaded, from the catalog."""
         return self.store.unseen(index)
 
     def shard_loaded(self, index: int) -> None:
-        """Record that a shard's journal holds no positions of earlier topics any more."""
+        """Record durably that a shard's journal has no offsets of earlier topics with the names of existing ones."""
         self.store.record_topics_cleaned(index)
         super().shard_loaded(index)
 
@@ -201,7 +201,10 @@ class Node(GroupHost):
         super().client_lost(client)
 
     def age_ms(self) -> int:
-        """Return the time in ms by which records, offsets and transactional ids expire: no clock step shows in it."""
+        """Return the time, in ms, by which records, offsets and transactional ids expire.
+
+        It follows a wall clock that was set forward only after a while (`kohort.io.age_clock`).
+        """
         held_back = self._ages.held_back_ms
         now_ms = self._ages.now_ms(*_clocks_ms())
         if self._ages.held_back_ms and not held_back:

@@ -49,7 +49,7 @@ class WaitingFetch:
         return self.missing <= 0 and self._may_read()
 
     def finish(self) -> None:
-        """Answer the fetch, which has just left the purgatory."""
+        """Send the response of a fetch that was just removed from purgatory."""
         self._done()
 
 
@@ -85,7 +85,7 @@ class Purgatory:
             self._end_wait(wait)
 
     def on_append_after_step(self, log: PartitionLog, size: int) -> None:
-        """Count bytes that a coordinator appends, once its current step is over."""
+        """Count bytes that a coordinator has appended to a partition; do it after the coordinator's current step."""
         if log in self._by_log:
             self._loop.call_soon(self.on_append, log, size)
 

@@ -64,7 +64,7 @@ class RebalanceRecord:
 
 @dataclass(slots=True)
 class GroupRebalanceHistory:
-    """The last rebalances of a group.
+    """The last rebalances of one group, and how many causes of each kind there were.
 
     Attributes:
         past: those that ended, the oldest first.
@@ -108,7 +108,7 @@ class RebalanceHistory:
         return self._groups.get(group_id) or GroupRebalanceHistory()
 
     def drop_histories(self, is_gone: Callable[[str], bool]) -> None:
-        """Drop the histories of some groups, by name."""
+        """Drop the histories of all groups for whose name `is_gone` returns True."""
         for name in [name for name in self._groups if is_gone(name)]:
             self._size -= self._groups.pop(name).size
 

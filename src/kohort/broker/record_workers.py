@@ -130,7 +130,7 @@ class RecordWorkers:
                 del self._queues[partition]
 
     def search(self, search: Search[T], done: Callable[[T], None], failed: Callable[[], None]) -> None:
-        """Run a search on the loop, and its jobs in a thread.
+        """Run a search for an offset by time: its steps on the loop, its large batches in a thread.
 
         Args:
             search: the search.

@@ -44,17 +44,20 @@ _REMEDIES = {
 
 
 class BrokerCompanion(Protocol):
-    """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
+    """The interface of a service that runs beside the broker, such as its cluster membership.
+
+    The service knows the broker, not the reverse.
+    """
 
     async def open(self, broker: BrokerServer) -> None:
-        """Start the companion before the broker accepts clients.
+        """Start the service, before the broker accepts clients.
 
         Raises:
             KafkaError: the broker can't serve.
         """
 
     async def close(self) -> None:
-        """Stop the companion, before the broker closes. May be called again, and before `open` has returned."""
+        """Stop the service, before the broker closes. May be called again, and before `open` has returned."""
 
 
 class BrokerServer:
@@ -102,7 +105,7 @@ class BrokerServer:
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
-        """Configure how clients of the server's SASL listeners authenticate.
+        """Set up SASL logins of the listeners, add configured users, and open the audit log if clients log in.
 
         Raises:
             InvalidInputError: a setting is invalid or missing.
@@ -139,7 +142,7 @@ class BrokerServer:
 
     @property
     def listeners(self) -> str:
-        """All listeners with their actual ports, in the form of the property `listeners`."""
+        """All listeners with their real ports (not 0), in the form of the property `listeners`."""
         return named_addresses(self.serving.listeners)
 
     async def begin(self) -> None:

@@ -47,7 +47,7 @@ cost a third of the time of large commits.
 
 
 class Serving:
-    """The socket of a host, with its connections, metrics and log filter.
+    """The server of a group host: its listeners, connections, metrics endpoint and log throttle.
 
     Attributes:
         host, port: the address of the first listener.
@@ -99,7 +99,7 @@ class Serving:
         return self._groups.metrics.snapshot(states, len(self.server), listen)
 
     def call_on_loop(self, look: Callable[[], T]) -> T:
-        """Call a function on the loop from another thread, such as a scrape's, and return its result."""
+        """Run a function on the event loop from another thread, such as a metrics scrape's; return its result."""
 
         async def on_loop() -> T:
             return look()
@@ -221,7 +221,7 @@ async def _serve(
 
 
 async def _begin_or_end(begin: Awaitable[None], ended: asyncio.Event) -> bool:
-    """Return whether the server accepted clients before it was asked to end."""
+    """Wait until the server accepts clients, or is asked to end before that; return whether it accepts clients."""
     beginning, end = asyncio.ensure_future(begin), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait({beginning, end}, return_when=asyncio.FIRST_COMPLETED)

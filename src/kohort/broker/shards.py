@@ -141,7 +141,7 @@ class GroupShards:
         shard.ask(event, answer)
 
     def ask_at(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
-        """Send a request to the shard of a journal partition."""
+        """Send a request to the shard of this index, which is its partition of the offsets topic."""
         shard = self._shards.get(index)
         if shard is None:
             answer(ErrorCode.NOT_COORDINATOR)
@@ -214,16 +214,16 @@ class GroupShards:
             shard.queue_event(event)
 
     def clean_deleted_topics(self) -> Steps[None]:
-        """Make every shard write pending changes of deleted topics.
+        """Make every shard write the removal of offsets of deleted topics.
 
-        A topic of the same name must not be created before.
+        A topic of the same name must not be created before that.
         """
         for shard in self:
             while shard.settle():
                 yield
 
     def unserved_shards(self) -> tuple[int, ...]:
-        """Return the shards that do not serve here. Their journals may hold positions of deleted topics."""
+        """Return the indexes of shards that are not loaded here; their journals may hold offsets of deleted topics."""
         loaded = {index for index, shard in self._shards.items() if shard.loaded}
         return tuple(index for index in range(self.count) if index not in loaded)
 

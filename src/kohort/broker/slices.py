@@ -75,7 +75,7 @@ class SliceQueue:
 
 
 def _run_until(steps: Steps[T], until: float) -> tuple[T] | None:
-    """Run a job until it ends or the time is over.
+    """Run a job's steps until the job is finished, or until this time of the monotonic clock.
 
     Returns:
         The result in a tuple, or None if the job has not ended.

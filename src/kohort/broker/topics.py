@@ -121,7 +121,7 @@ class Topics:
         return results
 
     def plan_on_use(self, name: str) -> TopicPlan:
-        """Return the plan of an automatically created topic."""
+        """Return the plan for a topic that is created automatically: the default number of partitions."""
         return TopicPlan(name, self._default_partitions)
 
     def was_just_deleted(self, name: str) -> bool:

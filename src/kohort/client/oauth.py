@@ -127,7 +127,7 @@ class TokenEndpoint:
             time.sleep(pause_s)
 
     def _request_token(self) -> tuple[str, float]:
-        """Return a new token and its lifetime in seconds; 0: not known."""
+        """Request a token from the endpoint; return it with its lifetime in seconds (0: unknown)."""
         fields = {"grant_type": "client_credentials"} | ({"scope": self._scope} if self._scope else {})
         pair = ":".join(urllib.parse.quote_plus(part or "") for part in (self._id, self._secret))
         request = urllib.request.Request(

@@ -110,7 +110,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A consumer's membership, for a transaction that commits its offsets: an outdated one is refused.
+    """The group membership of a consumer, sent with a transaction's offsets: the coordinator refuses an outdated one.
 
     Source: KIP-447.
     """
@@ -243,12 +243,18 @@ def is_retriable(error: KafkaError) -> bool:
 
 
 def may_pass(code: ErrorCode) -> bool:
-    """Return whether a retry may get another code; a damaged file does not heal."""
+    """Return whether a retry may succeed where this error code came.
+
+    CORRUPT_MESSAGE does not count, because a damaged file stays damaged.
+    """
     return code.retriable and code is not ErrorCode.CORRUPT_MESSAGE
 
 
 async def gather(tasks: list[Task[T]]) -> list[T]:
-    """Wait for all tasks; then raise the first error that no retry cures, or else the first."""
+    """Return the values of all tasks.
+
+    After failures raise one error: the first that no retry cures, else the first.
+    """
     results, failures = [], []
     try:
         for task in tasks:
@@ -265,7 +271,7 @@ async def gather(tasks: list[Task[T]]) -> list[T]:
 
 
 async def _no_leader(cluster: Cluster, partition: TopicPartition) -> None:
-    """Raise why no leader of a partition is known, beside the errors of those that were asked."""
+    """Raise the error for a partition without a known leader; used as a task beside those of the other leaders."""
     info = cluster.metadata.topics.get(partition.topic)
     code = ErrorCode.LEADER_NOT_AVAILABLE if info is None else info.error or ErrorCode.LEADER_NOT_AVAILABLE
     if info is not None and not info.error and partition.partition not in info.partitions:
@@ -342,9 +348,9 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """Return the topic ids under which offsets of these partitions are committed.
+    """Return the topic ids to commit under: the held id of each topic, else the one in the metadata.
 
-    A topic without a held id has the one in the metadata. Empty when one is unknown.
+    The result is empty when the id of one topic is unknown.
     """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
@@ -426,7 +432,7 @@ async def commit_offsets(
 
 
 async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
-    """Return whether no topic has this id any more; otherwise the coordinator has not learned of it yet."""
+    """Return whether a topic with this id no longer exists, asked now, after a coordinator did not know the id."""
     if topic not in ids:
         return False
     infos = await present_topics(cluster, [topic])
@@ -547,7 +553,9 @@ def offset_fetch(
     require_stable: bool = False,
     ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
-    """Make an OffsetFetch in the layouts of all versions; no partitions: of all topics.
+    """Make an OffsetFetch request that can be encoded in every version.
+
+    `partitions` None: all partitions with a committed offset.
 
     The request also goes to brokers that can't wait for open transactions, as in Kafka's consumer. A caller that needs
     the wait sets the lowest version.

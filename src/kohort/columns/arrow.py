@@ -33,7 +33,7 @@ def schema(options: DecodeOptions) -> Any:
 
 
 def arrays(block: Any, options: DecodeOptions) -> list[Any]:
-    """Return the kernel's columns as arrays over its memory, in the order of the options."""
+    """Return a decoded block's columns as Arrow arrays over its memory, in the order of the options."""
     return [_array(block, field) for field in schema(options)]
 
 

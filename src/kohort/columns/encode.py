@@ -92,7 +92,7 @@ def _column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _as_bytes(array: Any, name: str) -> Any:
-    """Return the array in one of the plain layouts of bytes."""
+    """Convert an Arrow array to one of the types of binary or string that the kernel reads."""
     import pyarrow as pa
 
     kind = array.type
@@ -115,7 +115,7 @@ def _as_bytes(array: Any, name: str) -> Any:
 
 
 def _buffers(array: Any) -> Any:
-    """Return the kernel's view of a column of bytes."""
+    """Return the kernel's `Column` over the memory of an Arrow array of bytes."""
     import pyarrow as pa
 
     column = compiled_encode.Column
@@ -142,7 +142,7 @@ def _headers(batch: pa.RecordBatch, name: str | None) -> Any:
 
 
 def _header_arrays(lists: Any, name: str) -> tuple[Any, Any, Any]:
-    """Return a column of headers as its lists and, for their entries, the names and the contents."""
+    """Split an Arrow column of headers into its lists, the header names, and the header values."""
     import pyarrow as pa
 
     from kohort.columns.arrow import HEADERS

@@ -210,12 +210,12 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """Wrap a number around to a signed 64-bit integer."""
+    """Return a number as a signed 64-bit integer, as the kernel's arithmetic overflows."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 class DecodeLimits:
-    """The remaining limits of the options; `spent` once a record or batch exceeded one."""
+    """The rows and bytes that a decode may still produce; `spent` is set once a batch or record exceeds them."""
 
     def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
         self.rows = row_limit(sets, options)
@@ -296,7 +296,7 @@ class SetDecoder:
             at += OVERHEAD + length
 
     def _decode(self, batch: ScannedBatch) -> bool:
-        """Decode one batch; False ends the record set."""
+        """Decode one batch; return False if the decoding of the record set ends there."""
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
             return False
@@ -320,7 +320,7 @@ class SetDecoder:
         return True
 
     def _dropped(self, batch: ScannedBatch) -> bool:
-        """Return whether a batch is a control batch or part of an aborted transaction."""
+        """Return whether no record of a batch is returned: a control batch, or with read_committed an aborted one."""
         if not self.options.read_committed:
             return batch.control
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
@@ -332,7 +332,7 @@ class SetDecoder:
         return bool(batch.attributes & TRANSACTIONAL) and batch.producer_id in self._aborting
 
     def _records(self, batch: ScannedBatch) -> bool:
-        """Append a batch's rows; False when a limit or the end offset was reached."""
+        """Append a batch's records to the rows; return False when a limit or the end offset was reached."""
         if self.options.check_crcs and crc32c(batch.whole[CRC_START:]) != batch.crc:
             raise RecordSetDamagedError(DamageKind.CRC)
         body = self._body(batch)
@@ -374,7 +374,7 @@ class SetDecoder:
             raise RecordSetDamagedError(DamageKind.CODEC) from None
 
     def _record(self, batch: ScannedBatch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
-        """Decode the record at `at` into the columns.
+        """Decode the record at position `at` of a batch's body, and append its fields to the columns.
 
         Returns:
             The start of the next record; and None, -1 behind the end offset, or the offset that no longer fits.
@@ -454,7 +454,7 @@ def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[lis
 
 
 def extent(buffer: BytesLike) -> Extent:
-    """Read the batch headers, up to the first invalid one, which decoding reports."""
+    """Read the batch headers of a record set, without decoding, up to the first invalid one."""
     at, end, next_offset, records, epoch = 0, len(buffer), -1, 0, -1
     while at + HEADER.size <= end:
         fields = HEADER.unpack_from(buffer, at)

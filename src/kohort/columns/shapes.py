@@ -171,7 +171,7 @@ class RowRange:
 
 
 class Extent(NamedTuple):
-    """The facts in the batch headers of a record set, read without decoding.
+    """The number of records in a record set, and where it ends, from its batch headers alone.
 
     Attributes:
         next_offset: After the last complete batch; -1 when there is none.

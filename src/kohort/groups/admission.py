@@ -85,7 +85,7 @@ def record_size_error(config: GroupConfig, size: int) -> ErrorCode:
 
 
 def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
-    """Return the bytes that a classic member's protocols take in its record of a consumer group.
+    """Return how many bytes a classic member's protocols take in the record of a consumer group's member.
 
     A classic group stores only the chosen one.
     """
@@ -117,10 +117,10 @@ class GivenIds(dict[str, T]):
         return value
 
     def surplus_id(self) -> str | None:
-        """Return the oldest id if there are more than `GIVEN_ID_CHARS_MAX` characters.
+        """Return the oldest unused id when the ids have more than `GIVEN_ID_CHARS_MAX` characters; else None.
 
-        It is to be dropped. Its client is refused with UNKNOWN_MEMBER_ID and joins anew. Honest clients use an id at
-        once.
+        The caller drops it: the client that got it is refused with UNKNOWN_MEMBER_ID and joins anew. Honest clients use
+        an id at once.
         """
         return next(iter(self)) if self._chars > GIVEN_ID_CHARS_MAX else None
 
@@ -129,7 +129,10 @@ class GivenIds(dict[str, T]):
 
 
 def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
-    """Return the error in a JoinGroup itself: names that no record holds, or a session timeout out of bounds."""
+    """Return the error of a JoinGroup that every group would refuse, else NONE.
+
+    Such requests have names that no record can hold, or a session timeout outside the configured bounds.
+    """
     if not event.group_id or not sizes.names_fit(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
     names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
@@ -141,7 +144,7 @@ def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
 
 
 def check_registration(config: GroupConfig, event: RegisterConsumer) -> ErrorCode:
-    """Return the error in a registration itself, whatever the group."""
+    """Return the error of a push consumer's registration that every group would refuse, else NONE."""
     if "push" not in config.rebalance_protocols:
         return ErrorCode.UNSUPPORTED_VERSION
     if not event.group_id or not sizes.names_fit(event.group_id):
@@ -154,7 +157,7 @@ def check_registration(config: GroupConfig, event: RegisterConsumer) -> ErrorCod
 
 
 def check_heartbeat(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Return the error in a request itself, None if there is none."""
+    """Return why every group would refuse this ConsumerGroupHeartbeat, such as for an empty group id; else None."""
     message = None
     if "consumer" not in config.rebalance_protocols:
         return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
@@ -184,12 +187,12 @@ def check_heartbeat(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refus
 
 
 def is_blank(name: str | None) -> bool:
-    """Return whether a name is given but blank."""
+    """Return whether a name is present but empty or only white space; None is not blank."""
     return name is not None and not name.strip()
 
 
 def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why no record could hold the request's texts, None if one can."""
+    """Return why a name or the subscription in a heartbeat is too large for a record; None if all fit."""
     if not sizes.names_fit(event.group_id):
         return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
     if not sizes.names_fit(
@@ -203,7 +206,7 @@ def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> 
 
 
 def first_heartbeat_fault(event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why a join is incomplete, None if it is complete."""
+    """Return which field of a joining ConsumerGroupHeartbeat is missing or wrong; None if none is."""
     if event.rebalance_timeout_ms == -1:
         return "RebalanceTimeoutMs must be provided in first request."
     if event.owned is None or event.owned:
@@ -216,9 +219,9 @@ def first_heartbeat_fault(event: ConsumerGroupHeartbeat) -> str | None:
 UNDER_WAY_MAX = 1_000
 """Groups of a shard that are looked up at the same time: bounds memory for made-up names. Others retry."""
 VERDICTS_MAX = 10_000
-"""The number of answers without a record that are remembered, the newest ones."""
+"""The most answers of earlier coordinators that are remembered in memory alone; the oldest is forgotten first."""
 NOTHING_MS = 5_000
-"""How long "nothing to import" counts; clients that were told to retry do so within a second."""
+"""How long the answer "nothing to import" is valid, in ms. Clients that were told to retry do so within a second."""
 REFUSED_MS = 2_000
 """How long clients are refused before the earlier coordinator is asked again: the members there may have left.
 
@@ -253,19 +256,22 @@ RETRY_LATER: Final = MissingGroupVerdict(
 
 
 class GroupImports:
-    """Imports under way and recent answers; soft state that a load resets."""
+    """The imports of groups from their earlier coordinator: those under way, and its recent answers.
+
+    Both are soft state: they are lost when the shard is loaded again.
+    """
 
     def __init__(self) -> None:
         self.under_way: dict[str, int] = {}
         self._verdicts: dict[str, MissingGroupVerdict] = {}
 
     def verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
-        """Return the last import verdict about a group, if it is still valid."""
+        """Return the earlier coordinator's last answer about a group, while it is still valid; else None."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 
     def failures(self, group_id: str) -> int:
-        """Return the number of unanswered attempts since the last answer."""
+        """Return how often in a row the earlier coordinator did not answer about a group."""
         verdict = self._verdicts.get(group_id)
         return 0 if verdict is None else verdict.failures
 
@@ -277,7 +283,7 @@ class GroupImports:
             del self._verdicts[next(iter(self._verdicts))]
 
     def forget_verdict(self, group_id: str) -> None:
-        """Forget the answer, because the group exists here now."""
+        """Forget the earlier coordinator's answer about a group, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
     def admit(self, step: Step, group_id: str) -> MissingGroupVerdict:
@@ -291,7 +297,7 @@ class GroupImports:
         return RETRY_LATER
 
     def refuse(self, step: Step, event: GroupImported) -> None:
-        """Remember that a group has nothing to import, or must not be imported."""
+        """Remember the answer about a group that is not imported: nothing to import, refused, or no answer."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
             self.remember(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))

@@ -73,7 +73,7 @@ class Ledger:
         self._appliers[type(record)](record)
 
     def mark_changed(self, membership: GroupMembership) -> None:
-        """Mark a group as changed since it was last published."""
+        """Mark a push group as changed since ZooKeeper's mirror last published it."""
         if membership.is_shown and self.changed is not None:
             self.changed[membership.group_id] = None
 
@@ -89,7 +89,7 @@ class Ledger:
             yield from (slot.record for slot in pending if not slot.superseded)
 
     def group(self, group_id: str) -> Group:
-        """Return the group of this id; create it, in memory only, if there is none."""
+        """Return the group of this id; if there is none, create one in memory, without a record."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))
@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def size(self) -> int:
-        """Return the number of groups. 1,000 characters of their names count as one more."""
+        """Return the number of groups for the limit on them; 1,000 characters of their names count as one more."""
         return len(self.groups) + self._name_chars // GROUP_NAME_CHARS
 
     def membership(self, group_id: str, kind: type[M]) -> M:
@@ -115,7 +115,10 @@ class Ledger:
         self.mark_changed(membership)
 
     def take_commit(self, group: Group, partitions: Iterable[Partition], records: Sequence[OffsetCommitted]) -> None:
-        """Apply a commit of several positions to one group, none of them transactional: a faster `apply` of each."""
+        """Apply the records of a commit to one group, none of them transactional.
+
+        The result is that of `apply` for each record, in less time.
+        """
         if group.membership.is_shown:
             self.mark_changed(group.membership)
         group.offsets.update(zip(partitions, records, strict=True))
@@ -192,11 +195,11 @@ def _forget_producer(group: Group, partition: Partition, producer_id: int) -> No
 
 
 Downgrade: TypeAlias = "Callable[[str, str | None, tuple[JoinGroup, str] | None], bool]"
-"""The conversion of a consumer group to a classic one, which stands above the protocols."""
+"""A function that converts a consumer group to a classic one: the groups' own code may not know both protocols."""
 
 
 def stays_consumer(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
-    """Convert nothing: a shard without a machine above it has no conversion."""
+    """Return False: without a `GroupMachine`, a shard converts no consumer group to a classic one."""
     return False
 
 
@@ -236,7 +239,7 @@ class Context(Step):
         return self.downgrade(group_id, leaving, joining)
 
     def mark_changed(self, group_id: str) -> None:
-        """Mark a published group as changed, because soft state that it shows has changed."""
+        """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
         self.ledger.mark_changed(self.ledger.groups[group_id].membership)
 
     def find(self, group_id: str) -> Group | None:
@@ -271,7 +274,7 @@ class Context(Step):
             self.emit(Tombstone(key))
 
     def admit_group(self, group_id: str) -> MissingGroupVerdict:
-        """Return the verdict on a missing group: create it, report it empty, or retry while an import is under way."""
+        """Return whether a missing group may be created here: yes, reported as empty, or retry while it is imported."""
         if self.config.group_import == "off" or group_id in self.ledger.imported:
             return PROCEED
         return self.imports.admit(self, group_id)

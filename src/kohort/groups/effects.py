@@ -54,7 +54,7 @@ class ShowPushGroupsReply(Struct, frozen=True):
 
 
 class PingConsumer(NamedTuple):
-    """A Ping: ask whether a consumer is alive and which positions it has.
+    """An effect: send a Ping, which asks a push consumer whether it is alive and for its positions.
 
     Attributes:
         auto_commit: the consumer commits by the positions in its answers.
@@ -68,14 +68,14 @@ class PingConsumer(NamedTuple):
 
 
 class StopConsumer(NamedTuple):
-    """A Stop: the consumer reads nothing more."""
+    """An effect: send a Stop, after which a push consumer reads nothing more."""
 
     group_id: str
     member_id: str
 
 
 class StartConsumer(NamedTuple):
-    """A Start: the consumer reads from these positions. They are all that it owns."""
+    """An effect: send a Start, after which a push consumer reads exactly these partitions, from these positions."""
 
     group_id: str
     member_id: str
@@ -83,7 +83,10 @@ class StartConsumer(NamedTuple):
 
 
 class DismissConsumer(NamedTuple):
-    """A dismissal: close a connection and log why. Its consumer was removed, or has another connection now."""
+    """An effect: close a push consumer's connection, and log why.
+
+    The consumer was removed from its group, or has another connection now.
+    """
 
     group_id: str
     member_id: str
@@ -208,7 +211,7 @@ class OffsetCommitReply(NamedTuple):
 
 
 class FetchedOffset(NamedTuple):
-    """One partition of an OffsetFetch reply.
+    """The committed offset of one partition, in an OffsetFetch reply.
 
     `offset` is -1 and `metadata` is empty if nothing is committed or `error` is set.
     """
@@ -228,7 +231,7 @@ class OffsetFetchReply(Struct, frozen=True):
 
 
 class OffsetDeleteReply(Struct, frozen=True):
-    """The reply to an OffsetDelete: an error of the group, or else one for each partition, in the event's order."""
+    """The reply to an OffsetDelete: one error for the group, or an error for each partition in the event's order."""
 
     error: ErrorCode
     errors: tuple[ErrorCode, ...] = ()
@@ -491,7 +494,7 @@ class RebalanceReason(enum.StrEnum):
 
 
 class Cause(NamedTuple):
-    """A cause of a rebalance.
+    """A cause of a rebalance: its kind, in words, and the member that it is about.
 
     Attributes:
         reason: the kind of cause.

@@ -25,7 +25,7 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 
 class PushRequestKind(enum.Enum):
-    """The request that a push consumer answers."""
+    """The kind of request that a push consumer answers: Ping, Stop or Start."""
 
     PING = enum.auto()
     STOP = enum.auto()
@@ -242,7 +242,7 @@ class OffsetColumns(Sequence[OffsetToCommit]):
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
 
     def moved_to(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
-        """Return a copy with other offsets for the same partitions, and the same metadata."""
+        """Return a copy with other offsets and leader epochs for the same partitions; the commit metadata stays."""
         topics, partitions, _, _, metadata, topic_ids = self.columns
         return OffsetColumns((topics, partitions, offsets, leader_epochs, metadata, topic_ids), self.places)
 
@@ -487,7 +487,7 @@ class GroupImported(Struct, frozen=True):
 
 
 class GroupSettings(Struct, frozen=True):
-    """A group's own settings (KIP-848 group configs); None: the broker's."""
+    """The settings of one group (KIP-848 group configs); None stands for the broker's default."""
 
     session_timeout_ms: int | None = None
     heartbeat_interval_ms: int | None = None
@@ -550,7 +550,7 @@ class RegisterConsumer(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """The event that the time of `GroupMachine.next_deadline_ms` has passed."""
+    """The event that a timer may be due: the time of `GroupMachine.next_deadline_ms` has passed."""
 
 
 OneGroupRequest: TypeAlias = (

@@ -58,7 +58,7 @@ def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interv
 
 
 def shorten_session(step: Step, session: Timer, due_ms: int) -> None:
-    """Let a member's session end at `due_ms`, if it would end later."""
+    """End a member's session at `due_ms`, unless it ends earlier already."""
     if session.due_ms is None or due_ms < session.due_ms:
         step.deadlines.set(session, due_ms)
 
@@ -91,7 +91,7 @@ CAREFUL = DetectorSettings()
 
 
 class LongPoll(Protocol):
-    """A heartbeat of any protocol whose response can be held."""
+    """A heartbeat request whose response the coordinator can delay, whatever the group's protocol."""
 
     @property
     def request(self) -> int:
@@ -160,7 +160,7 @@ class MonitoredMember:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the member's connection has ended and it has sent nothing since."""
+        """Whether the member's connection has ended and no request came on another one since."""
         return self.gone_ms is not None
 
     def bind(self, step: Step, connection: int) -> None:
@@ -172,7 +172,7 @@ class MonitoredMember:
         self.gone_ms = None
 
     def unbind(self, step: Step) -> None:
-        """Unbind a member from its connection, because it is removed: the connection's end no longer concerns it."""
+        """Unbind a removed member from its connection, so that the connection's end changes nothing."""
         step.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
     def touch(self, step: Step, session_ms: int) -> None:
@@ -188,7 +188,7 @@ class MonitoredMember:
         self.touch(step, session_ms)
 
     def take_over_connection(self, before: MonitoredMember) -> None:
-        """Take over the connection state of the same member under another protocol."""
+        """Take over connection and failure detection state from the same member under another protocol."""
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
 
@@ -290,7 +290,7 @@ class MonitoredGroup(ABC):
         return
 
     def suspected_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
-        """Return when a member is suspected, by the detector settings of its group's protocol."""
+        """Return from when on a member is suspected, if it sends nothing, by its protocol's detector settings."""
         return member.suspected_from_ms(self.detector, self.usual_interval_ms(step))
 
     def is_suspected(self, step: Step, member: MonitoredMember) -> bool:
@@ -308,18 +308,9 @@ class MonitoredGroup(ABC):
         process: str,
         interval_ms: int,
     ) -> None:
-        """Answer a member's delayed heartbeat, and start its grace period if `event.noticed` is set.
+        """Handle the end of a member's connection: answer its delayed heartbeat, and start its grace period.
 
-        A static member keeps its session in any case.
-
-        Args:
-            step: the step.
-            member: the member.
-            event: the connection's end.
-            is_static: the member has an instance id.
-            process: the process that it joined from. If that process has ended, there is no grace period; the end of a
-                process that only spoke for the member changes nothing.
-            interval_ms: the interval to assume if the member's own is unknown.
+        The grace period starts only if `event.noticed` is set. A static member keeps its session in any case.
         """
         member.gone_ms = now_ms = step.now.mono_ms
         if event.noticed and not is_static:

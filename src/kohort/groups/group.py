@@ -89,7 +89,10 @@ class GroupMembership(LongPollingGroup):
         """Return the topics that members read; None: they may read any."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """Return whether members read this topic, or may. Ask `subscribed_topics` once for several topics."""
+        """Return whether members read this topic, or may read any topic.
+
+        Ask `subscribed_topics` once instead of this for several topics.
+        """
         topics = self.subscribed_topics()
         return topics is None or topic in topics
 
@@ -115,7 +118,7 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def cancel_timers(self) -> None:
-        """Stop all timers, because the group is about to change its protocol."""
+        """Stop all timers of the group and its members, because another protocol takes over."""
 
     @abstractmethod
     def member_connections(self) -> Iterator[tuple[str, int, bool]]:
@@ -142,7 +145,10 @@ class GroupMembership(LongPollingGroup):
         return
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
-        """Return the partitions that an accepted commit must not touch, with their errors; None: none."""
+        """Return the partitions that a commit must leave unchanged although it is accepted, with their errors.
+
+        None: there are none.
+        """
         return None
 
     def fetch_error(self, step: Step, event: OffsetFetch) -> ErrorCode:
@@ -186,7 +192,7 @@ class GroupMembership(LongPollingGroup):
         return True
 
     def empty_since_ms(self) -> int:
-        """Return the wall clock time since when it is empty; -1 if it has members or no such time is known."""
+        """Return since when the group is empty, as wall clock time in ms; -1 if it has members or it is unknown."""
         return -1
 
     def awaits_members(self) -> bool:

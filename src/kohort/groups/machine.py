@@ -118,7 +118,7 @@ class Administration:
         self.context.reply(event.request, ListGroupsReply(found))
 
     def list_one(self, group: Group) -> ListedGroup:
-        """Return one group's entry in the list."""
+        """Return one group's entry in a ListGroups response."""
         membership = group.membership
         kind = membership.listed_as or membership.name
         return ListedGroup(group.group_id, membership.listed_protocol_type(), group.state(), kind)
@@ -291,7 +291,7 @@ class GroupMachine:
 
     @property
     def has_unshown(self) -> bool:
-        """Return whether push groups have changed since they were last published, or were never requested yet."""
+        """Return whether a push group has changed since ZooKeeper's mirror last asked, or it has never asked."""
         changed = self.context.ledger.changed
         return changed is None or bool(changed)
 
@@ -332,7 +332,7 @@ class GroupMachine:
         self._on_result(event)
 
     def _on_result(self, event: GroupEvent) -> None:
-        """Pass a result to its group, if that exists and its protocol handles it."""
+        """Pass a background task's result to its group, if the group exists and its protocol handles the result."""
         group = self.context.find(event.group_id)
         if group is not None:
             self.context.handle_event(group, type(event), event)

@@ -40,9 +40,9 @@ from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombst
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
-"""A faster `OffsetCommitted._make`, without its Python frame."""
+"""`OffsetCommitted._make` without its Python frame."""
 NEW_FETCHED: Final[Callable[[Iterable[Any]], FetchedOffset]] = partial(tuple.__new__, FetchedOffset)
-"""A faster `FetchedOffset._make`, likewise."""
+"""`FetchedOffset._make` without its Python frame."""
 _SHOWN: Final = itemgetter(1, 2, 3, 4, 5)
 """The fields of an `OffsetCommitted` from its topic to its metadata, with which a `FetchedOffset` begins."""
 
@@ -113,7 +113,7 @@ class CommittedOffsets:
         return records
 
     def make_group(self, event: OffsetCommit) -> ErrorCode:
-        """Create the group of a commit without generation; refuse a commit with one."""
+        """Create the missing group of a commit without a generation; refuse a commit that names one."""
         if not sizes.names_fit(event.group_id):
             return ErrorCode.INVALID_GROUP_ID
         if event.generation >= 0:
@@ -196,7 +196,7 @@ class CommittedOffsets:
         context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
     def unless_doubtful(self, found: FetchedOffset) -> FetchedOffset:
-        """Return a committed position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
+        """Return a committed offset, or UNSTABLE_OFFSET_COMMIT while it may belong to an earlier topic of that name.
 
         The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
         """
@@ -256,7 +256,10 @@ class CommittedOffsets:
             self.drop_positions(lambda topic, topic_id: topic not in topics)
 
     def remove_unregistered(self) -> None:
-        """Start a search for topics that are missing or have another id: absence from the image deletes nothing."""
+        """Request a search for topics with committed offsets that the topic image lacks, or has under another id.
+
+        Absence from the image alone deletes nothing.
+        """
         topics = self.context.image.topics
         missing: dict[str, set[TopicId]] = {}
         for group in self.context.ledger.groups.values():
@@ -268,7 +271,7 @@ class CommittedOffsets:
             self.context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
 
     def drop_positions(self, is_gone: Callable[[str, TopicId], bool]) -> None:
-        """Delete the positions whose topic is gone, given its name and its id in the position."""
+        """Delete the committed offsets for which `is_gone` returns True, given topic name and topic id."""
         for group in list(self.context.ledger.groups.values()):
             for partition in group.all_partitions():
                 record = group.offsets.get(partition)

@@ -220,7 +220,7 @@ class MemberSaved(Struct, frozen=True):
 
 
 class EpochBumped(Struct, frozen=True):
-    """A consumer group's epoch (ConsumerGroupMetadataValue).
+    """The record of a consumer group's new epoch (ConsumerGroupMetadataValue).
 
     Attributes:
         metadata_hash: the hash of the subscribed topics' metadata for this epoch (tagged MetadataHash), signed 64 bit.

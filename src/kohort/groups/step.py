@@ -38,7 +38,7 @@ _NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__n
 """`Reply` without its Python frame, since every request has one."""
 _NEW_COUNT: Final[Callable[[tuple[Meter, int]], Counted]] = partial(tuple.__new__, Counted)
 LONGEST_DOWNTIMES = 10
-"""The most members whose downtime a finished rebalance names."""
+"""How many members' downtimes a `Rebalanced` lists, the longest ones."""
 
 
 class Step(ABC):
@@ -69,7 +69,7 @@ class Step(ABC):
         self._by_id: dict[TopicId, Topic] = {}
 
     def begin(self, now: Now) -> None:
-        """Begin a step."""
+        """Begin the step of one event at this time, without effects yet."""
         self.now = now
         self.effects = Effects()
 
@@ -83,7 +83,7 @@ class Step(ABC):
 
     @abstractmethod
     def mark_changed(self, group_id: str) -> None:
-        """Mark a published group as changed, because soft state that it shows has changed."""
+        """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
 
     @abstractmethod
     def turn_classic(
@@ -110,7 +110,7 @@ class Step(ABC):
         self.effects.work.append(task)
 
     def start_timer(self, timer: Timer, delay_ms: int) -> None:
-        """Start a timer from now."""
+        """Start or move a timer, to be due `delay_ms` from now."""
         self.deadlines.set(timer, self.now.mono_ms + delay_ms)
 
     def count(self, meter: Meter, amount: int = 1) -> None:
@@ -158,7 +158,7 @@ class Step(ABC):
         self.effects.notes.append(LogLine(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
-        """Record that a member was heard on this connection."""
+        """Record that a member's last request came on this connection."""
         if connection != NO_CONNECTION:
             self.connections.setdefault(connection, {})[group_id, member_id] = None
 
@@ -171,7 +171,10 @@ class Step(ABC):
                 del self.connections[connection]
 
     def next_task_number(self) -> int:
-        """Return a number that no earlier task of this process has, not even one of a discarded machine."""
+        """Return a number for a background task that no earlier task of this process has had.
+
+        That includes tasks of a machine that was discarded since.
+        """
         self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
         return self._ticket
 

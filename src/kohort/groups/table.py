@@ -42,10 +42,10 @@ class UnexpectedTransitionError(Exception):
 
 
 def reaction(why: str, do: Callable[..., Any], *to: Enum | str) -> Transition:
-    """Return an entry whose method may lead to these states."""
+    """Return a table entry: the method that handles the event, and the states that it may lead to."""
     return Transition(why, do, to)
 
 
 def ignored(why: str) -> Transition:
-    """Return an entry for an event that is ignored."""
+    """Return a table entry for an event that is ignored in a state; `why` goes into docs/states.md."""
     return Transition(f"ignored: {why}")

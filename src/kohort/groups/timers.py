@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Deadline(enum.Enum):
-    """The purpose of a timer."""
+    """The kinds of timers, each named after the event whose time it limits."""
 
     SESSION = enum.auto()
     PENDING_MEMBER = enum.auto()
@@ -30,7 +30,7 @@ class Deadline(enum.Enum):
 
 
 class Timer:
-    """A deadline that can be moved and cancelled.
+    """A timer of one kind for one subject, such as a member, that can be moved and cancelled.
 
     Attributes:
         kind: the purpose, which selects the handler.
@@ -49,7 +49,7 @@ class Timer:
         self.queued_ms: int | None = None
 
     def cancel(self) -> None:
-        """Stop the timer; its heap entry is dropped when it surfaces."""
+        """Stop the timer; its heap entry is removed when it reaches the top of the heap."""
         self.due_ms = None
 
 
@@ -92,7 +92,7 @@ class Deadlines:
         return None
 
     def pop_due(self, now_ms: int) -> Timer | None:
-        """The earliest timer whose time has come, stopped; None when there is none."""
+        """Stop and return the earliest timer that is due; None when no timer is due."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             at, _, timer = heapq.heappop(heap)
@@ -116,7 +116,7 @@ class Deadlines:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Drop the entries of cancelled timers, and those whose timer has an earlier one."""
+        """Remove heap entries that no running timer uses: of cancelled timers, and outdated second entries."""
         kept = []
         for entry in self._heap:
             at, _, timer = entry

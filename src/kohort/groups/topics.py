@@ -25,7 +25,7 @@ def topic_id_partition_sort_key(pair: TopicIdPartition) -> tuple[int, int]:
 
 
 def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
-    """Return partitions as a set of pairs."""
+    """Convert a record's partitions by topic to a set of (topic id, partition number) pairs."""
     return frozenset([(entry.topic_id, number) for entry in partitions for number in entry.partitions])
 
 

@@ -15,7 +15,7 @@ TOLERANCE_MS: Final = 60_000
 
 
 class AgeClock:
-    """The wall clock, which is followed late when it is set forward, and at once when it is set back.
+    """A clock for deletion by age. It follows the wall clock, but waits for a while when that is set forward.
 
     Attributes:
         held_back_ms: by how much the wall clock is ahead of this one.
@@ -30,7 +30,10 @@ class AgeClock:
         self.held_back_ms = 0
 
     def now_ms(self, wall_ms: int, mono_ms: int) -> int:
-        """Return the time in ms since 1970 for decisions by age. Call this from time to time."""
+        """Return the time in ms since 1970 by which records are old enough to delete.
+
+        Call this regularly: the clock learns of steps of the wall clock by it.
+        """
         step_ms = wall_ms - mono_ms - self._ahead_ms
         if step_ms > TOLERANCE_MS:
             if self._since_ms is None:

@@ -47,7 +47,10 @@ _READ_BYTES = 65_536
 
 
 def token_proof(token: bytes, who: str, nonces: bytes) -> bytes:
-    """Return the proof that an end knows the token; `who` prevents replay of a proof to its sender."""
+    """Return the HMAC that proves knowledge of the secret `token`.
+
+    `who` (caller or listener) is part of it, so that no end can send the other's proof back.
+    """
     return hmac.digest(token, who.encode() + nonces, "sha256")
 
 
@@ -58,7 +61,7 @@ class FrameSealer:
         self._key, self._number = key, 0
 
     def frame(self, body: bytes) -> bytes:
-        """Return a body as the next frame.
+        """Seal a body as the next frame of this direction: length, body and keyed hash.
 
         Raises:
             ValueError: the body is longer than a frame may be.
@@ -78,7 +81,7 @@ class FrameParser:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now.
+        """Add received bytes, and return the bodies of the frames that they complete.
 
         Raises:
             ValueError: a frame is longer than allowed, or not the other end's next one.
@@ -106,7 +109,7 @@ def _mac(key: bytes, number: int, framed: bytes) -> bytes:
 
 
 class LinkFrames:
-    """The frame codecs for both directions of one connection."""
+    """The sealer of outgoing frames and the parser of incoming ones, with the keys of one connection."""
 
     def __init__(self, token: bytes, nonces: bytes, *, is_caller: bool) -> None:
         keys = [token_proof(token, f"frames of the {who}", nonces) for who in ("caller", "listener")]
@@ -162,7 +165,7 @@ class CallerHandshake:
 
 
 class Link:
-    """One connection whose ends have proved themselves. Any thread may send, one reads."""
+    """An authenticated connection for threads: any thread may send, one reads."""
 
     def __init__(self, sock: socket.socket, frames: LinkFrames, tls: TlsPipe | None = None, early: bytes = b"") -> None:
         """Take a socket after its handshake; `early` are bytes of frames that came with its last message."""
@@ -191,7 +194,9 @@ class Link:
         return True
 
     def bodies(self, idle_s: float | None = None) -> Iterator[bytes]:
-        """Yield bodies until the other end is gone, this end is closed, or nothing came for `idle_s`.
+        """Yield the bodies of received frames.
+
+        End when the other end is gone, this end is closed, or nothing came for `idle_s` seconds.
 
         Raises:
             ValueError: the bytes are not the other end's.
@@ -279,7 +284,7 @@ class _Greeting:
         self._socket.settimeout(left_s)
 
     def rest(self) -> bytes:
-        """Return the bytes of frames that came with the last answer."""
+        """Return the bytes that arrived together with the last handshake message: they begin the first frames."""
         return self._plain
 
 
@@ -390,7 +395,7 @@ class _AsyncStream:
 
 
 class AsyncLink:
-    """One connection whose ends have proved themselves, on an event loop."""
+    """An authenticated connection on an event loop; `Link` is its twin for threads."""
 
     def __init__(self, stream: _AsyncStream, frames: LinkFrames) -> None:
         self._stream, self._frames = stream, frames
@@ -418,7 +423,7 @@ class AsyncLink:
                 yield body
 
     def close(self) -> None:
-        """Close the connection after what is queued."""
+        """Close the connection after the queued bodies are sent."""
         self._stream.writer.close()
 
     def abort(self) -> None:

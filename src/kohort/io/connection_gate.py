@@ -52,18 +52,21 @@ class _Phase(Enum):
 
 
 class GatePlace:
-    """The place of one connection among those that a listener accepts."""
+    """One connection's place among the limited number that a listener accepts."""
 
     def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
         self._gate, self.address, self.close = gate, address, close
         self.phase = _Phase.STRANGER
 
     def mark_authenticated(self) -> bool:
-        """Move to the authenticated connections; return False if they are as many as there may be, or it was closed."""
+        """Count the connection as authenticated.
+
+        False: there is no place for another one, or the connection was closed to make room.
+        """
         return self._gate._prove(self)
 
     def give_back(self) -> None:
-        """Release the place because the connection has closed; a second call does nothing."""
+        """Release the place of a closed connection; a second call does nothing."""
         self._gate._leave(self)
 
 
@@ -79,7 +82,7 @@ class ConnectionGate:
         self._members = 0
 
     def enter(self, address: str, close: Callable[[], None]) -> GatePlace:
-        """Give a new connection a place, and close the oldest stranger if there are too many.
+        """Give a new connection a place; if there are too many unauthenticated ones, close the oldest.
 
         Args:
             address: The other end's, without its port.
@@ -96,7 +99,7 @@ class ConnectionGate:
         return place
 
     def _too_many(self, address: str) -> GatePlace | None:
-        """Return the unauthenticated connection to close for a new one from this address; None: there is room."""
+        """Return the unauthenticated connection to close in favour of a new one from `address`; None: there is room."""
         counts = Counter(place.address for place in self._strangers)
         if counts[address] >= self._of_address_max:
             busiest = address

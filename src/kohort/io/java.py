@@ -103,7 +103,7 @@ def start_tied(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in its own session that the kernel kills when this process has ended.
+    """Start a child process in its own session; on Linux the kernel kills the child when this process ends.
 
     The child goes on when the calling thread ends. Only Linux kills it. On macOS a child outlives a parent that
     SIGKILL has ended.
@@ -143,7 +143,10 @@ def _in_lasting_thread(start: Callable[[], _Child]) -> _Child:
 
 @cache
 def _starts_of(pid: int) -> _Starts:
-    """Return the queue of the thread that starts this process's children; a forked process needs its own."""
+    """Start the thread that starts child processes of process `pid`, and return its queue.
+
+    A forked process needs its own.
+    """
     starts: _Starts = queue.SimpleQueue()
     threading.Thread(target=_start_each, args=(starts,), name=f"kohort-starts-children-{pid}", daemon=True).start()
     return starts

@@ -57,7 +57,7 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
 
 
 def store_bytes(location: str) -> bytes:
-    """Read a store.
+    """Read the file of a key store or trust store.
 
     Raises:
         InvalidInputError: The file is far larger than stores are.
@@ -181,7 +181,7 @@ _SUN_PROTECTION = bytes.fromhex("060a2b060104012a02110101")
 
 
 class KeyStore(NamedTuple):
-    """The certificate and private key of one side, under the names of Kafka's settings.
+    """Where a certificate and its private key come from, under the names of Kafka's settings.
 
     Attributes:
         location: the file of the certificate chain, or of the store; None: not given.
@@ -296,7 +296,7 @@ def _unprotected(data: bytes, password: str) -> bytes | None:
 
 
 def _octets(data: bytes) -> bytes | None:
-    """Return the octet string that follows an encryption's (null) parameters, in DER."""
+    """Return the encrypted key bytes of a JKS entry: the DER octet string after the algorithm's null parameters."""
     if data[:3] != b"\x05\x00\x04" or len(data) < 4:
         return None
     size, start = data[3], 4

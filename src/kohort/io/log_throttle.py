@@ -35,7 +35,7 @@ class _Throttled:
 
 
 class FailureThrottle:
-    """Throttle by kind of failure.
+    """A throttle for log lines about failures in the background, by kind of failure.
 
     The same kind is logged again after `FIRST_PAUSE_MS`, then after twice as long each time, at most every
     `LONGEST_PAUSE_MS`.
@@ -67,7 +67,10 @@ class FailureThrottle:
 
 
 class IntervalThrottle:
-    """Allow one log line in an interval for each kind of event. The line says how many there were since the last."""
+    """A throttle that allows one log line an interval for each kind of event.
+
+    The line says how many events came since the last one.
+    """
 
     def __init__(
         self, interval_s: float, clock_s: Callable[[], float] = time.monotonic, kinds_max: int = FAILURE_KINDS_MAX

@@ -80,7 +80,7 @@ class _Request(WSGIRequestHandler):
     timeout = SCRAPE_S
 
     def setup(self) -> None:
-        """Limit the bytes that are read of a request."""
+        """Limit how many bytes of a request are read."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))
@@ -182,7 +182,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         return None
 
     def shutdown_request(self, request: RequestSocket) -> None:
-        """End a connection; a client of TLS is told that the answer is whole."""
+        """End a connection; with TLS, send the closing alert that shows the client that the response is complete."""
         if isinstance(request, ssl.SSLSocket):
             request.setblocking(False)
             with contextlib.suppress(OSError, ValueError):  # the client's own end is not waited for
@@ -190,7 +190,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         super().shutdown_request(request)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Record that a whole request has arrived."""
+        """Record that a connection has sent its whole request, so that others are closed before it."""
         with self._lock:
             if request in self._scrapes:
                 self._scrapes[request].has_asked = True
@@ -203,7 +203,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
                 self._abort(request)
 
     def _abort(self, request: socket.socket) -> None:
-        """End a connection; its thread finds out and closes the socket."""
+        """Shut down a connection whose scrape takes too long; its thread then closes the socket."""
         del self._scrapes[request]
         with contextlib.suppress(OSError):
             socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would send the rest in plain text
@@ -237,7 +237,7 @@ WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, st
 
 
 class WrittenFamily(Metric):
-    """A gauge that writes its own lines of the page.
+    """A gauge of many samples that writes its lines of the metrics page itself, which saves time per sample.
 
     Attributes:
         lines: Returns pieces of whole lines.
@@ -283,7 +283,7 @@ def number_text(value: float) -> str:
 
 
 def page_lines(families: Iterable[Metric]) -> Iterator[str]:
-    """Yield the lines of the page, in pieces of one or several, each line with its break."""
+    """Yield the text of the metrics page in pieces of one or several whole lines."""
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         meaning = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
@@ -302,7 +302,7 @@ def page_lines(families: Iterable[Metric]) -> Iterator[str]:
 
 
 def metrics_page(families: Iterable[Metric], *, compressed: bool) -> list[bytes]:
-    """Return the page in pieces, so that a long one is in memory once."""
+    """Return the metrics page as pieces of bytes, so that a long page is in memory only once."""
     compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_BITS) if compressed else None
     page, texts, size = list[bytes](), list[str](), 0
     for text in page_lines(families):

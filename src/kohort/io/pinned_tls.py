@@ -70,7 +70,7 @@ def _pin_of(certificate: bytes) -> bytes:
 
 
 class TlsPipe:
-    """TLS between two ends of memory, so that one thread may receive while another sends.
+    """TLS on buffers in memory instead of a socket, so that one thread may receive while another sends.
 
     Attributes:
         is_done: the handshake is complete, and the other end has shown the pinned certificate.
@@ -103,7 +103,7 @@ class TlsPipe:
             return self._out.read()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the other end, for the handshake."""
+        """Add bytes that the other end sent during the handshake."""
         with self._lock:
             self._in.write(data)
 
@@ -134,7 +134,7 @@ class TlsPipe:
         return bytes(found)
 
     def _carried(self, size: int) -> None:
-        """Count a decrypted record that carried this many bytes of data."""
+        """React to a decrypted TLS record of `size` bytes of data; a listener's end counts records without data."""
 
 
 class ListenerPipe(TlsPipe):
@@ -145,7 +145,7 @@ class ListenerPipe(TlsPipe):
         self._records, self._silent = RecordCounter(), SilentRecords()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the caller, for the handshake.
+        """Add bytes that the caller sent during the handshake.
 
         Raises:
             ConnectionAbortedError: they are more records than a handshake has.

@@ -37,7 +37,9 @@ def require_posix(what: str) -> None:
 
 
 def reserve_port(sock: socket.socket) -> None:
-    """Let a server that is restarted bind its port at once, and no other process beside it. Call before `bind`.
+    """Set a socket's options so that only this process can bind its port, at once after a restart.
+
+    Call this before `bind`.
 
     On Windows SO_REUSEADDR lets any process listen on the port too, and SO_EXCLUSIVEADDRUSE forbids that.
     """

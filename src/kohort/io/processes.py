@@ -39,22 +39,28 @@ CLOCK_MARGIN = 0.02
 
 
 def owned_ms(lease_ms: float) -> float:
-    """Return how long a member owns its assignment after it sent the last answered request, by its own clock."""
+    """Return for how many ms a member owns its assignment: the lease less a margin for clocks that drift.
+
+    The time counts from when it sent the last answered request.
+    """
     return lease_ms * (1 - CLOCK_MARGIN)
 
 
 def beat_ms(lease_ms: int) -> int:
-    """Return the client's longest heartbeat interval: a second heartbeat can still renew the lease."""
+    """Return the longest heartbeat interval, in ms, with which a second heartbeat can still renew the lease."""
     return lease_ms * 2 // 5
 
 
 def answer_ms(lease_ms: int) -> int:
-    """Return the timeout of a heartbeat request: half the lease, the rest is for a heartbeat on a new connection."""
+    """Return the time limit for a heartbeat's response in ms: half the lease.
+
+    The rest is for a heartbeat on a new connection.
+    """
     return lease_ms // 2
 
 
 def long_poll_max_ms(lease_ms: int) -> int:
-    """Return the longest delay of a heartbeat response.
+    """Return the longest time in ms for which a broker may delay a heartbeat response.
 
     Of two delayed responses the second comes up to twice as long after the first request was sent. Three eighths of the
     lease each leave a quarter for the network.
@@ -147,7 +153,10 @@ def _parse(name: str) -> _Named | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields after the program's name, which may contain anything."""
+    """Return the fields of /proc/PID/stat after the program's name; None if there is no such process.
+
+    The name itself may contain anything.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -157,7 +166,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _threads(pid: int) -> int:
-    """Return the number of threads: a process whose first thread has ended looks like a zombie while others live on."""
+    """Return how many threads a process has.
+
+    A process whose first thread has ended looks like a zombie while others live on.
+    """
     try:
         return len(os.listdir(_PROC / str(pid) / "task"))
     except OSError:

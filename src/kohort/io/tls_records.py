@@ -30,7 +30,7 @@ class RecordCounter:
         self._left = 0  # bytes until the next header
 
     def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Split bytes into pieces; yield each with the number of records that begin in it."""
+        """Split received bytes into pieces of at most `most` TLS records; yield each with its record count."""
         start = count = 0
         at, end = self._left, len(data)
         while at < end:
@@ -50,7 +50,7 @@ class RecordCounter:
 
 
 class SilentRecords:
-    """The number of a client's records that carried no data, less those that its data allows."""
+    """A count of the TLS records without data that a client has sent, less those that its data entitles it to."""
 
     __slots__ = ("_count",)
 

@@ -87,14 +87,14 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
 
 
 def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> LogDamage:
-    """Describe a whole batch that cannot be read."""
+    """Describe a batch that cannot be read as `LogDamage`: its file, position, offsets and the reason."""
     bases = [segment.base_offset for segment in source.segments]
     segment = source.segments[max(0, bisect_right(bases, header.base_offset) - 1)]
     return LogDamage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
 
 
 class Survey:
-    """A survey of a damaged log: every damage, and the names whose newest records may be lost.
+    """The examination of a damaged journal: each damage, and the groups or ids whose newest records may be lost.
 
     Attributes:
         damages: every damage, in order.
@@ -128,7 +128,7 @@ class Survey:
                 yield
 
     def sentences(self) -> Iterator[str]:
-        """Describe each damage: where it is, and which names it may concern."""
+        """Describe each damage for the log: where it is, and which groups or transactional ids it may concern."""
         for damage in self.damages:
             parts = [damage.sentence()]
             named = sorted(self._made_out(damage))
@@ -147,7 +147,10 @@ class Survey:
             yield "; ".join(parts)
 
     def _before(self, offset: int) -> dict[str, int]:
-        """Return the names with a record whose last readable version lies before an offset, with the newest one."""
+        """Return names whose newest readable record lies before this offset, so that a newer one may be lost.
+
+        The values are the offsets of those records.
+        """
         found: dict[str, int] = {}
         for key, last in self._last.items():
             if last < offset and (name := self._name(key)) is not None:
@@ -161,7 +164,10 @@ class Survey:
             return None
 
     def _made_out(self, damage: LogDamage) -> set[str]:
-        """Return names that appear in damaged bytes, as far as these still look like records: only a hint."""
+        """Return names in those damaged bytes that still decode as records.
+
+        They are only a hint, since the bytes can't be trusted.
+        """
         names: set[str] = set()
         try:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
@@ -176,7 +182,7 @@ class Survey:
 
 
 def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
-    """Log which names a truncation may concern that was made when the log was opened."""
+    """Log which groups or transactional ids lost records when a torn end was truncated at the log's opening."""
     size = source.recovery.truncated_bytes
     if not size:
         return
@@ -196,7 +202,7 @@ def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
 
 
 def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
-    """Return the names with records at or after an offset, with the newest offset of each."""
+    """Return the names with records at or after this offset, each with the offset of its newest record."""
     newest: dict[str, int] = {}
     for found in checked_batches(source, offset, _STEP_BYTES):
         if isinstance(found, LogDamage) or found[1].is_control:
@@ -210,7 +216,7 @@ def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, i
 
 
 def newest_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:
-    """Return the names to show with their offsets, the newest first."""
+    """Return names with their offsets for a log line: the newest first, cut to a limit of names and lengths."""
     ordered = heapq.nlargest(_NAMES_SHOWN + 1, offsets.items(), key=lambda entry: entry[1])
     return [(name[:_NAME_SHOWN], offset) for name, offset in ordered]
 

@@ -60,12 +60,12 @@ class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
 
 
 def imported_value(record: OffsetsImported) -> OffsetsImportedValue:
-    """Build the value of an import record."""
+    """Build the value of an `OffsetsImported` record."""
     return OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets)
 
 
 def read_imported(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
-    """Build an import record from its key's fields and value bytes."""
+    """Build an `OffsetsImported` record from its key's fields and value bytes."""
     parsed = OffsetsImportedValue.decode(data, version)
     return OffsetsImported(fields[0], parsed.timestamp, parsed.offsets)
 
@@ -83,7 +83,7 @@ class PushGroupKey(Message, key=10010, versions=(0, 0)):
 
 
 class PushGroupValue(Message, key=10010, versions=(0, 0)):
-    """The time since when a push group is empty."""
+    """The value of a push group's record: since when the group is empty."""
 
     state_ms: int = int64()
 
@@ -96,7 +96,7 @@ class PushMemberKey(Message, key=10011, versions=(0, 0)):
 
 
 class PushMemberValue(Message, key=10011, versions=(0, 0)):
-    """A push consumer's registration."""
+    """The value of a push group member's record: what the consumer sent in its registration."""
 
     class TopicStreams(Struct):
         """A topic and its number of streams."""
@@ -116,14 +116,14 @@ class PushMemberValue(Message, key=10011, versions=(0, 0)):
 
 
 class PushOwnedKey(Message, key=10012, versions=(0, 0)):
-    """The key of a push consumer's partitions."""
+    """The key of the record with the partitions that one member of a push group owns."""
 
     group_id: str = string()
     member_id: str = string()
 
 
 class PushOwnedValue(Message, key=10012, versions=(0, 0)):
-    """A push consumer's partitions by topic."""
+    """The value of the record with the partitions that one member of a push group owns, by topic."""
 
     class Partitions(Struct):
         """Partitions of one topic."""
@@ -135,17 +135,17 @@ class PushOwnedValue(Message, key=10012, versions=(0, 0)):
 
 
 def group_value(record: PushGroupSaved) -> Message:
-    """Build the value of a push group's record."""
+    """Build the value of a `PushGroupSaved` record."""
     return PushGroupValue(state_ms=record.state_ms)
 
 
 def read_group(fields: tuple[Any, ...], data: bytes, version: int) -> PushGroupSaved:
-    """Build a push group's record from its key's fields and value bytes."""
+    """Build a `PushGroupSaved` record from its key's fields and value bytes."""
     return PushGroupSaved(fields[0], PushGroupValue.decode(data, version).state_ms)
 
 
 def member_value(record: PushMemberSaved) -> Message:
-    """Build the value of a push consumer's registration."""
+    """Build the value of a `PushMemberSaved` record."""
     make = PushMemberValue.TopicStreams
     return PushMemberValue(
         client_id=record.client_id,
@@ -161,7 +161,7 @@ def member_value(record: PushMemberSaved) -> Message:
 
 
 def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMemberSaved:
-    """Build a push consumer's registration from its key's fields and value bytes."""
+    """Build a `PushMemberSaved` record from its key's fields and value bytes."""
     value = PushMemberValue.decode(data, version)
     return PushMemberSaved(
         fields[0],
@@ -179,7 +179,7 @@ def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMembe
 
 
 def owned_value(record: PushOwned) -> Message:
-    """Build the value of the record with the partitions that a push consumer owns."""
+    """Build the value of a `PushOwned` record."""
     make = PushOwnedValue.Partitions
     return PushOwnedValue(
         topics=[make(topic_id=entry.topic_id, partitions=list(entry.partitions)) for entry in record.partitions]
@@ -187,7 +187,7 @@ def owned_value(record: PushOwned) -> Message:
 
 
 def read_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
-    """Decode the record with the partitions that a push consumer owns, from its key's fields and value bytes."""
+    """Build a `PushOwned` record from its key's fields and value bytes."""
     topics = PushOwnedValue.decode(data, version).topics
     return PushOwned(
         fields[0], fields[1], tuple(TopicPartitions(entry.topic_id, tuple(entry.partitions)) for entry in topics)
@@ -217,13 +217,13 @@ _TOPIC_ID_TAG: Final = bytes((1, 0, 16))
 
 
 class GenerationStartedKey(Message, key=10000, versions=(0, 0)):
-    """The key of a generation that was handed out."""
+    """The key of the record that a classic group's generation has begun."""
 
     group: str = string()
 
 
 class GenerationStartedValue(Message, key=10000, versions=(0, 0)):
-    """A generation that is never handed out again."""
+    """The value of the record that a classic group's generation has begun: a number that is never used again."""
 
     generation: int = int32()
 
@@ -244,14 +244,14 @@ def append_started(offsets: int) -> KeyValue:
 
 
 def appended_offsets(key: bytes, value: bytes | None) -> int | None:
-    """Return the number in an `append_started` record; None for any other."""
+    """Return the number of offsets that an AppendStarted record announces; None for any other record."""
     if len(key) != 2 or value is None or _SHORT.unpack(key)[0] != _APPEND_STARTED:
         return None
     return AppendStartedValue.decode(value[2:], 0).offsets
 
 
 def group_of(key: bytes) -> str | None:
-    """Return the group of a record's key, None if there is none. All of Kafka's kinds begin with the group's name."""
+    """Return the group id in a record's key; None for a kind of key without a group."""
     if len(key) < 4:
         return None
     kind, size = _SHORTS.unpack_from(key)
@@ -273,13 +273,18 @@ def encode(record: Record) -> KeyValue:
 
 @lru_cache(maxsize=10_000)
 def _offset_prefix(group_id: str, topic: str) -> bytes:
-    """Return the key of a committed offset up to its partition, cached because groups commit the same topics."""
+    """Return the first bytes of a committed offset's key: everything before the partition.
+
+    The result is cached, because groups commit the same topics again and again.
+    """
     group, name = group_id.encode(), topic.encode()
     return b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(name)), name))
 
 
 def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
-    """Return the bytes that the records of a commit share; None for the value version of old clients.
+    """Return the bytes that a commit's records have in common.
+
+    None for a commit of an old client with a retention time, whose values have another version.
 
     Returns:
         The key up to its partition, and the value's parts before and after offset and leader epoch.

@@ -144,7 +144,9 @@ class LogJournal:
             yield records
 
     def _damaged(self, damage: LogDamage) -> Iterator[Sequence[Record]]:
-        """Log every damage once; yield empty lists during that search.
+        """Search the whole journal for damage, and log each one, before records behind the first are read.
+
+        Yield empty lists meanwhile, so that other work can run.
 
         Raises:
             DamagedError: unless damaged parts are skipped.
@@ -164,7 +166,7 @@ class LogJournal:
             raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
 
     def _cut_off(self, offset: int) -> None:
-        """Truncate an append that a crash left unfinished."""
+        """Truncate an append that a crash left incomplete, and log the groups in it."""
         groups = newest_of(self._log, offset, group_of)
         log.warning(
             "[partition %s] truncated an unfinished append, offsets %d to %d: the broker ended during the write, "

@@ -24,7 +24,7 @@ class Owner(Protocol):
         """
 
     def continue_reading(self) -> None:
-        """Report that reading may continue after a None from `begin`: with more records, the end, or an error."""
+        """Report that the iterator of `begin`, which yielded None to wait, now has records, its end or an error."""
 
 
 class Journal(Protocol):
@@ -40,7 +40,7 @@ class Journal(Protocol):
 
     @property
     def append_bytes_max(self) -> int | None:
-        """The size from which an append should take in no further step; None if sizes need not be counted."""
+        """The size in bytes from which an append should not include the records of a further step; None: no limit."""
 
     @property
     def ownership_proof_ms(self) -> int | None:

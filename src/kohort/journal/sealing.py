@@ -63,7 +63,7 @@ def encode_append(records: Iterable[Record], now_ms: int) -> list[bytes | bytear
 
 
 def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
-    """Encode the records of one append for a single batch of any size, and count them.
+    """Encode the records of one append as the body of one batch, of any size; return it with their count.
 
     Raises:
         InvalidInputError: some records belong to a transaction, and so into batches of their producer.
@@ -74,7 +74,10 @@ def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
 
 
 def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
-    """Encode one record that belongs to no group for a single batch, and count it."""
+    """Encode one record of the journal itself, which belongs to no group, as a batch's only record.
+
+    Return it with the count.
+    """
     building = _Batches(0, BATCH_BYTES_MAX)
     building.add(key, value)
     return building.open()
@@ -93,7 +96,7 @@ class _Batches:
         self._size = 0
 
     def continue_with(self, options: BatchOptions) -> None:
-        """Begin a new batch if the open one is of another kind: group records, or a producer's offsets."""
+        """Complete the open batch and begin another, unless the next records belong into the open one."""
         if options != self._options:
             self._seal()
             self._options = options
@@ -110,7 +113,7 @@ class _Batches:
         return self._done
 
     def open(self) -> tuple[bytes, int]:
-        """Return the records of the only batch, and their number."""
+        """Return the encoded records of the only batch, which has no header yet, and their number."""
         if self._done or self._options:
             raise InvalidInputError("records of a transaction can't be in one batch with others")
         return b"".join(self._parts), self._count
@@ -216,12 +219,12 @@ class _Batches:
 
 @lru_cache(maxsize=1_000)
 def _packer(head: int, delta: int, middle: int, before: int, after: int) -> Callable[..., bytes]:
-    """Return a function that packs a record's parts of these sizes with its partition, offset and leader epoch."""
+    """Return a compiled function that packs one offset record; the arguments are sizes of its variable parts."""
     return struct.Struct(f">{head}s{delta}s{middle}si{before}sqi{after}s").pack
 
 
 def _delta_width(number: int) -> tuple[int, int]:
-    """Return the bytes that a record's number in its batch takes, and how many numbers from it on take as many."""
+    """Return the bytes of a record's offset delta as a varint, and how many deltas from it on take as many."""
     width, end = 1, 64
     while number >= end:
         width, end = width + 1, end << 7

@@ -70,7 +70,7 @@ def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
 
 
 class _Found(NamedTuple):
-    """The parsed content of a catalog file."""
+    """The content of a catalog file, parsed and not yet checked."""
 
     topics: dict[str, CatalogTopic]
     power_losses: int = 0
@@ -141,7 +141,7 @@ class TopicPlan:
 
 
 class TopicNames:
-    """The topics' names, with those that metrics can't distinguish, as `a.b` and `a_b`."""
+    """The names of existing topics, to refuse a new one that metrics can't distinguish, such as `a_b` beside `a.b`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_metric = {_metric_name(name): name for name in names}
@@ -254,7 +254,9 @@ class Catalog:
         self._unsure = self._unsure or bool(known)
 
     def settle(self) -> None:
-        """Write the catalog again after a failed write, so that a power loss can't leave another version.
+        """Write the catalog again if the last write failed.
+
+        Otherwise the file may have another content than memory after a power loss.
 
         Raises:
             OSError: the file could not be written.

@@ -53,7 +53,7 @@ class Defect:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a check.
+    """The defects and notes of a data folder's check, and what was checked.
 
     Attributes:
         notes: irregularities that are no damage, in sentences.
@@ -178,13 +178,18 @@ class AbortedTransactions:
         self.is_known = True
         """Whether all batches so far were read."""
         self.in_segment: dict[int, AbortedRange] = {}
-        """Those of the current segment by the offset of their marker. `first_offset` is -1 if no batch is there."""
+        """The aborted transactions of the current segment, by the offset of their marker. `first_offset` is -1 if no
+        batch is there.
+        """
         self._has_gaps = True
         self._whole_from = 0
         self._open: dict[int, int] = {}
 
     def begin_segment(self, base_offset: int, *, has_gaps: bool) -> None:
-        """Begin a segment, whose batches come next; in one with `gaps`, compaction may have removed some."""
+        """Begin the next segment, whose batches follow.
+
+        `has_gaps`: the segment was compacted, so some of its batches may be gone.
+        """
         if self._has_gaps:
             self._whole_from = base_offset
             self._open.clear()
@@ -210,7 +215,7 @@ class AbortedTransactions:
             self.in_segment[end] = AbortedRange(header.producer_id, first, end, stable)
 
     def contradict(self, entries: Sequence[AbortedRange], *, complete: bool) -> bool:
-        """Return whether a transaction index is not that of the current segment.
+        """Return whether a transaction index disagrees with the batches of the current segment.
 
         Args:
             entries: the index.
@@ -284,7 +289,7 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _report_hole(self) -> None:
-        """Add a note if a broker would truncate the log at its next start (`recovery.truncate_at_hole`)."""
+        """Add a note if the next start of a broker would truncate this log at damage (`recovery.truncate_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
@@ -377,7 +382,7 @@ class PartitionCheck:
     def _classify_end(
         self, file: OpenFile, size: int, rules: SegmentRules, known_end: int, last: LogDamage | None, end_offset: int
     ) -> None:
-        """Classify the end of a segment's file: complete, torn or damaged."""
+        """Decide whether a segment's file ends completely, with a torn write, or with damage."""
         if rules.limit is not None:
             if last is not None:
                 self._records(last, "records")

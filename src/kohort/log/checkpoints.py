@@ -74,7 +74,7 @@ def _put(path: Path, data: bytes, fs: FileSystem, *, sync: bool, mode: int) -> N
 
 
 def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int) -> OSError:
-    """Undo a replacement whose folder could not be fsynced.
+    """Restore the old file after a replacement whose folder could not be fsynced.
 
     `before` is a descriptor of the old file, -1: none.
 
@@ -95,7 +95,7 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
 
 
 def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM) -> None:
-    """Replace the offset checkpoints of a data folder that change, by their names; durable when this returns.
+    """Replace the given offset checkpoints of a data folder, by file name, if they change; durable when this returns.
 
     Their checksums are replaced first, and then name the old and the new content: a crash may leave either.
 
@@ -131,7 +131,10 @@ def _checksum_of(rows: list[str]) -> int:
 
 
 def read_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[str, set[int]]:
-    """Return the checksums that each offset checkpoint may have; without the file, or if it is damaged, none."""
+    """Return the valid checksums of each offset checkpoint.
+
+    Without the file, or if it is damaged, return none, so that checkpoints are not verified.
+    """
     path, found = folder / OFFSET_CHECKSUMS, dict[str, set[int]]()
     try:
         rows = _read_lines(path, 2, fs)

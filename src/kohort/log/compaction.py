@@ -69,7 +69,7 @@ class Compaction:
 
     @classmethod
     def if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
-        """Return a run if the partition needs compaction."""
+        """Return a compaction of the partition if it needs one by its settings, else None."""
         if not log.config.compacts:
             return None
         run = cls(log, now_ms, off_loop)
@@ -130,9 +130,9 @@ class Compaction:
         collect_keys(data, parse_header(data), self._last, limit)
 
     def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
-        """Run a job on one batch. Its argument is the limit of the decompressed bytes.
+        """Run `job` on one batch, with the most bytes that it may decompress to.
 
-        A job that needs more than a step allows runs in another thread.
+        A larger batch is worked through in another thread.
         """
         if self._off_loop is None:
             job(RECORDS_BYTES_MAX)
@@ -157,7 +157,7 @@ class Compaction:
         return found >= 0 and header.base_offset <= lasts[found]
 
     def _groups(self) -> Iterator[list[Segment]]:
-        """Yield groups of neighbours whose files fit into one segment."""
+        """Yield groups of neighbouring segments, each group small enough to be merged into one segment."""
         group: list[Segment] = []
         size = 0
         for segment in self._segments:
@@ -192,7 +192,7 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Add the records of a batch that compaction keeps to `kept`.
+        """Append those records of a batch to `kept` that compaction keeps.
 
         The log's last batch stays as it is. A reader knows only by it that nothing more follows: without it, those that
         read up to the end offset would wait for ever. Source: KAFKA-17076.
@@ -265,7 +265,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
 
 
 def _sound(segment: Segment, batch: LocatedBatch) -> bytes:
-    """Read a batch, and check its checksum before it is rewritten.
+    """Read a batch for compaction, after checking its checksum.
 
     Raises:
         DamagedError: the checksum does not match. A new checksum would hide that.
@@ -286,7 +286,7 @@ def _sound(segment: Segment, batch: LocatedBatch) -> bytes:
 
 
 def _by_producer(segments: list[Segment]) -> dict[int, tuple[list[int], list[int]]]:
-    """Return the first and last offsets of each producer's aborted transactions, which follow each other."""
+    """Return the first and last offsets of each producer's aborted transactions, in the order of the log."""
     found: dict[int, tuple[list[int], list[int]]] = {}
     for segment in segments:
         for entry in segment.transactions.entries:
@@ -297,7 +297,10 @@ def _by_producer(segments: list[Segment]) -> dict[int, tuple[list[int], list[int
 
 
 def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
-    """Return closed segments without open transactions that are old enough."""
+    """Return the closed segments that may be compacted.
+
+    They end before the first open transaction and are older than `min.compaction.lag.ms`.
+    """
     stable, newest = log.last_stable_offset, now_ms - log.config.min_compaction_lag_ms
     found: list[Segment] = []
     for segment in log.segments[:-1]:

@@ -101,7 +101,7 @@ class SegmentRules:
 
 
 class IndexPins(NamedTuple):
-    """Entries of the offset index: the last offset of the batch at a position, relative to the segment's base."""
+    """Entries of the offset index: positions of batches, and their last offsets relative to the segment's base."""
 
     offsets: array[int]
     positions: array[int]
@@ -244,7 +244,7 @@ class _Survey:
         return crc_ok(data, batch.header)
 
     def _judge(self) -> tuple[LocatedBatch | None, str | None]:
-        """Decode the batch at the current position; return it and the fault, or None."""
+        """Parse the batch at the current position; return it, and what is wrong with it or None."""
         left = self.size - self.position
         if left < HEADER_SIZE:
             return None, f"{left} bytes, fewer than a batch's header takes"
@@ -271,7 +271,10 @@ class _Survey:
         return batch, None
 
     def _blame_pending(self, batch: LocatedBatch | None) -> tuple[str, int] | None:
-        """Return the fault of the previous batch and where to continue; None if that batch is valid."""
+        """Decide whether the previous batch is the damaged one, now that its successor is known.
+
+        Return its fault and where to continue; None if it is valid.
+        """
         before = self.pending
         assert before is not None
         if not self.crc and not self._crc_fits(before):
@@ -294,7 +297,7 @@ class _Survey:
         return None
 
     def _front(self, position: int) -> tuple[int, int, int, int, int, int, int] | None:
-        """Return the first fields at a position, or None at the end."""
+        """Return the first header fields of the batch at a position; None if too few bytes follow."""
         data = self._pread(_FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
         return _FRONT.unpack(data) if len(data) == _FRONT.size else None
 
@@ -330,7 +333,7 @@ class _Survey:
         return None
 
     def _sound(self, position: int, offset: int) -> LocatedBatch | None:
-        """Return the batch at `position` if its fields, its checksum and its successor are valid."""
+        """Return the batch at `position` if fields, checksum and successor are valid; None otherwise."""
         front = self._front(position)
         if front is None:
             return None

@@ -60,7 +60,7 @@ class DamagedError(CorruptDataError):
 
 
 class UnverifiedBytes:
-    """The bytes of a segment that an earlier process wrote, and how far this one has verified them.
+    """The bytes of a segment that an earlier process wrote, with the ranges that this process has verified so far.
 
     Attributes:
         end: their number. Later bytes were written by this process.
@@ -101,7 +101,7 @@ class UnverifiedBytes:
         return not self.damages and self.covers(0, self.end)
 
     def damage_from(self, position: int) -> LogDamage | None:
-        """Return the first damage at or after a position, or that contains it."""
+        """Return the first damage that ends after this position; None if there is none."""
         for damage in self.damages:
             if damage.position >= position or damage.position + (damage.length or 0) > position:
                 return damage

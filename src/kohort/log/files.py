@@ -16,7 +16,7 @@ FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, er
 
 
 class Holder(Protocol):
-    """An object that keeps one file open while it uses it."""
+    """An object that may keep one log file open; the cache closes the file when it was not used for long."""
 
     file: OpenFile | None
     touched: bool
@@ -63,7 +63,7 @@ class FileCache:
         return file
 
     def release_file(self, holder: Holder) -> None:
-        """Release the holder's file."""
+        """Take the holder's file out of the cache; it is closed when no response in progress reads it any more."""
         if holder.file is not None:
             holder.file = None
             self._open.remove(holder)

@@ -90,7 +90,7 @@ def folder_mode(path: StrPath) -> int:
 
 
 def is_internal(folder: StrPath) -> bool:
-    """Return whether a partition's folder is that of an internal topic."""
+    """Return whether a folder belongs to a partition of an internal topic, by its name."""
     return os.path.basename(folder).startswith(_INTERNAL)
 
 

@@ -25,7 +25,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class FolderOwnership:
-    """The ownership of a data folder until `release`.
+    """The exclusive use of a data folder by this process, until `release`.
 
     Attributes:
         fresh: whether the folder is new.
@@ -119,7 +119,7 @@ def _boot_id() -> str:
 
 
 def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
-    """Return the folder's cluster id, which is written on first use."""
+    """Return the cluster id of a data folder from `meta.properties`; write that file on first use."""
     file = path / META
     if file.exists():
         lines = [line.partition("=") for line in file.read_text().splitlines() if not line.startswith("#")]

@@ -14,7 +14,7 @@ from kohort.log.damage import LogDamage
 
 
 def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: IndexPins, rules: SegmentRules) -> int | None:
-    """Return the position of the one batch whose offset contradicts the index.
+    """Return the position of the batch that is damaged according to the offset index, if it is exactly one.
 
     None if there is no such batch, or the index is wrong.
     """
@@ -85,7 +85,7 @@ def missing_end_damage(
 
 
 class GapCount:
-    """Counts the gaps of a compacted file while it is scanned, for the case that its offset index was lost.
+    """A count of the gaps in a compacted file whose offset index was lost: nothing verifies the offsets beside them.
 
     Attributes:
         count: the number of gaps between batches.

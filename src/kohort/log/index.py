@@ -52,12 +52,15 @@ def _create(path: str, fs: FileSystem) -> None:
 
 
 def _set_aside(path: str, fs: FileSystem) -> None:
-    """Rename a folder that has the name of an index to `.stray`. It is not the broker's, so it is kept."""
+    """Rename a folder that blocks an index file's name, by the suffix `.stray`.
+
+    It is not the broker's, so it is kept.
+    """
     fs.replace(path, f"{path}.stray")
 
 
 def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
-    """Append with one write.
+    """Append bytes to a file with one write call; open and close the file for that.
 
     Raises:
         OSError: the write failed; a partial write is truncated again.
@@ -177,7 +180,7 @@ class OffsetIndex(_IndexFile):
             self._flushed = entries
 
     def make_anew(self, entries: int) -> None:
-        """Remove all but the first `entries`; the file stays unchanged until `flush` replaces it by a new, fsynced one.
+        """Remove all but the first `entries`; the next `flush` writes a new, fsynced file in place of the old one.
 
         The index is the only proof of gaps in a compacted segment. A file that is truncated in place may contain zeros
         after a power loss, which would make a valid batch look damaged.
@@ -195,7 +198,7 @@ class OffsetIndex(_IndexFile):
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         pack = _OFFSET_ENTRY.pack
         if self._replaces:
             new = f"{self._path}.tmp"
@@ -295,7 +298,7 @@ class TimeIndex(_IndexFile):
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         start = self._flushed
         if len(self.offsets) > start:
             pack = _TIME_ENTRY.pack
@@ -355,7 +358,7 @@ class TransactionIndex(_IndexFile):
             self.flush()
 
     def flush(self) -> None:
-        """Write the entries that are missing in the file."""
+        """Write the entries that are only in memory to the file."""
         if len(self.entries) > self._flushed:
             append_to_file(
                 self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]), self._fs

@@ -20,7 +20,7 @@ MARKER_BYTES_MAX = 64 << 10
 
 
 class Marker(NamedTuple):
-    """The end of a transaction."""
+    """A transaction marker: commit or abort of one producer's transaction in a partition."""
 
     producer_id: int
     producer_epoch: int
@@ -71,7 +71,7 @@ def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset:
 def note_batches(
     producers: Producers, segment: Segment, appended: tuple[ReadBuffer, Sequence[BatchHeader]], offset: int, now_ms: int
 ) -> None:
-    """Record the producers of batches that were appended to `segment` at `offset`."""
+    """Update the state of producers and transactions for batches that were appended to `segment` at `offset`."""
     batches, headers = appended
     at = 0
     for header in headers:

@@ -21,7 +21,7 @@ UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectory
 
 
 def use_segment(segment: Segment, end_offset: int) -> RecoveryReport:
-    """Open a segment that is no longer appended to, without reading its index.
+    """Open a closed segment without reading its indexes or batches, which makes starts fast.
 
     Args:
         end_offset: the base offset of the next segment.
@@ -64,7 +64,7 @@ def _load_transactions(segment: Segment, report: RecoveryReport) -> None:
 
 
 def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
-    """Return whether a batch ends at this offset with this largest timestamp. Damage is found later."""
+    """Return whether a batch ends at this offset and has this largest timestamp, as a time index entry says."""
     offset = segment.base_offset + relative_offset
     position = max(0, segment.index.position_in_file(relative_offset))
     file = segment.open()
@@ -78,7 +78,7 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
 
 
 class LoadedSegment(NamedTuple):
-    """The result of `load_segment`.
+    """The result of `load_segment`: what was found, and whether the file has a torn end.
 
     Attributes:
         report: the damage, the bytes that were read, and the indexes that were rebuilt.
@@ -175,7 +175,10 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
 
 
 def keep_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
-    """Keep a damaged end, because records up to `end_offset` are known to have existed."""
+    """Record the end of a segment's file as damage.
+
+    It is not truncated, because records up to `end_offset` are known to have existed.
+    """
     size = segment.open().size()
     unverified = segment.unverified
     found = unverified.damages[-1] if unverified is not None and segment.size < size else None

@@ -36,7 +36,9 @@ from kohort.wire.batch import BatchHeader, parse_header
 
 
 def epoch_end(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
-    """Return `(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
+    """Return the end of the largest leader epoch up to the requested one, for a log that ends at `end_offset`.
+
+    The result is `(epoch, end)`.
 
     An epoch before the first known one ended where that began.
     """
@@ -455,7 +457,7 @@ class PartitionLog:
         return result
 
     def _aborted(self, offset: int, end: int) -> list[AbortedTxn]:
-        """Return the aborted transactions that overlap `[offset, end)`."""
+        """Return the aborted transactions that a read_committed reader of `[offset, end)` must skip."""
         found = []
         for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
             entries = segment.transactions.entries
@@ -492,7 +494,7 @@ class PartitionLog:
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
     ) -> Search[TimestampOffset]:
-        """Search as `offset_for_timestamp` does, and yield what would take too long on the event loop.
+        """Search like `offset_for_timestamp`, and yield the work on large batches as jobs for another thread.
 
         Args:
             timestamp: as there.
@@ -580,7 +582,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Record that compaction has processed everything before an offset."""
+        """Record that compaction has processed all records before this offset."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
@@ -588,7 +590,7 @@ class PartitionLog:
         self._cleanings.append((now_ms, self.cleaned_offset))
 
     def cleaned_offset_at(self, ms: int) -> int:
-        """Return the offset before which compaction had processed everything at a time; 0 if that is not known.
+        """Return up to which offset compaction had processed the log at this time; 0 if that is not known.
 
         A tombstone stays for `delete.retention.ms` after compaction removed the values before it, however old it is.
         A reader that had seen a value by then must also meet its tombstone. Source: KAFKA-4529.
@@ -630,7 +632,10 @@ class PartitionLog:
         self.unfinished = None
 
     def _restart_at(self, offset: int) -> None:
-        """Begin again with an empty log at `offset`, the log start, which everything that is there lies before."""
+        """Empty the log and begin again at `offset`, the log start: all existing records lie before it.
+
+        The old segments are renamed, not deleted.
+        """
         for segment in reversed(self.segments):
             aside = recovery.set_segment_aside(segment, self.recovery, self.files.fs)
             if aside is not None:
@@ -645,7 +650,7 @@ class PartitionLog:
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """Create a new segment that begins at an offset."""
+        """Create the file of a new segment that begins at this offset."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create_file()
         self._names_new = True
@@ -666,7 +671,7 @@ class PartitionLog:
     # -- ending
 
     def flush_due(self) -> None:
-        """Flush what an earlier append failed to flush, before anyone relies on it."""
+        """Flush now if `flush.messages` records are unflushed, because an earlier flush failed."""
         if self.end_offset - self.flushed_offset >= self._config.flush_messages:
             self.flush()
 

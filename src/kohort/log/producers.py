@@ -55,7 +55,7 @@ class PartitionProducer:
 
 
 class Producers:
-    """All producers of one partition."""
+    """The idempotent producers of one partition: their last batches and open transactions."""
 
     __slots__ = ("_limit", "_name", "by_id", "open_transactions")
 
@@ -69,7 +69,7 @@ class Producers:
     def check(
         self, headers: Sequence[BatchHeader], *, sequences: bool, from_zero: bool = False
     ) -> ProducerBatch | None:
-        """Check whether batches may be appended.
+        """Check producer epochs and sequence numbers of batches before they are appended.
 
         Args:
             headers: the headers of one append, in order.
@@ -217,7 +217,7 @@ class Producers:
         return len(idle)
 
     def recall(self, header: BatchHeader) -> None:
-        """Add a batch from before the loaded snapshot, which has only the last batch of each producer."""
+        """Restore an older batch of a producer from the log: the snapshot has only each producer's last batch."""
         producer = self.by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             return
@@ -254,7 +254,7 @@ class Producers:
             )
 
     def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
-        """Load a snapshot.
+        """Load a snapshot of the producers' state that `write_snapshot` or Kafka wrote.
 
         Returns:
             False, with no producers, if the file is damaged.

@@ -45,7 +45,10 @@ def prepare_batches(validator: BatchValidator, batches: ReadBuffer, config: LogC
 
 
 def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:
-    """Return whether no batch needs recompression. Invalid data is rejected later, when it is appended."""
+    """Return whether a single batch has the topic's codec already, so that it is not recompressed.
+
+    Invalid data counts as such: the append rejects it later.
+    """
     try:
         first = parse_header(batches)
     except CorruptDataError:

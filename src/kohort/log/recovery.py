@@ -96,7 +96,10 @@ def truncate_at_hole(
 
 
 def _hole(segment: Segment, durable_end: int, log_start_offset: int, fs: FileSystem) -> LogDamage | None:
-    """Return the first damage from `durable_end` on. A file that can't be opened may be intact and is passed over."""
+    """Return a segment's first damage that may have come from a power loss: from offset `durable_end` on.
+
+    A file that can't be opened may be intact and is passed over.
+    """
     if segment.unverified is None or not (segment.readable or not file_exists(segment.path, fs)):
         return None
     for damage in segment.unverified.damages:
@@ -116,7 +119,7 @@ def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequen
 def _ended(
     segment: Segment, hole: LogDamage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """Return the segment without what follows the hole, and an empty segment after it if it was closed."""
+    """Truncate a segment at damage, and add an empty segment after it if it was not the last one."""
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs
     ended: list[Segment] = []
     torn: list[bool] = []
@@ -188,7 +191,7 @@ _RECALLED_BYTES = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """Options for opening a partition.
+    """The options for opening a partition's log: mostly what checkpoints and the last shutdown say about it.
 
     Attributes:
         clean: whether the last owner closed the log; otherwise the tail is verified and truncated.
@@ -226,7 +229,7 @@ class OpenOptions:
 def open_segments(
     path: Path, names: list[str], files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
 ) -> list[Segment]:
-    """Open the segments of a folder with these files, at least one, in order. The last is ready for appends.
+    """Open all segments of a partition's folder, in order; there is at least one, and the last is ready for appends.
 
     Raises:
         OSError: the last segment's file can't be opened.
@@ -267,7 +270,7 @@ def open_segments(
 
 
 def surely_on_disk(options: OpenOptions) -> int:
-    """Return the offset below which everything was on the disk: it was fsynced, or rewritten by compaction."""
+    """Return the offset below which all records had been fsynced, or rewritten by compaction, before the shutdown."""
     return max(options.known_end, options.verified_offset or 0, options.cleaned_offset)
 
 
@@ -322,7 +325,7 @@ def _load(segment: Segment, verify: int | None, following: int | None, known_end
 
 
 def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, report: RecoveryReport) -> None:
-    """Remove empty segments at the end after one with a torn end.
+    """Remove empty segments that follow a segment with a torn end.
 
     After a power loss they are part of what was lost.
     """
@@ -343,9 +346,9 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
 def _end_at(
     segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
 ) -> list[Segment]:
-    """Complete the end of the log when it is opened.
+    """Decide what the log's end is when it is opened: truncate a torn end, or keep damage and begin a new segment.
 
-    Truncate a torn end. After damage to records that are known to have existed, begin another segment.
+    Damage is kept if records there are known to have existed.
     """
     last = segments[-1]
     if last.readable:
@@ -387,7 +390,10 @@ def known_epochs(
 
 
 def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogConfig) -> Segment | None:
-    """Return the only segment if nothing was ever written to it, as in most partitions of a large folder."""
+    """Return the only segment of a partition that was never written to; None if the partition has records.
+
+    Most partitions of a large folder are of this kind.
+    """
     logs = [name for name in names if name.endswith(".log")]
     if len(logs) != 1 or any(name not in (logs[0], *checkpoints.OF_PARTITION) for name in names):
         return None
@@ -418,7 +424,7 @@ def snapshot_offsets(names: Iterable[str]) -> list[int]:
 
 
 def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
-    """Complete or undo file changes of a partition that a crash interrupted.
+    """Complete or undo the file changes that a crash interrupted, such as a compaction's swap.
 
     Returns:
         The base offsets of the remaining segments, and of those whose file is missing.
@@ -527,7 +533,10 @@ def _marker(segment: Segment, batch: LocatedBatch) -> Marker | None:
 
 
 def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) -> None:
-    """Load the batches shortly before a snapshot, which has only one per producer: producers may retry several."""
+    """Restore the last few batches of each producer before a snapshot, by which repeated requests are recognized.
+
+    The snapshot itself has only the last batch of each.
+    """
     room = _RECALLED_BYTES
     found: list[tuple[Segment, int, int]] = []
     for segment in reversed(segments):
@@ -555,7 +564,7 @@ def _first_epoch(path: Path, fs: FileSystem) -> int:
 
 
 def _newest_epoch(segments: Sequence[Segment]) -> int:
-    """Return the leader epoch of the last readable batch, -1 if there is none."""
+    """Return the leader epoch of the log's last readable batch, -1 if there is no batch."""
     for segment in reversed(segments):
         if segment.size:
             last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip_damage=True), 1)

@@ -92,7 +92,7 @@ def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
 
 
 def flush_settled(log: PartitionLog, now_ms: int) -> None:
-    """Fsync closed segments that were last written some time ago, so that a power loss requires no check of them."""
+    """Fsync closed segments that were not written to for a while, so that recovery need not verify them."""
     for segment in log.segments[:-1]:
         if segment.end_offset <= log.flushed_offset:
             continue

@@ -236,7 +236,7 @@ class SegmentFile:
             self.sync_indexes()
 
     def headers(self, position: int, stop: int) -> Iterator[LocatedBatch]:
-        """Yield the headers between two batch boundaries, without verification."""
+        """Yield the batch headers between two positions, which are batch boundaries, without verifying them."""
         if position + HEADER_SIZE > stop:
             return
         file = self.open()  # stays open while it is referenced here; the caller may pause between two headers
@@ -309,7 +309,7 @@ class SegmentFile:
         return True
 
     def load_sealed(self) -> None:
-        """Load the index of an adopted segment when it is first needed."""
+        """Load a closed segment's offset index when it is first needed; rebuild it if it is missing or wrong."""
         self.sealed = False
         fits = self.index.load(self.size)
         if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
@@ -358,7 +358,7 @@ class SegmentFile:
             self.unverified = None
 
     def rewind_to(self, position: int) -> None:
-        """Move the end back to the batch at `position`, which is in the last index entry or at the file's start."""
+        """Set the segment's end back to the batch at `position`, to scan from there: the last index entry, or 0."""
         relative = self.index.offsets[-1] if self.index.offsets else 0
         self.time_index.truncate_to_offset(relative + 1)
         self.size = position
@@ -382,7 +382,7 @@ class SegmentFile:
     def take_over(
         self, findings: Iterator[LocatedBatch | LogDamage], indexed: int, unverified: UnverifiedBytes
     ) -> LogDamage | None:
-        """Index scanned batches and record damage; return the last result if it is damage.
+        """Index the batches of a scan and record its damage; return the last result if that is damage.
 
         Args:
             indexed: the position of the first batch if the index has it already, else -1.
@@ -410,7 +410,7 @@ class SegmentFile:
         return last
 
     def _pin(self, batch: LocatedBatch | None) -> int:
-        """Index a batch beside a gap, whose offset no neighbour verifies; return the number of entries."""
+        """Add an index entry for a batch beside a gap, unless it has one; return how many entries were added."""
         if batch is None or (self.index.positions and self.index.positions[-1] >= batch.position):
             return 0
         self.index.append(batch.header.last_offset - self.base_offset, batch.position)
@@ -588,7 +588,7 @@ class Segment(SegmentFile):
         return FileRange(self.open(), start, end - start), next_offset
 
     def _cut(self, start: int, limit: int, min_one: bool) -> tuple[int, int]:
-        """Return where the last complete batch between `start` and `limit` ends, and the offset after it."""
+        """Return the end of the last complete batch between two positions, and the offset after that batch."""
         entry = self.index.before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
@@ -620,7 +620,7 @@ class Segment(SegmentFile):
             raise DamagedError(damage)
 
     def sound_from(self, offset: int) -> Iterator[LocatedBatch]:
-        """Yield the batches from the first whose last offset is at or after `offset`; skip damage."""
+        """Yield the undamaged batches from the first that ends at or after `offset` on; skip damage."""
         if self.unverified is not None:
             self.verify_around(offset)
         entry = self.index.before_offset(offset - self.base_offset)
@@ -761,7 +761,7 @@ class Segment(SegmentFile):
         return found
 
     def lacks_marker(self) -> bool:
-        """Return whether the marker of the first aborted transaction is gone: compaction removed it and its records."""
+        """Return whether compaction removed the marker of this segment's first aborted transaction."""
         marker = self.transactions.entries[0].last_offset
         try:
             found = self.locate(marker)
@@ -774,7 +774,7 @@ class Segment(SegmentFile):
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
     def begins_ms(self) -> int:
-        """Return `first_timestamp`, also of an adopted segment."""
+        """Return the largest timestamp of the first batch, -1 if it has none; the batch is read if necessary."""
         if self.first_timestamp < 0 and self.size:
             first = next(self.scan(0, skip_damage=True), None)
             self.first_timestamp = first.header.max_timestamp if first else -1

@@ -40,7 +40,7 @@ _FAR = 2**63 - 1
 
 
 class UnreadableLog(PartitionLog):
-    """The replacement for a log that could not be opened. None of its files are written.
+    """A log that could not be opened: reads and writes raise errors, and its files are never written.
 
     Attributes:
         damage: why the log could not be opened.
@@ -59,7 +59,7 @@ class UnreadableLog(PartitionLog):
         self.damage = LogDamage(path, 0, None, self.log_start_offset, None, reason)
 
     def check_readable(self) -> None:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def _refuse_read(self) -> NoReturn:
@@ -77,62 +77,62 @@ class UnreadableLog(PartitionLog):
         budget: LoopBudget | None = None,
         from_zero: bool = False,
     ) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def append_checked(
         self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
     ) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def delete_records(self, before_offset: int) -> int:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def read(
         self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
     ) -> ReadResult:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def search_by_time(
         self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
     ) -> Search[TimestampOffset]:
-        """Raise DamagedError."""
+        """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """Return an end that reports no truncation to readers: the log may become readable again."""
+        """Answer that nothing was truncated: readers keep their positions, since the log may become readable again."""
         return leader_epoch, _FAR
 
     def truncate_to(self, offset: int) -> None:
-        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
     def flush(self, upto: int | None = None) -> None:
-        """Do nothing: nothing was written."""
+        """Do nothing, because nothing can be written to a log that could not be opened."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because a log that could not be opened has no open files."""
 
 
 # -- Checkpoints of a data folder: the recovery point, log start and compaction progress of each log
@@ -175,7 +175,7 @@ class StoreCheckpoints:
 
 
 def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
-    """Write the recovery points and compaction progress of the logs, so that a power loss leaves the new or old values.
+    """Write the recovery points and compaction progress of all logs to their checkpoint files.
 
     Only changed files are written.
 
@@ -316,7 +316,7 @@ class LogStore(ClosedOnExit):
         self._logs[tp] = opened
 
     def _with_shared_options(self, known: OpenOptions) -> OpenOptions:
-        """Combine one partition's checkpoints with the options that hold for all partitions."""
+        """Return one partition's options for opening, completed by those that hold for the whole folder."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
@@ -439,7 +439,7 @@ class LogStore(ClosedOnExit):
         self._check_plan(TopicPlan(name, partitions, configs or {}), Draft())
 
     def _check_plan(self, plan: TopicPlan, beside: Draft[PartitionLog]) -> None:
-        """Reject a plan that is invalid by itself, or conflicts with existing topics or others of the request."""
+        """Reject a plan for a new topic that is invalid, or conflicts with existing topics or others of the request."""
         self._catalog.names.check(plan.name)
         beside.names.check(plan.name)
         beside.check_partitions(plan.name, plan.partitions, plan.partitions, len(self._logs), self.limits)
@@ -450,7 +450,7 @@ class LogStore(ClosedOnExit):
         effective_config(self.defaults, plan.configs)
 
     def _open_new(self, topic: CatalogTopic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
-        """Create the logs of a topic's new partitions in `logs`."""
+        """Add the logs of a topic's new partitions to `logs`, in steps."""
         config = effective_config(self.defaults, topic.configs)
         first = self.topics[topic.name].partitions if topic.name in self.topics else 0
         for number in range(first, topic.partitions):
@@ -569,7 +569,7 @@ class LogStore(ClosedOnExit):
         return replace(topic, partitions=partitions)
 
     def unseen(self, journal: int) -> list[str]:
-        """Return the topics that were created since a group journal was last loaded: `CatalogTopic.unseen`."""
+        """Return the topics created since this group journal (its partition number) was last loaded."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
     def record_topics_cleaned(self, journal: int) -> None:

@@ -97,7 +97,10 @@ def _remove(path: str) -> bool:
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
-    """Keep a folder that looks like a partition's but is not the broker's: an operator may have put it there."""
+    """Log that a stray partition folder is kept, and rename it if it blocks a partition's name.
+
+    An operator may have put it there.
+    """
     if in_the_way:
         stays = rename_stray(data_dir / name).name
         log.warning(
@@ -132,7 +135,7 @@ def clear_partition_folder(path: Path, topic_id: uuid.UUID | None, fs: FileSyste
 
 
 def _is_empty_leftover(file: Path, fs: FileSystem) -> bool:
-    """Return whether an interrupted first write left this file."""
+    """Return whether a file is empty, as an interrupted first write leaves it."""
     if file.name != checkpoints.PARTITION_METADATA and SEGMENT_FILE.fullmatch(file.name) is None:
         return False
     found = fs.stat(file)

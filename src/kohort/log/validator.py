@@ -155,7 +155,7 @@ class BatchValidator:
             raise self._error(ErrorCode.INVALID_RECORD, f"a batch does not decompress: {error.message}") from None
 
     def _rules(self, codec: int, now_ms: int) -> RecordRules:
-        """Return the range of timestamps and the record size that the topic accepts now.
+        """Return which timestamps and record sizes the topic accepts at this time.
 
         Timestamp -1 means none, which every topic accepts.
         """
@@ -234,7 +234,7 @@ class BatchValidator:
             raise self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
 
     def _refusal(self, header: BatchHeader) -> KafkaError:
-        """Return the error of the check in `validate` that failed."""
+        """Return the error for the header field that made `validate` reject a batch."""
         count = header.records_count
         if header.size > self._largest:
             text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {self._largest}"
@@ -280,7 +280,7 @@ def _with_max_timestamp(batch: ReadBuffer, max_ms: int) -> CheckedBatches:
 def place(
     batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, epoch: int
 ) -> tuple[int, ReadBuffer | list[ReadBuffer]]:
-    """Assign offsets and the leader epoch to batches, in place if the buffer is writable.
+    """Write the assigned offsets and leader epoch into the headers of batches, in place if the buffer is writable.
 
     Returns:
         The offset after the batches, and the buffers to write.

@@ -181,7 +181,7 @@ class SavedFacts:
             )
 
     def add(self, fact: Fact) -> None:
-        """Add a fact, in the order of the log."""
+        """Apply a fact that was read from the region's topic; facts come in the order of the log."""
         match fact:
             case Birth():
                 self.birth = fact

@@ -91,7 +91,7 @@ class Arguments:
         self._open = False
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the arguments by position, with `self` before them, as the method takes them.
+        """Check and convert the arguments of one call; return them by position, beginning with `self`.
 
         Keyword arguments are converted in `kwargs`.
 
@@ -161,7 +161,7 @@ class Arguments:
         return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
-        """Convert an argument to the type of the parameter `name`, and return it.
+        """Check and convert one argument by the annotation of the parameter `name`.
 
         Raises:
             InvalidInputError: the argument does not fit the signature.
@@ -185,7 +185,10 @@ class Arguments:
         return self._validators[name]
 
     def _read_annotations(self) -> None:
-        """Read the annotations. Two threads may do so at once: the mark of completion is set last."""
+        """Build the validators from the method's annotations.
+
+        Two threads may do so at once: the mark of completion is set last.
+        """
         function = inspect.unwrap(self._method)
         scope = _Scope(function.__globals__)
         validators: dict[str, Validator] = {}
@@ -234,7 +237,7 @@ class Arguments:
         return text if error.path or error.write else text + self._other_place(error.value, name)
 
     def _other_place(self, value: Any, name: str) -> str:
-        """Return the one other parameter that a misplaced collection would fit."""
+        """Return `; did you mean NAME=?` if a misplaced collection fits exactly one other parameter; else ""."""
         assert self._validators is not None
         if not isinstance(value, Mapping | list | tuple | set):
             return ""
@@ -257,7 +260,7 @@ class Arguments:
         return f"it takes {', '.join(self._validators or ()) or 'nothing'}"
 
     def _all_of_rest(self, values: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
-        """Convert the values of a parameter like `*partitions`."""
+        """Check and convert the values of a parameter such as `*partitions`."""
         if self._rest is None:
             return []
         validator = self._validator(self._rest)

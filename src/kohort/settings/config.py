@@ -182,7 +182,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def _bare_key(key: str) -> str:
-    """Return a key without its spelling: `groupId`, `group_id` and `group.id` are one."""
+    """Return a key in one spelling, lower case with dots: `groupId`, `group_id` and `group.id` become equal."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", ".", str(key)).lower()
 
 
@@ -330,7 +330,7 @@ def _convert(kind: Any, raw: Any) -> Any:
 
 
 def _how_to_write(setting: Setting, raw: Any, name: str) -> str:
-    """Return a hint for a refused value: quotes for a string, milliseconds for a duration with a unit."""
+    """Return a hint for a refused value, such as `; write 5000, in milliseconds` for `5s`; empty if none fits."""
     if isinstance(raw, str) and re.split(r"[._]", setting.declaration.name)[-1] == "ms" and raw[-1:].isalpha():
         try:
             return f"; write {duration_ms(name, raw)}, in milliseconds"
@@ -406,7 +406,7 @@ class _Documentation:
 
 
 def default_of(setting: Setting) -> str:
-    """Return a setting's default with its unit, and the other values that it allows."""
+    """Return a setting's default with its unit, and its choices or range, for documentation."""
     fact = setting.declaration
     default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
     text = f"{default!r}" + (f" {fact.unit}" if fact.unit and setting.default is not None else "")

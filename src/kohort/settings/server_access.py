@@ -15,7 +15,7 @@ from kohort.settings.config import is_loopback
 
 
 class AccessWays(NamedTuple):
-    """The names of the options that open a server, for errors; None: the server does not have that option.
+    """The options that open a server to other machines, as error texts name them; None: the server lacks the option.
 
     Attributes:
         insecure: The option that lets everyone connect.
@@ -76,7 +76,7 @@ class ServerAccess:
 def refuse_beyond_loopback(
     host: str, port: int, server: str, consequence: str, *, is_encrypted: bool, ways: AccessWays = OPTIONS
 ) -> None:
-    """Refuse an address where a server would be open to other machines.
+    """Refuse to listen on an address that other machines can reach, unless the operator allows it.
 
     The arguments are those of `ServerAccess.check`; `is_encrypted`: the server speaks TLS.
 

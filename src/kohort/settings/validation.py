@@ -107,7 +107,7 @@ class ValidationError(Exception):
         return self._write() if callable(self._write) else self._write
 
     def within(self, path: str) -> ValidationError:
-        """Prefix the path with one more level and return this error."""
+        """Prefix the path to the wrong value with one more level (such as `[0]`), and return this error."""
         self.path = path + self.path
         return self
 
@@ -137,7 +137,10 @@ class Validator(NamedTuple):
     words: tuple[str, ...] = ()
 
     def fits(self, value: object) -> bool:
-        """Return whether the value would be accepted; an iterator is refused without consuming it."""
+        """Return whether `take` would accept the value.
+
+        An iterator counts as unfit, because a check would consume it.
+        """
         if isinstance(value, Iterator):
             return False
         try:
@@ -186,7 +189,7 @@ def value_text(value: object) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value of a value class as code, without fields that have their default."""
+    """Return an instance of a value class as Python code; fields with their default are left out, secrets hidden."""
     words = []
     for name, parameter in inspect.signature(type(value)).parameters.items():
         content = "…" if is_secret(name) else repr(getattr(value, name))
@@ -202,7 +205,7 @@ def _is_value(kind: Any) -> bool:
 
 
 def _full(value: object) -> str:
-    """Return a value with its type's module, for a type that only shares its name with the expected one."""
+    """Return a refused value with its type's module, for a type with the same name as the expected one."""
     kind = type(value)
     return value_text(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{value_text(value)}"
 
@@ -335,7 +338,7 @@ def list_of(item: Validator, kind: str = "list") -> Validator:
 
 
 def _as_list(item: Validator, value: Any, form: str) -> str | None:
-    """Return the correct form of a single item where a collection is expected."""
+    """Return the correct form of an argument where a single item was given in place of a collection."""
     try:
         item.take(value)
     except ValidationError as error:
@@ -348,7 +351,7 @@ def _as_list(item: Validator, value: Any, form: str) -> str | None:
 
 
 def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
-    """Return the correct form of a dict where pairs are expected."""
+    """Return the correct form of an argument where a dict was given in place of (key, value) pairs."""
     pairs = list(value.items())
     return value_text(pairs) if all(item.fits(pair) for pair in pairs) else None
 
@@ -405,7 +408,7 @@ def _int(name: str) -> Validator:
 
 
 def _as_integer(value: Any) -> int:
-    """Return another library's integer, or an IntEnum's member, as int."""
+    """Convert another library's integer (such as NumPy's), or a member of an IntEnum, to int."""
     if not isinstance(value, bool):
         try:
             return int(operator.index(value))
@@ -493,7 +496,7 @@ def _instance(kind: Any) -> Validator:
 
 @cache
 def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
-    """Return the fields of a value class: name, validator, getter."""
+    """Return name, validator and getter of each field of a value class."""
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.init]
     else:
@@ -503,7 +506,7 @@ def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
 
 
 def _form(kind: Any, value: Any) -> str | None:
-    """Return the expected form as code, with the given values where they fit."""
+    """Return Python code for a correct value of this type, with parts of the given value where they fit."""
     name = kind.__name__
     if issubclass(kind, Enum):
         names = {number.value: word for word, number in kind.__members__.items()} | {

@@ -118,7 +118,7 @@ _new_header: Final[Callable[[type[BatchHeader], tuple[int, ...]], BatchHeader]] 
 
 
 class BatchRecord(NamedTuple):
-    """One record outside any topic.
+    """One record as it is put into a batch or read from one, without topic and partition.
 
     Attributes:
         offset: of the record; ignored when a batch is built without `keep_offsets`.
@@ -185,7 +185,7 @@ def parse_header(buf: Buffer, offset: int = 0) -> BatchHeader:
 
 
 def _check_magic(buf: Buffer, offset: int) -> None:
-    """Refuse bytes that are no batch of magic 2, as far as they show it."""
+    """Raise CorruptBatchError unless the batch at `offset` has magic 2, or is too short to show its magic."""
     if len(buf) - offset <= _MAGIC_AT or (magic := buf[offset + _MAGIC_AT]) == MAGIC:
         return
     if magic < MAGIC:
@@ -306,7 +306,7 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], options:
 
 
 def reseal(header: BatchHeader, body: Buffer, count: int, max_timestamp: int) -> bytes:
-    """Return a batch with other records, and otherwise the header of an existing one: compress and checksum them.
+    """Return a new batch with these records, and the other header fields of an existing batch.
 
     Args:
         header: the header of the existing batch.

@@ -56,7 +56,7 @@ TAGS_MAX: Final = 10_000
 
 
 def uvarint_bytes(value: int) -> bytes:
-    """Return an unsigned variable-length number, seven bits a byte, low bits first."""
+    """Encode an unsigned number as a varint: seven bits a byte, the low bits first."""
     if value < 0:
         raise ValueError(f"{value} has no unsigned form")
     out = bytearray()
@@ -124,18 +124,18 @@ def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> No
 
 
 def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
-    """Return the error for a value that was given for a field the version lacks."""
+    """Return the UNSUPPORTED_VERSION error for a value of a field that this version of the message lacks."""
     return InvalidInputError(f"{owner} v{version} has no field {name}", ErrorCode.UNSUPPORTED_VERSION)
 
 
 @cache
 def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
-    """Return `struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
+    """Return methods of `struct.Struct` for arrays of 0, 1, 2 … numbers of one type, since most arrays are short."""
     return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
 
 
 def row_columns(layout: str, columns: int, block: bytes, rows: int) -> Sequence[Sequence[Any]]:
-    """Return the columns of rows with this layout, back to back, in a third of the time of `iter_unpack`."""
+    """Decode rows that lie back to back, and return them as columns, in a third of the time of `iter_unpack`."""
     if rows > COLUMN_ROWS:
         return list(zip(*packing.iter_unpack(f">{layout}", block), strict=True))
     flat = _rows_unpacker(layout, rows)(block)
@@ -148,7 +148,7 @@ def _rows_unpacker(layout: str, rows: int) -> Callable[[bytes], tuple[Any, ...]]
 
 
 def text_column(lengths: bytes) -> Sequence[str | None]:
-    """Return a column of strings that are empty or null, from their lengths in flexible versions: 1 or 0."""
+    """Decode a column of strings that are all empty or null, from their length bytes: 1 or 0."""
     if lengths.count(1) == len(lengths):
         return ("",) * len(lengths)
     return ["" if length else None for length in lengths]
@@ -157,7 +157,9 @@ def text_column(lengths: bytes) -> Sequence[str | None]:
 def packed_rows(
     pack: Callable[..., bytes], columns: Mapping[str, Sequence[Any]], names: Sequence[str], texts: Collection[str]
 ) -> Iterator[bytes] | None:
-    """Return encoded rows of a flexible version, or None if a string in them is null or not empty.
+    """Encode an array of structures row by row by one `pack` call each.
+
+    None: a string in them is not empty, so the caller has to encode them field by field.
 
     Args:
         pack: packs one row; a string is a byte, and so are the tagged fields at the end.
@@ -173,7 +175,7 @@ def packed_rows(
 
 
 def bad_length(name: str, length: int) -> WireError:
-    """Return the error for a length that is impossible here."""
+    """Return the WireError for a length that the field or the remaining bytes do not allow."""
     return WireError(f"{name}: a length of {length} does not fit")
 
 
@@ -188,7 +190,10 @@ def too_many(name: str, limit: int) -> WireError:
 
 
 def min_size(field: Field, version: int, flexible: bool) -> int:
-    """Return the fewest bytes that a field can take in a version; they bound the length of an array."""
+    """Return the fewest bytes that a field takes in a version.
+
+    By it, a decoder bounds how many elements an array can have.
+    """
     if field.null_since <= version and field.kind == "struct":
         return 1
     if field.kind in FIXED:
@@ -249,7 +254,7 @@ class FunctionSource:
         return self.constant("default", value)
 
     def compile_function(self, parameters: str, last_lines: Sequence[str] = ()) -> Any:
-        """Compile the lines to a function with these parameters."""
+        """Compile the lines to a function with these parameters, and return it."""
         text = "\n".join([f"def function({parameters}):", *self.lines, *("    " + line for line in last_lines)])
         scope: dict[str, Any] = dict(self.names)
         exec(compile(text, f"<{self.owner} v{self.version}>", "exec"), scope)

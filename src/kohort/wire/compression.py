@@ -126,7 +126,7 @@ def _room(size: int) -> bytearray | mmap.mmap:
 
 
 def _room_in(scratch: bytearray | None, size: int) -> memoryview:
-    """Return a buffer of this size, in the scratch if it fits."""
+    """Return a buffer of this size: a part of `scratch` if it is large enough, else new memory."""
     return memoryview(_room(size)) if scratch is None or size > len(scratch) else memoryview(scratch)[:size]
 
 

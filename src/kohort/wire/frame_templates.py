@@ -83,7 +83,10 @@ class FrameTemplate:
         return cls(header, int.from_bytes(frame, "big"), varying, layout, make)
 
     def numbers(self, frame: Buffer) -> tuple[int, ...] | None:
-        """Return the numbers of a frame, the correlation id first; None if the frame is of another request."""
+        """Return the correlation id and other varying numbers of a frame.
+
+        None: the frame is another request than the template's.
+        """
         if len(frame) != self.size or int.from_bytes(frame, "big") & self._mask != self._fixed:
             return None
         return self._unpack(frame)
@@ -101,7 +104,7 @@ def _encoded(message: Message, header: RequestHeader) -> bytes:
 
 
 def _commits_like(message: OffsetCommitRequest, version: int) -> Make:
-    """Return a function that makes commits of the same group, topics and partitions from a frame's numbers."""
+    """Return a function that builds this OffsetCommit again with other offsets and leader epochs."""
     group_id, member_id, instance_id = message.group_id, message.member_id, message.group_instance_id
     generation, retention_ms = message.generation_id_or_member_epoch, message.retention_time_ms
     step = 2 if version >= _EPOCHS_SINCE else 1

@@ -165,7 +165,10 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
 
 @lru_cache(maxsize=CLIENT_NAMES)
 def _client_name(raw: bytes) -> str:
-    """Return a client id. Clients in C send any encoding; Kafka, too, reads U+FFFD for what is not UTF-8."""
+    """Decode a client id; bytes that are not UTF-8 become U+FFFD, as in Kafka.
+
+    Clients in C send any encoding.
+    """
     return raw.decode(errors="replace")
 
 

@@ -64,7 +64,7 @@ class EncoderSource(FunctionSource):
         return encoder
 
     def flush(self) -> None:
-        """End the run: append everything gathered so far."""
+        """Write the code that encodes the fields collected so far, as one `struct` call where possible."""
         items: list[str] = []
         layout, values = "", list[str]()
         for code, expression in [*self.run, ("", "")]:
@@ -98,7 +98,7 @@ class EncoderSource(FunctionSource):
             self.write_tags(sorted(tagged, key=lambda field: field.tag or 0), instance)
 
     def write_absence_check(self, field: Field, instance: str) -> None:
-        """Write the check that a field which the version lacks has its default, unless it may be dropped."""
+        """Write the check of a field that this version lacks: it must have its default, unless it may be dropped."""
         if field.ignorable:
             return
         self.flush()
@@ -607,7 +607,7 @@ class DecoderSource(FunctionSource):
 
 
 def is_plain(field: Field) -> bool:
-    """Return whether a field takes the same number of bytes in every element in which strings are empty."""
+    """Return whether a field has a fixed size in an array's elements, given that strings in them are empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 
 

@@ -405,7 +405,10 @@ def read_topic_count(text: str) -> TopicCount:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a name can be UTF-8: escapes of JSON make halves of surrogate pairs too, which no record holds."""
+    """Return whether a name can be encoded as UTF-8.
+
+    JSON escapes can also make halves of surrogate pairs, which no record holds.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:

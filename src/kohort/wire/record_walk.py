@@ -44,7 +44,7 @@ _GOOD, _COUNT, _LENGTH, _NUMBER, _DELTA, _KEY, _VALUE, _HEADER, _REST, _AFTER = 
 
 
 class WrongKind(IntEnum):
-    """Why a topic rejects a record that is framed correctly."""
+    """The reasons why a topic rejects a record that is well-formed: no key, timestamp, or size."""
 
     NO_KEY = 1
     """The record has no key, and the topic is compacted."""
@@ -79,7 +79,7 @@ class PlainWalk:
         self.keyed = False
 
     def holds(self, count: int) -> bool:
-        """Return whether this number of records can fit."""
+        """Return whether the remaining bytes can hold this number of records of the smallest size."""
         return count <= (self.end - self.at) // _RECORD_BYTES_MIN
 
     def next_record(self) -> int:
@@ -105,7 +105,7 @@ class PlainWalk:
         return _GOOD if self.at == stop else _REST
 
     def _skip(self, stop: int, least: int = -1) -> int | None:
-        """Skip a length and its bytes; return the length, or None if it is impossible."""
+        """Skip a length-prefixed key, value or header part; return its length, or None if that is impossible."""
         length = self._read_varint(stop)
         if length is None or not least <= length <= stop - self.at:
             return None
@@ -138,7 +138,7 @@ def _wrapped(value: int) -> int:
 
 
 def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> WalkResult:
-    """Walk as `walk_records` does."""
+    """Check a batch's records in plain Python, with the arguments and result of `walk_records`."""
     walk, latest, count = PlainWalk(data, start), -1, header.records_count
     oldest, newest, largest, keyed = rules
     wrong: list[tuple[int, int, int]] = []
@@ -161,7 +161,10 @@ def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules
 
 
 def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int, int, int]:
-    """Find as `find_record` does; return status, index, offset (-1: none) and timestamp."""
+    """Find a record by time in plain Python, as `find_record` does.
+
+    Return status, index, offset (-1: none) and timestamp.
+    """
     walk, count = PlainWalk(data, start), header.records_count
     least = max(0, offset - header.base_offset)
     if not walk.holds(count):
@@ -208,6 +211,6 @@ def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, o
 
 
 def fault(status: int, index: int) -> CorruptBatchError:
-    """Return the error for a status that is not good: INVALID_RECORD."""
+    """Return the INVALID_RECORD error for a status of the walk other than 0 (good)."""
     where = "" if status in (_COUNT, _AFTER) else f"record {index}: "
     return CorruptBatchError(f"{where}{FAULTS[status]}", ErrorCode.INVALID_RECORD)

@@ -99,7 +99,7 @@ def keep_latest(
 
 
 def plain_keep(body: bytes, header: BatchHeader, last: dict[bytes, int], drop_tombstones: bool) -> Kept:
-    """Return the records that `keep_latest` keeps of decompressed ones, their number and the highest timestamp."""
+    """Return those of a batch's decompressed records that compaction keeps, with their number and highest timestamp."""
     kept = bytearray()
     at = count = 0
     latest = -1
@@ -206,7 +206,7 @@ def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, byte
 
 
 def header_name(raw: bytes) -> str:
-    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
+    """Decode a record header's name; if it is not UTF-8, every byte above 0x7F becomes a question mark."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

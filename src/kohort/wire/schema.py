@@ -202,7 +202,7 @@ def struct(of: type[Struct], **facts: Unpack[Facts]) -> Any:
 
 
 def _init_first(self: Any, **values: Any) -> None:
-    """Initialise the first instance of a class: compile its initialiser, which replaces this function."""
+    """Compile the keyword initialiser of a message class at its first use, put it in this one's place, and run it."""
     cls = type(self)
     cls.__init__ = compile_init(cls)
     cls.__init__(self, **values)
@@ -310,7 +310,10 @@ class StructRows(Sequence[Any]):
 
 
 def columns_of(rows: Sequence[Any], names: tuple[str, ...]) -> Sequence[Sequence[Any]]:
-    """Return the columns of at least two fields of structures, by whichever way they were decoded; none of no rows."""
+    """Return the values of two or more fields as columns, from `StructRows` or from a list of structures.
+
+    Without structures there are no columns.
+    """
     if type(rows) is StructRows:
         columns = rows.columns
         return [columns[name] for name in names]

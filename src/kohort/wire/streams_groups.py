@@ -51,7 +51,7 @@ class StreamsSubtopology(Struct):
     """A part of the topology, with its topics."""
 
     class CopartitionGroup(Struct):
-        """Part of StreamsSubtopology."""
+        """Source topics of a subtopology that must have the same number of partitions."""
 
         source_topics: list[int] = array(int16)
         source_topic_regex: list[int] = array(int16)
@@ -72,7 +72,7 @@ class StreamsGroupHeartbeatRequest(
     """The heartbeat of an instance of Kafka Streams with `group.protocol=streams`."""
 
     class Topology(Struct):
-        """Part of StreamsGroupHeartbeatRequest."""
+        """The topology that the instance runs: its epoch and its subtopologies."""
 
         epoch: int = int32()
         subtopologies: list[StreamsSubtopology] = array(StreamsSubtopology)
@@ -100,16 +100,16 @@ class StreamsGroupHeartbeatResponse(Message, key=88, versions=(0, 1), flexible=0
     """The tasks of an instance; here an error alone."""
 
     class GroupStatus(Struct):
-        """Part of StreamsGroupHeartbeatResponse."""
+        """A problem of the group, as a code and in words."""
 
         status_code: int = int8()
         status_detail: str = string()
 
     class EndpointToPartitions(Struct):
-        """Part of StreamsGroupHeartbeatResponse."""
+        """The partitions that an instance serves to interactive queries, by its endpoint."""
 
         class TopicPartitions(Struct):
-            """Part of EndpointToPartitions."""
+            """Partitions of one topic that the instance serves."""
 
             topic: str = string()
             partitions: list[int] = array(int32)

@@ -95,7 +95,10 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
 def _change_results(
     acls: AclStore, added: list[AclRule], removed: list[AclRule], results: list[CreateAclsResponse.AclCreationResult]
 ) -> list[AclRule]:
-    """Store new rules, and return those that did not exist. If there is no room for them, reject all that are valid."""
+    """Add and remove ACL rules; return the new ones that did not exist before.
+
+    If the store has no room for them, all rules that were valid get that error.
+    """
     try:
         return acls.change_rules(added, removed)
     except KafkaError as error:
@@ -106,7 +109,7 @@ def _change_results(
 
 
 def check_rule(rule: AclRule) -> None:
-    """Check a rule as Kafka does.
+    """Check the fields of a new ACL rule, as Kafka does.
 
     Raises:
         InvalidInputError: the rule can't be added; the text says why.
@@ -165,7 +168,10 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
 
 
 def _unknown(wanted: AclRuleFilter) -> str | None:
-    """Return the error text of a filter with a number that this version does not know."""
+    """Return the error text for an ACL filter with an unknown resource type, pattern, operation or permission.
+
+    None: all are known.
+    """
     if wanted.resource_type not in _RESOURCES or wanted.pattern not in {*AclPattern}:
         return "Unknown patternFilter."
     if wanted.operation not in {*AclOperation} or wanted.permission not in {*AclPermission}:
@@ -187,7 +193,7 @@ def _deleted(rule: AclRule) -> DeleteAclsResponse.DeleteAclsFilterResult.DeleteA
 
 
 def rule_text(rule: AclRule) -> str:
-    """Return a rule in words, for log lines."""
+    """Return a one-line description of an ACL rule for the log."""
     pattern = " (prefix)" if rule.pattern == AclPattern.PREFIXED else ""
     may = AclPermission(rule.permission).name
     operation, kind = AclOperation(rule.operation).name, Resource(rule.resource_type).name
@@ -212,7 +218,7 @@ def _filter(
 
 
 def _check_numbers(request: Request[Any], numbers: Iterable[int]) -> None:
-    """Reject the number 0, which means "unknown": Kafka takes the request for damaged then.
+    """Reject a request in which a number is 0, "unknown": Kafka treats such a request as malformed.
 
     Raises:
         BadFrame: the connection must be closed.

@@ -154,7 +154,7 @@ def broker_entries(node: Node) -> list[Entry]:
 
 
 def _stores(node: Node) -> list[Entry]:
-    """Return the settings of key and trust stores that requests have changed, without secrets."""
+    """Return the key store and trust store settings that requests have changed; passwords without their values."""
     entries = []
     for name, text in node.live.altered(str(node.id)).items():
         if of_listener := reloadable(name):
@@ -167,7 +167,7 @@ def _stores(node: Node) -> list[Entry]:
 
 
 def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
-    """Return the values of a broker setting with their sources, the one in effect first."""
+    """Return all values that a broker setting has from different sources, the one in effect first."""
     layers = []
     for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
         values = node.live.altered(altered)
@@ -184,7 +184,7 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 
 def _facts(node: Node) -> list[Entry]:
-    """Return fixed properties of this broker under the names of Kafka's settings for them."""
+    """Return properties that can't be changed here, such as `offsets.topic.replication.factor`, under Kafka's names."""
     listeners, advertised, protocols = listener_facts(node)
     facts = (
         ("listeners", listeners, Type.LIST),
@@ -219,7 +219,7 @@ def listener_facts(node: Node) -> tuple[str, str, str]:
 
 
 def cluster_entries(node: Node) -> list[Entry]:
-    """Return the settings that were altered for all brokers."""
+    """Return the settings that requests have changed for all brokers (resource type BROKER, empty name)."""
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
         setting, synonyms = alterable_settings()[name], (Synonym(name, value, source),)

@@ -98,7 +98,10 @@ _GUARDED = {ConfigResourceType.TOPIC: Resource.TOPIC, ConfigResourceType.GROUP: 
 
 
 def _check_right(node: Node, caller: Caller, operation: AclOperation, named: NamedResource) -> None:
-    """Reject a resource whose settings the client may not describe or alter. Those of brokers belong to the cluster."""
+    """Reject a resource whose settings the client may not describe or alter.
+
+    Settings of brokers require the right on the cluster.
+    """
     resource = _GUARDED.get(ConfigResourceType(named.resource_type)) if named.resource_type in _TYPES else None
     kind, name = (Resource.CLUSTER, CLUSTER_NAME) if resource is None else (resource, named.resource_name)
     if not is_allowed(node, caller, operation, kind, name):
@@ -148,7 +151,10 @@ def _described(
 
 
 def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse | None:
-    """Replace all settings of resources. Return None if a key store is loaded first: the response follows."""
+    """Replace all settings of resources.
+
+    Return None when a key store or trust store has to be loaded first: the response follows after that.
+    """
 
     def settings_after_change(resource: AlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
         configs = {}

@@ -146,7 +146,7 @@ def _is_kept(value: ConsumerGroupHeartbeatReply) -> bool:
 
 @lru_cache(maxsize=BODIES_KEPT)
 def _settled_body(version: int, member_id: str, epoch: int, interval_ms: int) -> bytes:
-    """Return the encoded heartbeat response for a member whose assignment is unchanged."""
+    """Return the encoded heartbeat response of a member with an unchanged assignment, from a cache."""
     return _response(ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member_id, epoch, interval_ms)).encode(version)
 
 

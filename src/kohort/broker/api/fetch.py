@@ -35,7 +35,7 @@ All ranges are read at once if responses in progress already hold too many open 
 """
 
 WAITING_BYTES = 400
-"""Memory of a partition of a fetch that waits, about; of one in a session a quarter, since sessions have a bound."""
+"""Approximate memory, in bytes, of one partition of a waiting fetch; of one in a fetch session a quarter counts."""
 
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
@@ -43,7 +43,10 @@ Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
 
 
 def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
-    """Return a partition's error response. `known`: the partition exists here, though its epoch or offset does not."""
+    """Return the fetch response of one partition with an error.
+
+    `known`: the partition exists here, and the requested epoch or offset is the reason.
+    """
     return _Partition(
         partition_index=index,
         error_code=error,
@@ -91,7 +94,7 @@ class Fetch:
         return None
 
     def _growth_of(self, logs: list[PartitionLog]) -> Callable[[], bool]:
-        """Return a function that tells whether the client may read enough of the logs by now.
+        """Return a function that tells whether these logs have enough that the client may read, to answer its fetch.
 
         What an open transaction appends is of no use to a reader of committed records. Each append would end its wait
         with an empty response, which it answers with the next fetch. The transaction's marker is small, and makes
@@ -111,9 +114,10 @@ class Fetch:
         return has_enough
 
     def _keep_little(self) -> None:
-        """Drop what only the start needs, and count the rest toward the connection's limit.
+        """Free the request's fields that a waiting fetch no longer needs.
 
-        A request may name its partitions a hundred thousand times, and wait for weeks.
+        Count the rest toward the connection's memory limit: a request may name a partition a hundred thousand times,
+        and wait for weeks.
         """
         message = self._request.message
         message.topics, message.forgotten_topics_data, message.rack_id = [], [], ""
@@ -186,9 +190,9 @@ class Fetch:
         return found, total, max(0, least - reached) if may_grow and not (urgent or full) else 0, logs
 
     def _refusals(self) -> dict[str | uuid.UUID, ErrorCode]:
-        """Return the errors of topics that the client may not read.
+        """Return the error of each requested topic that the client may not read.
 
-        An id that no topic has is told to everyone. A follower needs a right to the cluster instead.
+        An id that no topic has is left out: everyone gets its error. A follower needs a right to the cluster instead.
         """
         request, node = self._request, self._node
         follower = replica_of(request) >= 0
@@ -206,7 +210,7 @@ class Fetch:
     def _read_one(
         self, source: PartitionLog, part: FetchedPartition, limit: int, first: bool
     ) -> tuple[_Partition, int, bool]:
-        """Return the response of one partition, the size of its records, and whether there are more behind them."""
+        """Read one partition for the response: return its part, the size of its records, and whether more follow."""
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
@@ -270,7 +274,7 @@ class Fetch:
         )
 
     def _throttled(self) -> FetchResponse:
-        """Return a response without data for a client over its quota. A new session does not begin with it."""
+        """Return a fetch response without records for a client over its quota; it opens no fetch session."""
         session = self._session
         if session is not None and session.epoch == 1:
             self._node.sessions.close(session.id)
@@ -279,7 +283,10 @@ class Fetch:
 
 
 def _has_news(entry: Found) -> bool:
-    """Return whether an incremental response must include the partition; record the state that the client then has."""
+    """Return whether an incremental fetch response must include a partition, because something changed there.
+
+    Record what the client then knows of it.
+    """
     part, answer, size = entry
     news = (
         size > 0
@@ -295,7 +302,7 @@ def _has_news(entry: Found) -> bool:
 
 
 def _cut_off(source: PartitionLog, part: FetchedPartition) -> _Partition | None:
-    """Return the diverging epoch for a client that has read a truncated part of the log, or None.
+    """Return a response with the diverging epoch if the client has read records that were truncated since; else None.
 
     The records of an earlier leader may have been lost with its machine. Other records have those offsets now.
     Source: KIP-320, KIP-595.

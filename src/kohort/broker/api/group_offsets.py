@@ -40,7 +40,7 @@ T = TypeVar(
 )
 _FetchedTopic: TypeAlias = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 GROUPS_MAX: Final = 10_000
-"""The most groups of one OffsetFetch. Each is a question to a shard, which takes the loop 15 microseconds."""
+"""The most groups in one OffsetFetch. Asking a shard for one takes 15 microseconds of the event loop."""
 _HIDDEN: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 PARTS_KEPT: Final = 8_192
 """Cached partition entries of responses, because every member commits the same partitions again and again."""
@@ -69,7 +69,7 @@ class CommitPlan(Generic[T]):
     def __init__(
         self, topics: Iterable[tuple[T, KnownTopic | ErrorCode | None]], by_id: bool, keep_ids: bool = False
     ) -> None:
-        """Create a plan from a request.
+        """Sort the partitions of a commit request into those for the coordinator and those to reject.
 
         Args:
             topics: the request's topics, each with the existing topic, the error that rejects it, or None.
@@ -98,7 +98,7 @@ class CommitPlan(Generic[T]):
         self.offsets = events.OffsetColumns.joined(accepted)
 
     def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
-        """Return whether the plan is that of a later request with the same topics and partitions.
+        """Return whether a later request with the same topics and partitions may reuse this plan.
 
         All partitions must have been accepted, the topics be the same ones, and the client still be allowed to read
         them.
@@ -144,7 +144,10 @@ class CommitPlan(Generic[T]):
 def _accept(
     accepted: list[Sequence[Sequence[Any]]], topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID
 ) -> dict[int, ErrorCode]:
-    """Append the existing partitions of a topic to `accepted`; return the errors of the others by their place."""
+    """Append the partitions of a topic that exist to the accepted commits.
+
+    Return UNKNOWN_TOPIC_OR_PARTITION for the others, by their index in the request.
+    """
     indexes, refused = columns[0], dict[int, ErrorCode]()
     if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
         exists = [0 <= index < topic.partitions for index in indexes]
@@ -163,7 +166,10 @@ def _accept(
 def commit_targets(
     host: GroupHost, request: Request[Any], topics: Sequence[T], by_id: bool
 ) -> list[tuple[T, KnownTopic | ErrorCode | None]]:
-    """Return the topics of a commit, each with the existing topic, None, or the error of a client without the right."""
+    """Look up the topics of a commit by name or id.
+
+    Each has the existing topic, None, or the error of a client without the right to read it.
+    """
     found: list[KnownTopic | None] = (
         [host.topics.by_id.get(topic.topic_id) for topic in topics]
         if by_id
@@ -243,7 +249,7 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
 
 
 def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
-    """Commit offsets of topics that are known."""
+    """Handle an OffsetCommit once its unknown topics have been looked up."""
     message, version = request.message, request.version
     by_id = version >= 10
     plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id, keep_ids=not host.topics.sure)
@@ -304,7 +310,7 @@ def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
 
 
 def fetch_offsets_of_known_topics(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
-    """Return the committed offsets of topics that are known."""
+    """Handle an OffsetFetch once its unknown topics have been looked up."""
     message, version = request.message, request.version
     if version < 8:
         _fetch_one(host, request)

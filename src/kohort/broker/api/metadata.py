@@ -49,14 +49,17 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
 
 
 def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
-    """Yield the topics that the caller may describe."""
+    """Yield the topics that the client has the right to describe."""
     for topic in host.topics.by_name.values():
         if may_see(host, caller, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
             yield topic
 
 
 def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
-    """Return nodes and topics after looking up unknown topics, because a new topic is often used at once."""
+    """Answer Metadata after looking up the topics that this host does not know: a new topic is often used at once.
+
+    Return None if a look-up is needed: the response follows.
+    """
     asked = request.message.topics or ()
     by_id = [topic.topic_id for topic in asked if is_by_id(topic, request.version)]
     names = [topic.name or "" for topic in asked if not is_by_id(topic, request.version)]

@@ -31,7 +31,7 @@ KNOWS_LOADING = 2
 
 
 def for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
-    """Map PRODUCER_FENCED, which KIP-360 added, to INVALID_PRODUCER_EPOCH for older versions."""
+    """Return the error code for a client's version: PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH for older ones."""
     return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
 
 

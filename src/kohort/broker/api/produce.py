@@ -46,7 +46,7 @@ _Delayed: TypeAlias = tuple[str, _Data, _Partition]
 
 
 class _Turn(NamedTuple):
-    """The state of one Produce request: its time, what it may still decompress on the loop, and its worker jobs."""
+    """The state that the partitions of one Produce request share: its time, decompression budget and worker jobs."""
 
     now_ms: int
     budget: LoopBudget
@@ -100,7 +100,7 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
 
 
 def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
-    """Return the error of a client that may not write in the request's transaction, or 0."""
+    """Return the error if the client may not write with the request's transactional id, else 0."""
     transactional_id = request.message.transactional_id
     if transactional_id is None or is_allowed(
         node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
@@ -131,7 +131,7 @@ def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
-    """Answer, if the client requested acknowledgements."""
+    """Send the response. With acks=0 send none, and close the connection if records were rejected."""
     if request.message.acks != 0:
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
@@ -152,7 +152,7 @@ def _prepare(
     responses: list[ProduceResponse.TopicProduceResponse],
     now_ms: int,
 ) -> None:
-    """Check batches in a worker thread, then append them; answer after the last one."""
+    """Check the batches that are too large for the loop in worker threads, append them, and answer after the last."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.retain_bytes(held)
@@ -229,7 +229,10 @@ def _check_same_producer(records: Buffer) -> None:
 
 
 def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, turn: _Turn) -> _Partition:
-    """Append a partition's batches. If a worker thread has to check them, fill in the response later."""
+    """Append one partition's batches to its log.
+
+    If they have to be checked or recompressed in a worker thread, return a response to fill in later.
+    """
     assert name is not None
     target = node.store.get(name, part.index)
     if target is None or not part.records:
@@ -250,7 +253,10 @@ def _append_batches(
     part: _Data,
     how: tuple[PartitionLog | None, int, LoopBudget | CheckedBatches],
 ) -> _Partition:
-    """Append a partition's batches to its log; check them now within a budget, unless a worker thread has."""
+    """Append one partition's batches to its log.
+
+    They are checked on the loop, within the request's budget, unless a worker thread has checked them.
+    """
     target, now_ms, checked = how
     index = part.index
     if target is None:

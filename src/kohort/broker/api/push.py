@@ -62,7 +62,10 @@ def handle_admitted(
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
     run: Callable[[PushAuthorization | None], None],
 ) -> None:
-    """Handle a decoded request as a dispatcher does: count it, check its authorization, apply fault rules."""
+    """Count a decoded request of a push consumer, check its authorization and fault rules, then handle it.
+
+    `run` handles it.
+    """
     request.begin(asked, host.metrics.apis[request.kind])
     right = PushAuthorization(host.authorizer, request) if host.authorizer is not None else None
     if right is not None and (refused := right.refusal()):
@@ -121,7 +124,7 @@ def register(
     topics: TopicCount,
     right: PushAuthorization | None,
 ) -> None:
-    """Register the consumer with its group's shard, and reverse the connection."""
+    """Send a registration to its group's shard; from now on the broker sends the requests on this connection."""
     connection = request.connection
     if connection.closed:  # a fault rule delayed the request
         return
@@ -132,14 +135,14 @@ def register(
 
 
 def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
-    """Return the log text of a rejected registration."""
+    """Return the log text for a RegisterConsumer that was rejected with this error."""
     return f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
 
 
 def event_of(
     host: GroupHost, connection: Connection, asked: RegisterConsumerRequest, topics: TopicCount
 ) -> events.RegisterConsumer:
-    """Return the coordinator's event for a registration."""
+    """Convert a RegisterConsumer request to the coordinator's event."""
     client = connection.client
     return events.RegisterConsumer(
         request=host.next_request_id(),

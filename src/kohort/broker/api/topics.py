@@ -79,7 +79,9 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
 
 
 def _count(request: Request[Message], partitions: int, error_since: int) -> None:
-    """Count partitions that are to be created or deleted toward the client's quota, as the last check of a topic.
+    """Count partitions to create or delete toward the client's controller mutation quota.
+
+    This is the last check of a topic, since it changes the quota.
 
     Raises:
         RetriableError: the quota is used up, and the client knows the error, which is in versions from `error_since`.
@@ -227,7 +229,7 @@ def _not_there(name: str | None) -> KafkaError:
 
 
 def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> CatalogTopic:
-    """Return the topic that a request names, if it exists and may be deleted."""
+    """Return the topic to delete, by name or id; raise if it does not exist or must not be deleted."""
     if not node.config.delete_topics:
         raise KafkaError("delete.topic.enable is false", ErrorCode.TOPIC_DELETION_DISABLED)
     topic = node.store.topics_by_id.get(topic_id) if topic_id != NO_ID else node.store.topics.get(name or "")
@@ -277,7 +279,10 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
 
 
 def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> int:
-    """Reject growth that the store does not validate itself; return by how many partitions the topic grows."""
+    """Reject an invalid CreatePartitions entry, and return by how many partitions the topic grows.
+
+    The store validates the rest.
+    """
     known = node.store.topic(topic.name)
     new = topic.assignments
     if (

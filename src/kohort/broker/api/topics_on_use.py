@@ -104,7 +104,10 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
 
 
 def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaError | None:
-    """Count a topic toward the client's quota of changes; return the error that makes the client ask again."""
+    """Count an automatically created topic toward the client's controller mutation quota.
+
+    Return the error that makes the client ask again, if the quota is used up.
+    """
     if request.meter is not None:
         try:
             request.meter.change_partitions(plan.partitions, knows_error=True)

@@ -70,7 +70,7 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
 
 
 def _refused_producer(node: Node, request: Request[InitProducerIdRequest]) -> ErrorCode:
-    """Return the error of a client that may not produce.
+    """Return the error if the client has no right to get a producer id, else NONE.
 
     Without a transactional id, a client may produce if it may write to any topic. Source: KIP-679.
     """
@@ -124,7 +124,7 @@ def _added(
     ways: tuple[bool, int],
     hidden: Collection[str] = (),
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """Add partitions to one transaction, and return the result of each.
+    """Add partitions to one transaction, and return the result for each partition, by topic.
 
     Args:
         node: the broker.
@@ -291,7 +291,10 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
 
 
 def _refused_or_invalid(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
-    """Return the error of a topic that the client may not read; an invalid name is told to everyone."""
+    """Return the error of a topic that the client may not read.
+
+    For a name that no topic can have, that is INVALID_TOPIC_EXCEPTION: it reveals nothing.
+    """
     invalid = node.topics.refusal(topic)
     if invalid is not None and invalid.code is ErrorCode.INVALID_TOPIC_EXCEPTION:
         return invalid.code, invalid.message
@@ -299,7 +302,7 @@ def _refused_or_invalid(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
 
 
 def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
-    """Return why a partition has no producers to describe."""
+    """Return the DescribeProducers error and its text for a partition that does not exist."""
     if topic in node.store.topics:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
     try:

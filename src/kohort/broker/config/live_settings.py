@@ -96,7 +96,7 @@ class LiveSettings:
         self.broker, self.log = self._effective(self._altered)
 
     def _effective(self, all_altered: Mapping[str, Mapping[str, str]]) -> tuple[BrokerConfig, LogConfig]:
-        """Return the broker's settings and topic defaults with all alterations."""
+        """Return the broker's settings and topic defaults as they would be with these altered settings."""
         broker, _, topics = self.given
         for altered in (all_altered[ALL], all_altered[self._own]):
             of_broker: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class LiveSettings:
         return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
-        """Return the settings that requests have altered, for this broker or for all.
+        """Return the settings that requests have altered, for one broker (`name` is its id) or for all (empty `name`).
 
         Args:
             name: this broker's id, or `ALL`.
@@ -128,7 +128,7 @@ class LiveSettings:
         return stores_of(self._altered[self._own])
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
-        """Check that these values can replace all alterations of `name`.
+        """Check new altered settings that would replace all earlier ones of `name`: a broker's id, or empty for all.
 
         Raises:
             InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.
@@ -142,7 +142,7 @@ class LiveSettings:
 
     @staticmethod
     def check_key(name: str, key: str) -> None:
-        """Check that a setting can be altered or reset for `name`.
+        """Check that requests may alter or reset this setting for `name`: a broker's id, or empty for all brokers.
 
         Raises:
             InvalidInputError: it can't.
@@ -156,7 +156,9 @@ class LiveSettings:
             raise InvalidInputError(f"{text}: {PREFIX}NAME.{key}")
 
     def set(self, name: str, altered: Mapping[str, str]) -> None:
-        """Replace the alterations of `name`; durable and in effect when this returns.
+        """Replace all altered settings of `name`, a broker's id or empty for all.
+
+        The new ones are durable and in effect when this returns.
 
         Raises:
             InvalidInputError: the name or a setting is invalid; see `altered` and `check`.
@@ -172,7 +174,7 @@ class LiveSettings:
 
 
 def stores_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the settings of key and trust stores among others, by listener in lower case and by setting."""
+    """Return the key store and trust store settings among altered ones: by listener in lower case, then by setting."""
     found: dict[str, dict[str, str]] = {}
     for key, text in altered.items():
         if of_listener := reloadable(key):

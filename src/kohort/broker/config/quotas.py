@@ -28,12 +28,12 @@ _BYTE_RATE_MAX, _CONNECTION_RATE_MAX = 2.0**63, 2.0**31 - 1
 
 
 def entity_key(*parts: tuple[str, str | None]) -> Entity:
-    """Return the entity of these types and names."""
+    """Return the quota entity of these (type, name) pairs: sorted by type."""
     return tuple(sorted(parts, key=lambda part: part[0]))
 
 
 def entity_of(names: list[tuple[str, str | None]]) -> Entity:
-    """Return the entity that a request names.
+    """Return the quota entity that a request names, after checking its types and names.
 
     Raises:
         InvalidInputError: there is no such entity.
@@ -70,7 +70,7 @@ def check(entity: Entity, key: str, value: float) -> None:
 
 
 def _is_possible(key: str, value: float) -> bool:
-    """Return whether a quota may have this value. JSON has no number for infinity, and would keep null instead."""
+    """Return whether a quota can have this value: finite, above 0, and whole where Kafka stores an integer."""
     if not math.isfinite(value) or value <= 0:
         return False
     if key not in _WHOLE and key not in _OF_IPS:
@@ -91,7 +91,7 @@ class Quotas:
         self._by_entity = self._stored()
 
     def _stored(self) -> dict[Entity, dict[str, float]]:
-        """Return the quotas of the file. Earlier versions stored an infinite one as null, which bounds nothing."""
+        """Return the quotas in the file, without infinite ones, which earlier versions stored as null."""
         found: dict[Entity, dict[str, float]] = {}
         for key, values in read_json(self._path).items():
             entity = tuple((kind, name) for kind, name in msgspec.json.decode(key))

@@ -395,7 +395,7 @@ class BrokerConfig:
 
     @property
     def older_values(self) -> bool:
-        """Whether the readable part of a damaged journal is served."""
+        """Whether coordinators load a damaged journal without its unreadable part, and may serve older values."""
         return self.offsets_load_on_corruption == "older"
 
 
@@ -470,7 +470,7 @@ def ignored_text(properties: Mapping[str, Any]) -> str:
 
 @cache
 def known_names() -> tuple[str, ...]:
-    """Return every property that a broker can be started with, without aliases."""
+    """Return the names of all properties that a broker can be started with; aliases are left out."""
     own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *LOG_UNITS)
     return (*own, *known_facts())
 

@@ -315,7 +315,7 @@ class BrokerLocation(NamedTuple):
 
 
 def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
-    """Extract the listening address and data folder; return them and the other properties.
+    """Split a `server.properties` into the listening address and data folder, and all other entries.
 
     Raises:
         InvalidInputError: there are several folders, or an invalid address.
@@ -335,7 +335,9 @@ def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, A
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties that have an effect here, under the broker's own names.
+    """Check the entries of a `server.properties`, and return those that have an effect on this broker.
+
+    They have the broker's own names then.
 
     Raises:
         InvalidInputError: a property requires something that this broker can't offer; the text says what to do.
@@ -374,12 +376,15 @@ def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> 
 
 
 def known_facts() -> tuple[str, ...]:
-    """Return the properties that `own_properties` and `place_in` understand besides the broker's own settings."""
+    """Return the names of `server.properties` entries that are no settings of the broker, but are understood.
+
+    Those are addresses and folders, values that are only checked, security settings, and settings without effect.
+    """
     return (*_PLACES, *_CHECKS, *security_names(), *IDLE)
 
 
 _Check = Callable[[str], str | None]
-"""Return what is wrong with a value, and what to do; None if the value is accepted."""
+"""A function that checks a property's value: it returns what is wrong and what to do, or None if all is well."""
 
 
 def _one_copy(value: str) -> str | None:
@@ -415,7 +420,7 @@ def _only(word: str, why: str) -> _Check:
 
 
 def _taken(_value: str) -> str | None:
-    """Accept a property's value unchecked: `client_listeners` checks it together with the listeners."""
+    """Accept a property without a check here: `client_listeners` checks it together with the listeners."""
     return None
 
 

@@ -40,7 +40,7 @@ class Users:
         self._models = self._salt_models()
 
     def _salt_models(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the salt's length and the iterations of each user by mechanism."""
+        """Return salt lengths and iterations of users' credentials, by mechanism, for made-up credentials."""
         return {
             mechanism: sorted(
                 (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))
@@ -51,7 +51,7 @@ class Users:
         }
 
     def _salt_secret(self) -> bytes:
-        """Return the secret that made-up salts follow from, which survives restarts as real salts do."""
+        """Return the secret from which made-up salts are derived; it survives restarts, as real salts do."""
         with self._secret_lock:
             if self._secret is None:
                 self._secret = self._stored_secret()

@@ -85,7 +85,9 @@ class IssuerKeys:
         self._failures = 0
 
     def current(self, key_id: str | None) -> KeySet:
-        """Return the keys; read them first if they are old, or if there is none of this id.
+        """Return the issuer's public keys.
+
+        They are read again first if they are old or none has this id, but not soon after a failure.
 
         Raises:
             ValueError: no keys could be read yet.

@@ -188,7 +188,7 @@ def _refuse_beyond_loopback(plan: ListenerPlan, listener: ListenerSocket) -> Non
 def sasl_servers(
     listen: str, properties: Mapping[str, Any], store: Credentials, logins: PendingLogins
 ) -> dict[str, SaslServer]:
-    """Return the logins of all listeners that have some, by the listener's name.
+    """Return the SASL login servers of all SASL listeners, by the listener's name.
 
     Raises:
         InvalidInputError: a setting is invalid or missing.
@@ -209,7 +209,7 @@ def sasl_servers(
 
 
 def _exchange(name: str, mechanism: str, config: SecurityConfig, store: Credentials) -> Callable[[], SaslExchange]:
-    """Return a function that begins an exchange.
+    """Return a function that creates the server side of one SASL exchange with this mechanism.
 
     Raises:
         InvalidInputError: a setting is invalid or missing.

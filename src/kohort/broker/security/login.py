@@ -77,7 +77,10 @@ class LoginConnection(Protocol):
     def closed(self) -> bool: ...
 
     def intercept(self, on_frame: Dispatch, size_max: int | None, /) -> None:
-        """Pass later frames to `on_frame`. Their size limit is `size_max`; None: the listener's limit."""
+        """Pass all later frames to `on_frame` instead of the dispatcher.
+
+        `size_max` is their size limit; None: the listener's.
+        """
 
     def suspend(self) -> None:
         """Handle no further request until `unsuspend`."""
@@ -106,7 +109,7 @@ class LoginRequest(Protocol):
 
 
 class SaslServer:
-    """The logins of one listener.
+    """The SASL logins of one listener: its mechanisms, and the login of each new connection.
 
     Attributes:
         name: the listener's.
@@ -356,7 +359,7 @@ class SaslLogin:
     # -- failures
 
     def _fail(self, text: str, refuse: Callable[[str], None]) -> None:
-        """Refuse the login, after a delay, and close the connection."""
+        """Refuse a login: send the error after a delay, which slows down guessing, and close the connection."""
         claimed = "" if self._exchange is None else self._exchange.claimed
         self._log_refusal(claimed, text)
         self._report(claimed, succeeded=False)

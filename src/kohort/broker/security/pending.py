@@ -37,7 +37,7 @@ NOTICE_PAUSE_S = 60.0
 
 
 class HostNotices:
-    """Log lines about clients that keep failing: one for each host and problem in a minute."""
+    """Throttle of log lines about clients that keep failing: one line a minute for each host and problem."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -96,7 +96,7 @@ class PendingLogins:
         return len(self._clients)
 
     def begin(self, timeout_ms: int, close: Callable[[str], None]) -> PendingLogin | None:
-        """Count a new client; return None if there is no room for one.
+        """Count a new client as not authenticated yet, and start its deadline; return None if there is no room for it.
 
         Args:
             timeout_ms: the deadline of handshake and login.
@@ -122,7 +122,7 @@ class PendingLogins:
         self._clients.pop(pending, None)
 
     def run_in_thread(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
-        """Run a blocking function in a thread of this purpose. Then call `done` with its future on the loop."""
+        """Run a blocking function in the threads of a purpose, then call `done` with its future on the loop."""
         threads = self._threads.get(purpose)
         if threads is None:
             threads = self._threads[purpose] = ThreadPoolExecutor(THREADS, f"kohort-{purpose}")
@@ -162,7 +162,7 @@ def failure_text(error: ssl.SSLError) -> str:
 
 
 class TlsHandshake:
-    """The handshake of one connection, which ends in `done` or `gone`."""
+    """The TLS handshake of one new connection; it ends with a call of `done`, or of `gone` after a failure."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class TlsHandshake:
     def begin(
         self, timeout_ms: int, done: Callable[[str | None, PendingLogin], None], gone: Callable[[], None]
     ) -> None:
-        """Start the TLS handshake.
+        """Start the TLS handshake; it ends with a call of `done`, or of `gone` after a failure or the deadline.
 
         Args:
             timeout_ms: the deadline.
@@ -272,7 +272,7 @@ class TlsHandshake:
         self._flush()
 
     def _end(self, why: str) -> None:
-        """Close the connection, when no thread works with it any more. `why` is logged, if it is not empty."""
+        """Close the connection of a failed handshake once no thread uses it, and log `why` unless that is empty."""
         if self._closed:
             return
         self._closed = True

@@ -50,7 +50,7 @@ class _Element(NamedTuple):
 
 
 def _elements(data: bytes) -> list[_Element]:
-    """Split DER into its elements; ValueError for anything else."""
+    """Split DER bytes into their elements; raise ValueError if they are no valid DER."""
     found, at = [], 0
     while at < len(data):
         if at + 2 > len(data):
@@ -173,7 +173,10 @@ _REFERENCE = re.compile(r"\\(.)|\$(\d)")
 
 
 def _expanded(replacement: str, match: re.Match[str]) -> str:
-    """Return a replacement with its groups, `$1` to `$9`, as Java's `replaceAll` does; a backslash quotes."""
+    """Fill a match's groups into the replacement of a mapping rule: `$1` to `$9`, as Java's `replaceAll` does.
+
+    A backslash quotes the next character.
+    """
 
     def group_text(reference: re.Match[str]) -> str:
         quoted, group = reference.groups()

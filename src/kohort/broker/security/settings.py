@@ -174,11 +174,14 @@ RELOADABLE = (
 SECRET = frozenset(RELOADABLE) - {
     "ssl.keystore.location", "ssl.keystore.type", "ssl.truststore.location", "ssl.truststore.type",
 }  # fmt: skip
-"""Those whose values are never shown; Kafka's type of them is PASSWORD."""
+"""The names of reloadable settings whose values are never shown; in Kafka their type is PASSWORD."""
 
 
 def reloadable(key: str) -> tuple[str, str] | None:
-    """Return the listener, in lower case, and the setting of a key that requests may change; None: they may not."""
+    """Split the name of a listener's TLS setting that requests may change: listener in lower case, setting.
+
+    None for every other name.
+    """
     if not key.startswith(PREFIX):
         return None
     name, _, rest = key.removeprefix(PREFIX).partition(".")
@@ -207,7 +210,7 @@ def is_security(key: str) -> bool:
 
 
 def security_config(properties: Mapping[str, Any], name: str, mechanism: str | None = None) -> SecurityConfig:
-    """Return a listener's settings.
+    """Return the security settings of a listener, or of one SASL mechanism of a listener.
 
     Args:
         properties: all of the broker's properties.

@@ -102,7 +102,7 @@ class ClientSession:
         return tolerance if delay_ms == tolerance.delay_ms else tolerance._replace(delay_ms=delay_ms)
 
     def identity(self, client_id: str | None) -> Client:
-        """Return the client as the coordinator's records describe it. Kept, as a connection has one client id."""
+        """Return the client as the coordinator's records describe it, from a cache."""
         known = self._identity
         if known is None or known.id != (client_id or "") or known.process != self.process:
             known = self._identity = Client(client_id or "", "/" + self.host, self.process)
@@ -110,7 +110,10 @@ class ClientSession:
 
     @property
     def _is_new(self) -> bool:
-        """Whether no group request has arrived yet: a client that reconnected has already waited for a response."""
+        """Whether this connection has sent no group request yet.
+
+        A client that reconnected has already waited for a response.
+        """
         return not self.shards
 
     def _within_lease(self, delay_ms: int) -> int:
@@ -154,7 +157,7 @@ class OutgoingBytes:
         self.size = 0
 
     def add(self, parts: Parts) -> None:
-        """Append a response to the unsent bytes."""
+        """Append the parts of a response to the bytes that wait to be sent."""
         if len(parts) > 1:
             parts = join_small_buffers(parts)
         self._parts.extend(parts)
@@ -236,7 +239,7 @@ REQUEST_BYTES_MIN = 2
 
 
 class Answer(Protocol):
-    """An entry in a connection's order of responses."""
+    """One place in the order of a connection's responses: the response, or None until it is known."""
 
     parts: Parts | None
     """The parts to send; None: not known yet; empty: send nothing."""
@@ -271,11 +274,11 @@ class Handler(Protocol):
 
     @property
     def unfinished(self) -> ByteBudget:
-        """The received bytes of requests that are not complete yet."""
+        """The budget of bytes that all connections' incomplete requests share."""
 
     @property
     def unsent(self) -> ByteBudget:
-        """The bytes in memory of responses that clients do not take."""
+        """The budget of bytes in memory that all connections' unsent responses share."""
 
 
 class Connection:
@@ -380,7 +383,7 @@ class Connection:
             self._end_for(error)
 
     def _end_for(self, error: BadFrame) -> None:
-        """Send completed responses, then close the connection."""
+        """Log a client's invalid bytes, send the completed responses, and close the connection."""
         if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
             log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
         self.finish()
@@ -460,12 +463,12 @@ class Connection:
         self._pause()
 
     def _count_unfinished(self) -> None:
-        """Report the bytes of incomplete requests to the host's budget, which may close this connection."""
+        """Count the bytes of incomplete requests toward the bound of all connections, which may close this one."""
         self._begun = self._frames.begun + len(self._frames.kept)
         self._handler.unfinished.hold_bytes(self, self._begun)
 
     def _stays_full(self) -> bool:
-        """Send completed responses; return whether there is still no room for another request."""
+        """Send completed responses; return whether the connection still has no room for another request."""
         if self.pending and self.pending[0].parts is not None:
             self.flush()
         return (self._is_full or self.muted) and not self.closed
@@ -479,7 +482,7 @@ class Connection:
         return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
     def retain_bytes(self, size: int) -> None:
-        """Count bytes of retained requests toward flow control. A negative size releases them."""
+        """Count `size` bytes of waiting requests toward the connection's limit; a negative size releases them."""
         self._held += size
         self._resume_if_room()
 
@@ -492,7 +495,7 @@ class Connection:
         self.retain_bytes(-self._flow.bytes_max)
 
     def read_ahead(self) -> None:
-        """Process bytes that the transport received before this connection existed."""
+        """Handle bytes that the transport received during the TLS handshake, before this object existed."""
         if not self.closed:
             self._on_readable()
 
@@ -531,7 +534,7 @@ class Connection:
             self._loop.add_reader(self.fd, self._on_readable)
 
     def _take_kept(self) -> None:
-        """Process frames that were read before the connection was full."""
+        """Handle the frames that were kept because the connection was full or suspended, then read again."""
         if self.closed:
             return
         try:

@@ -50,11 +50,11 @@ class FaultSubject(Protocol):
         """Send a response."""
 
     def undecodable_response(self) -> Parts:
-        """Return a response that can't be decoded."""
+        """Return response bytes that the client can't decode, to test how it handles them."""
 
 
 class Refusable(FaultSubject, Protocol):
-    """A subject that creates its own error response."""
+    """A request or push request that a fault rule can answer with an error code."""
 
     def fail(self, error: ErrorCode, why: str) -> None: ...
 
@@ -107,7 +107,7 @@ class Faults:
         return rule.hits if rule else 0
 
     def unhit_reason(self, number: int) -> str:
-        """Return why a rule was not hit more often, for an error message."""
+        """Return why a fault rule has matched fewer requests than a test expects, for its error message."""
         rule = self._rules.get(number)
         if rule is None:
             return "it was removed"

@@ -68,7 +68,7 @@ class ByteHolder(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether the client's next bytes would be read now."""
+        """Whether the connection is read now: its client could send the rest of its request."""
 
     def close(self) -> None:
         """Close the connection, which releases its bytes."""
@@ -104,7 +104,7 @@ class ByteBudget:
             self._shed()
 
     def holding_since(self) -> Iterator[tuple[ByteHolder, float]]:
-        """Return the holders and since when each has held bytes, the oldest first."""
+        """Yield each connection that holds bytes, with the time since when it has held some, the oldest first."""
         return iter(self._since.items())
 
     def _shed(self) -> None:

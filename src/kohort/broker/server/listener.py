@@ -42,7 +42,7 @@ MACOS_FILES_MAX = 10_240
 
 
 class DescriptorShares(NamedTuple):
-    """The division of the process's file descriptors between connections and log files."""
+    """How many file descriptors the process may use for log files, for log files lent to readers, and connections."""
 
     files: int
     lent: int
@@ -324,7 +324,7 @@ class Server:
         return self.logins.notices.is_new(connection.client.host, why)
 
     def _close_later(self, sock: socket.socket, seconds: float) -> None:
-        """Close a connection after its throttle time, as Kafka does: a client gains nothing by reconnecting at once.
+        """Close a refused connection only after its throttle time, so that reconnecting at once gains nothing.
 
         Beyond `THROTTLED_MAX` of them, close the oldest at once.
         """

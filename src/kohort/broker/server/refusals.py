@@ -100,7 +100,10 @@ class _Refusal:
                 setattr(answer, names[0], value)
 
     def _list(self, name: str, items: Sequence[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
-        """Write an item for each of `items` into the response's list, unless another list of the request did."""
+        """Write one error item for each requested item into the response's list of results.
+
+        A list that another field of the request has filled stays as it is.
+        """
         for target in (*_ITEMS.get(name, (name,)), "results", "responses"):
             element = fields[target].element if target in fields else None
             if element is not None and element.struct is not None:

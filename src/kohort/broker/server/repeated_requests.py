@@ -45,7 +45,7 @@ class Repetition:
         self._size, self._wanted, self._left = -1, 1, 1
 
     def is_due(self, size: int) -> bool:
-        """Count a frame without a template; return whether it has had its length often enough to get one."""
+        """Count a frame that no template matched; return whether enough of this length came in a row to make one."""
         if size != self._size:
             self._size, self._left = size, self._wanted
             return False

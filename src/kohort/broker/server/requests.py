@@ -29,7 +29,7 @@ REPEATS_MAX = 4
 
 
 def without_many_repeats(items: Iterable[T], name_of: Callable[[T], Hashable]) -> list[T]:
-    """Return a request's items in order, without those whose name came `REPEATS_MAX` times before."""
+    """Return a request's items in order; each name is kept `REPEATS_MAX` times at most."""
     times: Counter[Hashable] = Counter()
     kept = []
     for item in items:
@@ -111,7 +111,7 @@ class PushRequest:
         return f"{self.kind.api} from {self.connection.name}"
 
     def answer(self, body: bytes) -> None:
-        """Send an encoded response."""
+        """Send a response whose body is encoded already."""
         self.send([with_length_prefix(body)])
 
     def send(self, parts: Parts) -> None:
@@ -238,7 +238,7 @@ class Request(Generic[M_co]):
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other request of the connection waits for a response."""
+        """Whether this is the connection's only request that waits for a response."""
         return len(self.connection.pending) <= 1
 
     @property
@@ -286,7 +286,7 @@ class Request(Generic[M_co]):
 
     @property
     def takes_encoded(self) -> bool:
-        """Whether the response may be bytes encoded before: no throttle time is set in it, and no caller reads it."""
+        """Whether a cached, encoded response may be sent: no quota changes it, and no callback reads it."""
         return self.meter is None and self.on_answer is None
 
     def reply_encoded(self, response: type[Message], body: bytes) -> None:

@@ -127,9 +127,9 @@ class RequestQuotaMeter:
         self.throttle_ms = 0.0
 
     def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
-        """Record a value (bytes or time) for a quota, and return its throttle time.
+        """Record bytes or time toward one quota, and return the throttle time in ms.
 
-        The request is throttled for the longest of these times. Each is limited to `most_ms` there.
+        The response has the longest of these times, each cut to `most_ms`.
         """
         found = self._throttling.record(quota, self._user, self._client_id, value)
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
@@ -227,7 +227,7 @@ class Throttling:
         self.active = bool(self._quotas.all())
 
     def begin(self, request: Request[Message], size: int) -> RequestQuotaMeter:
-        """Begin to measure a request of `size` bytes."""
+        """Begin to measure a request of `size` bytes toward the client's quotas."""
         meter = RequestQuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
             meter.count_value(PRODUCER, size)
@@ -328,6 +328,6 @@ class Throttling:
 
 
 def _shortened(scope: Scope) -> Scope:
-    """Return the key under which a client's rate is counted: long client ids that begin alike share one."""
+    """Return the key by which a rate is counted: the scope with the client id cut to `CLIENT_ID_MAX` characters."""
     quota, user, client_id = scope
     return quota, user, None if client_id is None else client_id[:CLIENT_ID_MAX]

@@ -51,7 +51,7 @@ BLOCK = 1_000
 
 
 class ProducerIds:
-    """The allocator of producer ids."""
+    """The allocator of producer ids, which reserves a block of them with each write."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -117,7 +117,7 @@ class MarkerWaits:
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
     def markers_failed(self, transactional_id: str, *, stuck: bool) -> None:
-        """Handle a failure to write markers: answer requests that have waited long.
+        """Handle a failed attempt to write markers: answer the requests that have waited for `WAIT_S` with an error.
 
         If no later attempt of this process can succeed (`stuck`), answer all requests.
         """
@@ -292,7 +292,10 @@ class Transactions:
         )
 
     def _bumped(self, known: Transaction) -> Transaction:
-        """Return the state with the producer's next epoch, or with another producer id when epochs are used up."""
+        """Return a transactional id's state for its next producer: the epoch plus one, or a new producer id.
+
+        A new id is needed when the epochs of the old one are used up.
+        """
         fresh = replace(known, status=Status.EMPTY, partitions=(), start_ms=-1, next_producer_id=-1)
         if known.epoch < EPOCH_MAX:
             return replace(fresh, epoch=known.epoch + 1)
@@ -519,12 +522,9 @@ class Transactions:
         self._write_step(transactional_id, missing)
 
     def _write_step(self, transactional_id: str, missing: list[TopicPartition], failed: bool = False) -> None:
-        """Write the next of the missing markers, the last in the list first; after the last one, complete or retry.
+        """Write some of the missing markers, taken from the end of the list.
 
-        Args:
-            transactional_id: the transaction's id.
-            missing: the partitions without a marker; those that are written are removed.
-            failed: whether a marker of an earlier step could not be written.
+        After the last one, complete the transaction, or retry the failed markers.
         """
         self._steps.pop(transactional_id, None)
         transaction = self._known[transactional_id]
@@ -661,9 +661,9 @@ class Transactions:
         self._host.loop.call_later(self._host.config.transaction_abort_interval_ms / 1000, self._check_timeouts)
 
     def _open_since(self, transaction: Transaction) -> int:
-        """Return when a transaction began, by the monotonic clock: steps of the wall clock must not end or prolong it.
+        """Return when a transaction began, by the monotonic clock: changes of the wall clock do not affect its timeout.
 
-        For one that an earlier process began, the wall clock tells how old it was when it was first looked at.
+        The age of a transaction from an earlier process comes from the wall clock, once.
         """
         known = self._open_since_ms.get(transaction.id)
         if known is not None:
@@ -690,7 +690,7 @@ class Transactions:
 
 
 def _is_predecessor(known: Transaction, producer: tuple[int, int]) -> bool:
-    """Return whether the current epoch is for the producer with this id and epoch, which asks again.
+    """Return whether the producer with this id and epoch repeats the request that led to the current epoch.
 
     Either the end of its transaction brought the epoch, or its own InitProducerId, and the answer was lost. An epoch
     that another producer got, or in which something was begun since, makes a zombie of it.
@@ -711,7 +711,10 @@ def _is_predecessor(known: Transaction, producer: tuple[int, int]) -> bool:
 
 
 def _is_next_producer(known: Transaction, producer: tuple[int, int]) -> bool:
-    """Return whether this is the producer after a transaction that is still being ended: EndTxn may have named it."""
+    """Return whether a request comes from the producer id and epoch that EndTxn announced for after this transaction.
+
+    The transaction itself is still being ended.
+    """
     return known.status.preparing and known.next_producer_id != -1 and producer == (known.next_producer_id, 0)
 
 

@@ -166,7 +166,7 @@ class TransactionLog:
                 )
 
     def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
-        """Read the states of a partition; return whether it is undamaged. Damage is logged."""
+        """Read the last states of one partition into `found`; return False if it is damaged, which is logged."""
         if (last := _read_last_states(source)) is not None:
             found += last
             return True

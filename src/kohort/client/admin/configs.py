@@ -90,7 +90,7 @@ async def _at_places(
     what: str,
     timeout_ms: float | None,
 ) -> Results[ConfigResource, V]:
-    """Send a request for a broker's own configuration to that broker, and everything else to any."""
+    """Send each request for a broker's own configuration to that broker, and all others to any broker."""
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def at_places_once() -> None:

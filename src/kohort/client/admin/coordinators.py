@@ -97,7 +97,7 @@ async def describe_coordinators(
 
 
 def shard_row(shard: ShardStatus) -> dict[str, Any]:
-    """Return the row of a shard; None where a figure is unknown."""
+    """Return a shard's state as a row for commands and the dashboard; None where a value is unknown."""
     metrics = shard.metrics
     return {
         "shard": shard.index,
@@ -119,5 +119,8 @@ def _known(value: int) -> int | None:
 
 
 def _placement_order(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
-    """Return the sort key of a placement: the elected leader's own counts, else the one with the highest version."""
+    """Return the sort key of a coordinator's placement answer: the greatest one counts.
+
+    That is the elected leader's own answer, else the one with the highest map version.
+    """
     return answer.node_id == answer.elected_id, answer.map_version

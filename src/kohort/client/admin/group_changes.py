@@ -51,7 +51,10 @@ def topic_errors_with_suggestions(admin: Admin, errors: Mapping[str, KafkaError]
 def _with_nearest(
     errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
-    """Add the most similar of `names()` to errors with the code `missing`; call `names` only if there are any."""
+    """Add `did you mean …?` to errors with the code `missing`: the most similar of the existing `names()`.
+
+    `names` is only called if there are such errors.
+    """
     there = list(names()) if any(error.code is missing for error in errors.values()) else []
     return {
         name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)
@@ -65,12 +68,12 @@ def _with_nearest(
 
 
 def topic_of_option(text: str) -> str:
-    """Return the topic that an option names."""
+    """Return the topic of a command line option `TOPIC` or `TOPIC:0,1`."""
     return text.partition(":")[0]
 
 
 def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
-    """Return the partitions that options name, sorted.
+    """Return the partitions that command line options name (`TOPIC` or `TOPIC:0,1`), sorted.
 
     Args:
         texts: TOPIC or TOPIC:0,1.
@@ -107,7 +110,7 @@ OFFSET_MAX = 2**63 - 1
 
 
 class Bounds(NamedTuple):
-    """A partition's first and end offset, and its first offset at the requested time: -1 if no record is that young."""
+    """A partition's first offset, end offset, and first offset at or after the requested time (-1: no such record)."""
 
     start: int
     end: int
@@ -115,7 +118,7 @@ class Bounds(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The target of one committed offset.
+    """The offset that a reset would commit for one partition, and why it differs from the requested one.
 
     Attributes:
         new: the new offset, within the partition's bounds.
@@ -364,7 +367,7 @@ class OutcomeUnknownError(KafkaError):
 
 
 def was_changed(error: KafkaError | None) -> bool | None:
-    """Return whether a change was made, by its error; None: that is not known."""
+    """Return whether a change with this error was made; None if nobody knows, since the answer was lost."""
     if error is None:
         return True
     return None if isinstance(error, OutcomeUnknownError) else False
@@ -430,7 +433,7 @@ def _make_change(
     may_be: Callable[[K], str],
     unknown: Sequence[ErrorCode] = (),
 ) -> dict[K, KafkaError]:
-    """Make a change. Return the errors of its keys; after some of them the change may have been made.
+    """Request a change, and return the error of each key that was not changed, or that may not have been.
 
     Args:
         keys: What is changed.
@@ -501,7 +504,7 @@ def check_group_exists(admin: Admin, group: str) -> None:
 
 
 def partition_numbers(partitions: Mapping[TopicPartition, Any], topic: str) -> list[int]:
-    """Return the partition numbers of one topic among these partitions."""
+    """Return the numbers of those partitions that belong to this topic."""
     return sorted(key.partition for key in partitions if key.topic == topic)
 
 
@@ -512,5 +515,5 @@ def committed_offset(committed: Mapping[TopicPartition, Any], key: TopicPartitio
 
 
 def offset_row(group: str, key: TopicPartition, committed: int | None) -> dict[str, Any]:
-    """Return the row of a committed offset."""
+    """Return a committed offset as a row for commands and the dashboard."""
     return {"group": group, "topic": key.topic, "partition": key.partition, "committed": committed}

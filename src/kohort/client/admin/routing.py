@@ -25,7 +25,9 @@ class HasErrorCode(Protocol):
 
 
 class Attempts(Generic[K]):
-    """The tries of a change for each key, so that the refusal of a repetition is not taken for that of the change.
+    """The number of times that a change was sent, for each key.
+
+    By it, the refusal of a repeated request is told from a refusal of the change itself.
 
     A change whose answer was lost is sent again. The second request may be refused because the first was carried out,
     or because something else has changed since.
@@ -35,11 +37,11 @@ class Attempts(Generic[K]):
         self._sent: Counter[K] = Counter()
 
     def sending(self, keys: Iterable[K]) -> Callable[[], None]:
-        """Return the callback for `Cluster.send` that counts a try of these keys."""
+        """Return a callback for `Cluster.send` that counts one attempt for each of these keys."""
         return partial(self._sent.update, list(keys))
 
     def outcome(self, key: K, found: V | KafkaError) -> V | KafkaError:
-        """Return a key's outcome, whose error says when an earlier try may have been carried out."""
+        """Return a key's outcome; an error also says when an earlier attempt may have made the change."""
         if not isinstance(found, KafkaError):
             return found
         if isinstance(found, RetriableError):
@@ -73,7 +75,7 @@ async def at_leaders(
     what: str,
     timeout_ms: float | None,
 ) -> dict[TopicPartition, V | KafkaError]:
-    """Send requests to the leader of each partition, again where leaders have moved; return all outcomes.
+    """Send requests to the leaders of partitions; retry where leaders have moved; return the outcome of each partition.
 
     Args:
         ask: Called with a node id and its partitions; returns a value or a KafkaError for each.
@@ -166,7 +168,7 @@ def error_of_result(result: HasErrorCode, what: str) -> KafkaError:
 
 
 def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
-    """Return the time limit for a broker, in milliseconds."""
+    """Return how long a broker may work on a request, in ms: the call's time less a share for the network."""
     limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
     return max(1, int(limit * _BROKER_TIME_SHARE))
 
@@ -181,7 +183,7 @@ async def at_coordinators(
     *,
     attempts: Attempts[str] | None = None,
 ) -> Results[str, V]:
-    """Send requests to the coordinator of each group or transactional id, again where coordinators have moved.
+    """Send requests to the coordinators of groups or transactional ids; retry where coordinators have moved.
 
     Args:
         ask: Called with a node id and its groups; returns a value or a KafkaError for each.

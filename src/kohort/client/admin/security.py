@@ -305,7 +305,7 @@ def _acl(
     resource: DescribeAclsResponse.DescribeAclsResource | _Deleted,
     rule: DescribeAclsResponse.DescribeAclsResource.AclDescription | _Deleted,
 ) -> Acl:
-    """Return a rule of an answer.
+    """Convert a rule in a response to an `Acl`.
 
     Raises:
         KafkaError: it has a number that this version does not know.

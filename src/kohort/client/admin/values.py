@@ -125,7 +125,7 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """A broker."""
+    """A broker of the cluster: its id, address and rack."""
 
     id: int
     host: str
@@ -162,7 +162,7 @@ class ConfigResource:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One property of a resource.
+    """One property of a topic, broker or group: its value, and whether that is the default.
 
     Attributes:
         value: None for a secret.
@@ -323,7 +323,7 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id in a list."""
+    """One entry in a list of transactional ids."""
 
     transactional_id: str
     producer_id: int
@@ -333,7 +333,7 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id.
+    """The state of a transactional id: its producer, and its latest transaction.
 
     Attributes:
         started_ms: When its open transaction began, in milliseconds since 1970; None: none is open.

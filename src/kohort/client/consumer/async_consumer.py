@@ -166,10 +166,9 @@ class AsyncConsumer(SyncMethods):
             self._closing = None
 
     async def _interrupt(self, until_ms: float | None) -> bool:
-        """End the poll of another task; return whether there was one, whose records nobody has processed.
+        """End the running poll of another task; return whether there was one.
 
-        Raises:
-            InvalidInputError: The other task does not return in time; nothing is closed.
+        Nobody has processed the records of that poll.
         """
         interrupted = False
         limit_s = OTHER_CALLER_S if until_ms is None else (until_ms - self._client.now_ms()) / 1000

@@ -103,7 +103,7 @@ class _LastCommit:
 
 
 class Commits:
-    """The commits of one consumer.
+    """The commits of one consumer, one after the other, and the last offset committed for each partition.
 
     Attributes:
         count: Successful commits.
@@ -130,7 +130,9 @@ class Commits:
         self._auto: Task[None] | None = None
 
     def last_committed(self, partition: TopicPartition, since: int) -> OffsetAndMetadata | None:
-        """Return the last offset committed here since the partition's position had this version.
+        """Return the last offset that this consumer committed for a partition.
+
+        Commits from before version `since` of its position do not count.
 
         An earlier commit says nothing about the records behind that position. The application has sought back, or
         another member has set the group's offset back meanwhile.
@@ -139,7 +141,7 @@ class Commits:
         return last.offset if last is not None and last.version >= since else None
 
     def _is_due(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether auto commit is to commit this offset: another one than the last, or the same after long."""
+        """Return whether auto commit has to commit this offset: it is new, or was last committed `RECOMMIT_MS` ago."""
         known = self.last_committed(partition, self._version(partition))
         if known is None or known.offset != offset:
             return True
@@ -152,7 +154,7 @@ class Commits:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
     ) -> None:
-        """Commit after all earlier commits.
+        """Commit these offsets after all earlier commits, and wait for the result.
 
         Raises:
             CommitFailedError: This consumer is not a member (any more).
@@ -196,7 +198,7 @@ class Commits:
         return self._cluster.runtime.now_ms + self._config.auto_commit_interval_ms if under_way else self._auto_due_ms
 
     def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
-        """Commit in the background what auto commit has not committed yet of partitions that are given up."""
+        """Commit in the background the uncommitted positions of partitions that the consumer gives up."""
         if self._config.enable_auto_commit and self._config.group_id is not None:
             self._commit_due(positions)
 
@@ -231,7 +233,7 @@ class Commits:
             commit.cancel()
 
     async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
-        """Wait for a commit, but for those before it only within its own time limit."""
+        """Wait for a commit; raise TimedOutError if earlier commits are not answered within the commit's time limit."""
         if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
             why = self._cluster.unreachable_text() or "an earlier commit has no answer yet"
@@ -271,7 +273,10 @@ class Commits:
         self.count += 1
 
     def _joined_member(self, group: str) -> Membership | None:
-        """Return the membership that a commit needs; None where partitions were assigned by hand."""
+        """Return the membership to commit with; raise CommitFailedError while this consumer is not in the group.
+
+        None: its partitions were assigned by hand.
+        """
         member = self._membership()
         if member is not None and not member.is_joined:
             why = self._cluster.unreachable_text()
@@ -281,7 +286,7 @@ class Commits:
 
 
 def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
-    """Call the application's callback. Log its exception, which must not end the client's thread."""
+    """Call the application's commit callback; log its exception, which must not end the client's thread."""
     error = done.error
     failure = logged_kafka_error("commit", error) if isinstance(error, Exception) else None
     if error is not None and failure is None:

@@ -198,7 +198,9 @@ class Consumer(Lookups, SyncMethods):
             self._client.close(until_s)
 
     def _enter_to_close(self, timeout_ms: float | None, until_s: float | None) -> bool | None:
-        """Become the thread that closes; a poll of another thread ends, and closes the consumer itself.
+        """Make this thread the one that closes the consumer.
+
+        If another thread polls, end its poll, and let that thread close the consumer itself.
 
         Returns:
             Whether a call of the other thread was interrupted: nobody has processed the records that it returns. None

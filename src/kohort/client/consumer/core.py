@@ -70,7 +70,7 @@ class ConsumerMetrics:
 
 @dataclass(slots=True)
 class _HandedOut:
-    """The records of one partition that the application may not have finished.
+    """The records of one partition that `poll` returned and the application may still be processing.
 
     Attributes:
         start: The position of the first.
@@ -123,7 +123,7 @@ class RecordIterator:
         self.open = {}
 
     def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Record the slices that a poll returns; none: a new poll begins, and the records before count as processed."""
+        """Record what a poll returns; if nothing, a new poll begins and the last one's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -135,7 +135,7 @@ class RecordIterator:
                 self._returned[part.partition] = _HandedOut(start, end, state.position_version)
 
     def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
-        """Set positions back to the loop's current record, or to the start of the last poll.
+        """Set positions back to the current record of the application's loop, else to the start of the last poll.
 
         What the application has committed of these records since it has them is finished, and no more than that.
 
@@ -186,14 +186,14 @@ class RecordIterator:
             state.position = _position_in(part, part.stop)
 
     def _take_back(self, partition: TopicPartition, position_version: int) -> None:
-        """Fetch the records of a partition again that were not yielded."""
+        """Fetch again the records of a partition that the application's loop has not reached."""
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.set_position(partition, state.position)
 
     def take_back(self) -> None:
-        """End the iteration; the records that were not yielded are fetched again."""
+        """End the application's loop over records; those that it has not reached are fetched again."""
         for partition, position_version in list(self.open.items()):
             self._take_back(partition, position_version)
 
@@ -337,7 +337,7 @@ class ConsumerCore:
         self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
 
     def take_back(self) -> None:
-        """Fetch the records in `taken` again: a signal's handler has raised an exception, and nobody got them."""
+        """Fetch again the records of a poll that a signal handler's exception ended before the application got them."""
         taken, self.taken = self.taken, []
         if taken:
             self.record_iterator.begin_poll(())
@@ -389,7 +389,7 @@ class ConsumerCore:
                 self._while_polling()
 
     def _next_duty_ms(self) -> float:
-        """Return when a poll that waits has to do something by itself: keep the membership, or commit.
+        """Return when a waiting poll has to act: prove that the application polls, or commit automatically.
 
         The application is in `poll`, and so has finished the records before, however long none arrive.
         """
@@ -436,7 +436,7 @@ class ConsumerCore:
         self.fetcher.send_fetches()
 
     def _wants_more(self, limit: int | None) -> bool:
-        """Return whether a poll decodes another response: 40 kilobytes of zstd can stand for 500 records of 100 MB."""
+        """Return whether a poll decodes another fetch response, because records are missing and memory is left."""
         if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
             return self.buffer.available() < limit
         return not self.buffer.any_ready()
@@ -471,7 +471,7 @@ class ConsumerCore:
         decoded.drop_bytes()
 
     def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        """Buffer the decoded part of a response and queue the rest, after the decoder has reached a limit within it."""
+        """Buffer the decoded part of a response, and queue the part after the decoder's limit to be decoded next."""
         rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
@@ -601,12 +601,12 @@ class ConsumerCore:
             self._moved()
 
     def _await_commits(self, limit_ms: float = LAST_COMMIT_MS) -> Script[None]:
-        """Wait for the commits in flight, because the coordinator refuses them once the partitions are given up."""
+        """Wait for commits in flight before partitions are revoked; the coordinator would refuse them afterwards."""
         limit_ms = max(0.0, min(limit_ms, LAST_COMMIT_MS))
         yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
-        """Commit before partitions are given up; return False when other members own them already."""
+        """Commit positions before partitions are revoked; return False when other members own them already."""
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )
@@ -777,7 +777,7 @@ class ConsumerCore:
     # Internals.
 
     def _moved(self) -> None:
-        """React to a changed set of partitions, or a changed position."""
+        """React to assigned, revoked or moved partitions: drop outdated records, look up positions, send fetches."""
         self.buffer.drop_void()
         self.positions.request_lookup()
         self.send_due_fetches()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RangeFacts(Protocol):
-    """The part of `kohort.columns.RowRange` that the buffer uses."""
+    """An interface: the attributes of `kohort.columns.RowRange` that the buffer reads."""
 
     @property
     def start(self) -> int: ...
@@ -39,7 +39,7 @@ class RangeFacts(Protocol):
 
 
 class Rows(Protocol):
-    """The part of `kohort.columns.Decoded` that the buffer uses."""
+    """An interface: the methods of `kohort.columns.Decoded` that the buffer calls."""
 
     @property
     def ranges(self) -> Sequence[RangeFacts]: ...
@@ -74,7 +74,7 @@ class FetchedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows to return: start to stop (exclusive) of a decoded block, all of one partition."""
+    """Rows of one partition for a poll to return: from `start` to before `stop` in a decoded block."""
 
     partition: TopicPartition
     block: Rows
@@ -155,7 +155,7 @@ class FetchBuffer:
         return any(self._ready(partition) is not None for partition in self._rotation)
 
     def drop_void(self) -> None:
-        """Drop the records of partitions that were given up or sought since the fetch."""
+        """Drop the buffered records of partitions that were revoked, or whose position was changed since the fetch."""
         if self._voided_seen == self._partitions.voided:
             return
         self._voided_seen = self._partitions.voided
@@ -236,7 +236,7 @@ class FetchBuffer:
         return taken
 
     def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
-        """Take rows from the first chunk.
+        """Take up to `count` rows from a partition's first chunk.
 
         A used-up chunk is dropped, and its partition goes to the end of the rotation.
         """

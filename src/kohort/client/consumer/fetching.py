@@ -87,12 +87,12 @@ def fetch_request(
 
 
 def by_id_possible(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
-    """Return whether the ids of all topics are known."""
+    """Return whether a Fetch can name its topics by id: the metadata has the ids of all."""
     return all(cluster.metadata.topic_id(topic).int for topic in {entry.partition.topic for entry in entries})
 
 
 def bare_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
-    """Make a Fetch of these topics, outside a fetch session."""
+    """Make a Fetch request of these topics, which belongs to no fetch session."""
     return FetchRequest(
         max_wait_ms=config.fetch_max_wait_ms,
         min_bytes=config.fetch_min_bytes,
@@ -206,7 +206,7 @@ class FetchSessionHandler:
         self.epoch = 0
 
     def closing_request(self) -> FetchRequest | None:
-        """Return the request that frees the session in the broker's memory; None if there is no session."""
+        """Return a Fetch that closes the session and frees its memory at the broker; None: there is no session."""
         if not self.id:
             return None
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
@@ -273,7 +273,7 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class CompletedFetch:
-    """The undecoded record sets of one response, with their partitions' position versions at the request."""
+    """The record sets of one fetch response, not decoded yet, and the position versions when the fetch was sent."""
 
     node: int
     sets: list[RecordSet]
@@ -468,7 +468,10 @@ class Fetcher:
             self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
-        """Return whether enough bytes wait. Bytes of paused partitions alone do not block the others."""
+        """Return whether so many fetched bytes wait for polls that nothing more is fetched.
+
+        Bytes of paused partitions alone do not block the others.
+        """
         most = self.config.queued_max_bytes
         if self.queued_bytes >= most:
             return True
@@ -485,7 +488,10 @@ class Fetcher:
         return full
 
     def _enough(self) -> float | None:
-        """Return the number of buffered records that rules a partition out; None when no fetch is needed."""
+        """Return the number of buffered records from which on a partition is not fetched.
+
+        None: the consumer has enough records in all, so no partition is fetched.
+        """
         if self.unbounded:
             return float("inf")
         limit = self.config.max_poll_records
@@ -503,7 +509,10 @@ class Fetcher:
         return self.cluster.metadata.leader(partition)
 
     def _ordered(self) -> dict[TopicPartition, None]:
-        """Return the partitions, most recently fetched last: brokers fill a response in the order of the request."""
+        """Return the assigned partitions in the order of the next Fetch: those fetched most recently come last.
+
+        Brokers fill a response in the order of the request.
+        """
         if self._order_changes != self.partitions.changes:
             old = {part: None for part in self._order if part in self.partitions}
             self._order = old | {part: None for part in self.partitions if part not in old}
@@ -627,7 +636,7 @@ class Fetcher:
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Return whether brokers have reported for long enough that they do not have the position."""
+        """Return whether a missing position was reported for so long that it is no stale broker's error."""
         position, now_ms = state.fetch_position, self.cluster.runtime.now_ms
         assert position is not None
         if state.doubted_ms is None:
@@ -635,7 +644,7 @@ class Fetcher:
         return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
-        """Refresh the metadata, but not before the retry backoff is over. A partition may lack a leader for hours."""
+        """Request a metadata refresh to find new leaders, once per backoff: a partition may lack a leader for hours."""
         if now_ms >= self._ask_leaders_ms:
             self._leader_asks += 1
             self._ask_leaders_ms = now_ms + self.cluster.backoff_ms(self._leader_asks, RECONNECT_GROWTH)
@@ -646,7 +655,7 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """Keep the error of a metadata refresh that failed for a lasting reason; polls raise it.
+        """Keep the error of a metadata refresh that no retry cures, so that the next poll raises it.
 
         Examples are a refused login and a response that can't be decoded.
         """
@@ -655,14 +664,14 @@ class Fetcher:
             self._changed()
 
     def _later(self, partition: TopicPartition, state: PartitionState) -> None:
-        """Retry the partition after the retry backoff, or when another leader is known."""
+        """Schedule a failed partition's next fetch: after the retry backoff, or when it has another leader."""
         state.failures += 1
         state.retry_at_ms = self.cluster.runtime.now_ms + self.cluster.backoff_ms(state.failures, RECONNECT_GROWTH)
         state.failed_at = self._leadership(partition)
         self._pump_at(state.retry_at_ms)
 
     def _waits(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Return whether a partition that failed waits for its next attempt; not if it has another leader by now."""
+        """Return whether a failed partition still waits for its next fetch; another leader ends the wait."""
         if self._leadership(partition) != state.failed_at:
             return False
         self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
@@ -679,7 +688,10 @@ class Fetcher:
 
 
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
-    """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
+    """Return whether a response belongs to the current fetch position.
+
+    The response of a stalled broker may be outdated.
+    """
     position = state.fetch_position
     return position is not None and position.offset == asked[0].offset and state.position_version == asked[1]
 

@@ -44,7 +44,7 @@ name."""
 
 
 def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
-    """Return how long brokers must report a missing position until this is believed.
+    """Return for how long, in ms, brokers must report that a position does not exist until the client resets it.
 
     Args:
         position: The position of the fetch.
@@ -60,7 +60,9 @@ log = logging.getLogger("kohort.client")
 
 
 class TopicsAtFirstSight:
-    """The topics as this consumer first saw them, which shows the partitions that were added since.
+    """The topic ids and partition counts when this consumer first saw its topics.
+
+    They show which partitions were added since.
 
     With `latest`, a consumer reads what is written from its subscription on. Everything in a newer partition is that.
     By the end offset it would skip the records before the consumer learned of the partition. Source: KAFKA-20539.
@@ -86,7 +88,7 @@ class TopicsAtFirstSight:
                 self._seen[topic] = (info.topic_id, len(info.partitions))
 
     def is_newer(self, partition: TopicPartition, metadata: Metadata) -> bool:
-        """Return whether a partition was added, or its topic created again, since the consumer first saw the topic."""
+        """Return whether a partition did not exist yet when the consumer first saw its topic."""
         topic_id, count = self._seen.get(partition.topic, (NO_TOPIC_ID, INT32_MAX))
         known = metadata.topic_id(partition.topic)
         return partition.partition >= count or (topic_id != known and NO_TOPIC_ID not in (topic_id, known))
@@ -120,7 +122,7 @@ class PositionFinder:
         self._at_first.record_first_sight(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
-        """Report that positions may be unknown now."""
+        """Wake the task that looks positions up, because some may be unknown now."""
         if self._task is None:
             self._task = self._cluster.keep_running(self._run(), "positions")
         looked, self._looked = self._looked, Promise()
@@ -224,7 +226,10 @@ class PositionFinder:
             await looked
 
     async def _committed(self) -> KafkaError | None:
-        """Look up committed offsets; return the error of partitions that must not keep the others waiting."""
+        """Set unknown positions to the committed offsets.
+
+        Return an error that concerns some partitions alone, so that it does not delay the others.
+        """
         missing = self._partitions.without_position()
         if not missing:
             return None
@@ -262,7 +267,10 @@ class PositionFinder:
         return failed
 
     def _first_policy(self, partition: TopicPartition) -> str:
-        """Return the reset policy of a partition without a committed offset."""
+        """Return the reset policy for a partition without a committed offset.
+
+        With `latest`, a partition that was added since the subscription is read from its start.
+        """
         policy = self._config.auto_offset_reset
         if policy == "latest" and self._at_first.is_newer(partition, self._cluster.metadata):
             log.info("%s: the partition is newer than this consumer's subscription: read from its start", partition)
@@ -270,7 +278,7 @@ class PositionFinder:
         return policy
 
     async def _reset(self, looked: Promise[None], failed: KafkaError | None) -> bool:
-        """Look positions up by policy; True: look again at once. `looked` ends a wait for leaders.
+        """Set unknown positions by their reset policy; return True when the caller must look again at once.
 
         Args:
             looked: Resolves with the next request for a look-up.

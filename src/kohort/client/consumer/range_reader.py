@@ -56,7 +56,7 @@ _ABORT = b"\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One fetch's record set, and where the next one begins (-1: no records)."""
+    """The record set of one fetch, and the offset where the next fetch begins (-1: it has no records)."""
 
     records: memoryview
     aborted: list[tuple[int, int]]
@@ -66,7 +66,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _ReadTarget:
-    """The partition to read, and its topic's id (None: any topic of that name)."""
+    """The partition to read, with the topic id that it must have (None: any topic of that name)."""
 
     partition: TopicPartition
     topic_id: UUID | None
@@ -172,7 +172,9 @@ class RangeReader(Lookups, ClosedOnExit):
     def read_batches(
         self, partition: TopicPartition, start: int, end: int
     ) -> Iterator[tuple[BatchHeader, list[BatchRecord]]]:
-        """Yield batches of [start, end) with their headers, which name the producer; a reader of columns loses that.
+        """Yield whole record batches of [start, end), whose headers name the producer.
+
+        `read` yields columns instead, without headers.
 
         Control batches and batches of aborted transactions are left out, as are records before `start`. Records that
         retention has removed are skipped.
@@ -308,7 +310,7 @@ class RangeReader(Lookups, ClosedOnExit):
             await self._refuse_another(of)
 
     async def _refuse_another(self, of: _ReadTarget, node: int | None = None) -> None:
-        """Check that the topic's name still belongs to the topic to read.
+        """Raise NotFoundError if the topic's name no longer belongs to the topic id that is read.
 
         Args:
             of: The partition to read.
@@ -335,7 +337,7 @@ class RangeReader(Lookups, ClosedOnExit):
             raise NotFoundError(f"{of.partition} does not exist")
 
     async def _resume(self, of: _ReadTarget, offset: int, end: int, lost: _Losses) -> int:
-        """Return where to continue from an offset that the partition does not hold, at most `end`.
+        """Return the offset to continue from after OFFSET_OUT_OF_RANGE, at most `end`.
 
         Raises:
             OffsetError: Records are lost, and that is an error.
@@ -360,7 +362,7 @@ class RangeReader(Lookups, ClosedOnExit):
         return resumed
 
     async def _is_cut_off(self, of: _ReadTarget, offset: int, end: int) -> bool:
-        """Return whether the partition ends where no records came: the rest of the range was truncated."""
+        """Return whether the partition now ends at or before `offset`: the rest of the range was truncated."""
         found = await list_offsets(self._client.cluster, {of.partition: LATEST}, pass_over_gone=of.topic_id is not None)
         if of.topic_id is not None:
             await self._refuse_another(of)

@@ -31,7 +31,7 @@ class FetchPosition:
 
 @dataclass(slots=True)
 class PartitionState:
-    """One assigned partition.
+    """The state of one assigned partition: its position, pause and error.
 
     Attributes:
         position: None until known: from the committed offset or the reset policy.
@@ -102,7 +102,7 @@ class Partitions:
 
     @property
     def states(self) -> Mapping[TopicPartition, PartitionState]:
-        """The states of all assigned partitions, for loops over thousands of them."""
+        """The states of all assigned partitions, as an attribute: loops over thousands of them need it fast."""
         return self._states
 
     def items(self) -> Iterable[tuple[TopicPartition, PartitionState]]:
@@ -166,18 +166,18 @@ class Partitions:
             self.pause(partition)
 
     def wanted(self) -> list[TopicPartition]:
-        """Return the partitions that the group revokes, sorted."""
+        """Return the partitions that the group revokes and the application has not released yet."""
         return [partition for partition, state in self._states.items() if state.wanted]
 
     def withhold(self, topics: Collection[str]) -> None:
-        """Withhold the partitions of exactly these topics."""
+        """Withhold the records of exactly these topics from polls; earlier withheld topics are returned again."""
         for partition, state in self._states.items():
             state.withheld = partition.topic in topics
 
     # Recreated topics.
 
     def store_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
-        """Store the topic ids: those of the first metadata, and the current ones of recreated topics."""
+        """Store the id of each assigned topic: the first one known, or if recreated (`again`), the current one."""
         topics = {partition.topic for partition in self._states}
         ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}
         self.ids = {topic: held for topic, held in ids.items() if held != NO_TOPIC_ID}
@@ -187,7 +187,7 @@ class Partitions:
     def mark_unreadable(
         self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False
     ) -> None:
-        """Mark a partition as unreadable until it has a new position.
+        """Mark a partition as unreadable because of an error, until it has a new position.
 
         Args:
             partition: The partition.
@@ -214,7 +214,10 @@ class Partitions:
         return failures
 
     def read_again(self, partition: TopicPartition) -> bool:
-        """Read a partition again whose error was raised; return False if only a new position helps."""
+        """Clear the error of a partition after a poll raised it.
+
+        Return False if the partition stays unreadable until it has another position.
+        """
         state = self.state_of(partition)
         if state.recovers:
             state.broken = None

@@ -61,10 +61,10 @@ class SyncMethods(OneProcess):
 
     @abstractmethod
     def _run_action(self, action: Callable[[ConsumerCore], T]) -> T:
-        """Run an action on the core that does not wait."""
+        """Call a function with the core that returns without waiting; each facade says how."""
 
     def _query(self, question: Callable[[ConsumerCore], T]) -> T:
-        """Run a query on the core that changes nothing."""
+        """Call a function with the core that returns without waiting and changes nothing."""
         return self._run_action(question)
 
     def subscribe(

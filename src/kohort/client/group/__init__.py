@@ -21,7 +21,7 @@ def join_group(
 
 
 def _membership(protocol: str) -> type[Membership]:
-    """Return the class of a protocol's members, and import that one alone."""
+    """Return the membership class of a group protocol; import only that protocol's module."""
     if protocol == "consumer":
         from kohort.client.group.kip848 import ConsumerMembership
 

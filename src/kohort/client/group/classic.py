@@ -172,7 +172,7 @@ class ClassicProtocol:
         ]
 
     def watch_own_topics(self) -> None:
-        """Watch only this member's own topics, because another member leads."""
+        """Stop watching the whole group's topics for changes, because another member leads; watch this member's own."""
         self._watched = None
         self._assigned_for = {}
         self._want()
@@ -209,7 +209,7 @@ class ClassicProtocol:
             self._batch()
 
     def _what_changed(self) -> str:
-        """Return why the last assignment is outdated, "" while it is not."""
+        """Return how the topics have changed since the last assignment, in words; "" if they have not."""
         by_pattern = self._subscription is not None and self._subscription.pattern is not None
         if by_pattern and self.topics() != self._joined_with:
             return "the topics that match the subscription changed"
@@ -225,7 +225,10 @@ class ClassicProtocol:
         )
 
     def _batch(self) -> None:
-        """Request a rebalance after a delay that collects changes, unless another one has covered them by then."""
+        """Request a rebalance after `rebalance_batch_ms`, which collects further changes of topics.
+
+        Request none if another rebalance has covered them by then.
+        """
         wait_ms = self._config.rebalance_batch_ms
 
         def end_collection_delay(_: Awaited | None = None) -> None:
@@ -304,7 +307,7 @@ _FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.
 
 
 class _Rejoin(Exception):
-    """Control flow: the attempt is over, join again; `reset` forgets the member id."""
+    """Exception for control flow: this attempt to join is over, join again; `reset` also drops the member id."""
 
     def __init__(self, code: ErrorCode, reset: bool = False) -> None:
         super().__init__(code.name)
@@ -481,7 +484,9 @@ class ClassicMembership(Membership):
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _ask_for_long(self, request: RequestMessage[R], timeout_ms: float) -> R:
-        """Ask the coordinator, which may answer after minutes, unless a heartbeat finds that the group has another one.
+        """Send JoinGroup or SyncGroup, which the coordinator may answer after minutes, and return the response.
+
+        Stop waiting when a heartbeat finds that the group has another coordinator.
 
         Raises:
             RetriableError: There is no answer, or the group has another coordinator.
@@ -529,7 +534,7 @@ class ClassicMembership(Membership):
         self._rejoin_reason = self._rejoin_reason or f"after {again.code.name}"
 
     def _raise_failure(self) -> None:
-        """Raise the error that ended the heartbeats, if they have ended."""
+        """Raise the error that ended the heartbeat task, if it has ended."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

@@ -184,16 +184,16 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """Send another request, because there is a change while a heartbeat is in flight.
+        """Send an empty Metadata request so that kohort's broker releases a delayed heartbeat response.
 
-        kohort's broker may delay the heartbeat's response until the next request.
+        The member has a change to report while that heartbeat is in flight.
         """
         anything = MetadataRequest(topics=[])
         with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is retried
             await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
 
     def _quiet_ms(self) -> float | None:
-        """Return how long to wait if nothing happens."""
+        """Return the time, in ms, to the member's next deadline: heartbeat, end of the session, or overdue poll."""
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
         if self.is_joined:
@@ -250,7 +250,7 @@ class ConsumerMembership(Membership):
             self._move()
 
     async def _release_instance_id(self) -> None:
-        """Release the instance id, which this member itself may hold.
+        """Leave the group under this member's instance id, which an earlier join of its own may still hold.
 
         The answer to its join was lost, or it was fenced and joins under its id. Kafka's coordinator would refuse this
         member until its own session is over. If another member has the instance id, the coordinator refuses the
@@ -389,7 +389,7 @@ class ConsumerMembership(Membership):
         )
 
     async def _learn_names(self, topics: list[uuid.UUID]) -> None:
-        """Look up topics by id once; if that fails, the member tries again after a pause."""
+        """Look up the names of assigned topic ids, once; after a failure the member requests it again."""
         try:
             await self.cluster.describe_topic_ids(topics)
         except RetriableError as error:

@@ -85,7 +85,7 @@ class GroupMember(Lookups, ClosedOnExit):
             return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
-        """Wait for an assignment of a generation above `after_generation` that is owned, with no revocation pending.
+        """Wait until this member owns an assignment newer than `after_generation`, with no revocation pending.
 
         Raises:
             TimedOutError: No assignment within the time; names the reason.

@@ -60,7 +60,7 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def record_answer(self, length_ms: int | None) -> None:
-        """Set the lease's length to the one that the broker granted.
+        """Take over the lease's length from a broker's response.
 
         The shorter of two lengths counts: by that one, the coordinator may consider the lease over.
         """
@@ -237,7 +237,7 @@ class Membership(ABC):
     # Called by the application.
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Subscribe, or change the subscription."""
+        """Set or change the topics that this member subscribes to."""
         before, self._subscription = self._subscription, subscription
         self._want_topics()
         if before is not None and before != subscription:
@@ -278,7 +278,7 @@ class Membership(ABC):
         return error
 
     def identity(self) -> GroupIdentity:
-        """Return the identity for commits: generation, member id, instance id."""
+        """Return the identity that goes with a commit: generation (or member epoch), member id and instance id."""
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
 
     def metadata(self) -> GroupMetadata:
@@ -310,7 +310,7 @@ class Membership(ABC):
 
     @property
     def is_joined(self) -> bool:
-        """Return whether the coordinator counts this member, as far as the client knows."""
+        """Return whether this client is a member of the group, as far as the client knows."""
         return self._generation > self.NOT_JOINED
 
     @property
@@ -366,7 +366,7 @@ class Membership(ABC):
                 return
 
     def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
-        """Return the identity for a commit of a generation, as `commit` describes it.
+        """Return the member's identity for a commit of offsets that were read in this generation.
 
         Raises:
             CommitFailedError: The generation is over, and a partition was given up since.
@@ -382,7 +382,9 @@ class Membership(ABC):
     async def _may_commit_again(
         self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> bool:
-        """Wait for this member's next epoch after a refused commit; return whether it kept the partitions ever since.
+        """After a commit refused for its epoch, wait for this member's next epoch; return whether to commit again.
+
+        That is right only for partitions that it kept ever since.
 
         Of a partition that was away meanwhile, its owner may have committed further: the commit would set that back.
 
@@ -464,7 +466,7 @@ class Membership(ABC):
 
     @abstractmethod
     def _want_topics(self) -> None:
-        """Register the topics whose metadata is needed."""
+        """Tell the metadata cache which topics this member needs."""
 
     # Used by the protocols.
 
@@ -478,7 +480,7 @@ class Membership(ABC):
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:
-        """Report all partitions as lost (`on_partitions_lost`), and wait until the application has acknowledged it."""
+        """Report all partitions as lost (`on_partitions_lost`), and wait for the application's acknowledgement."""
         self._stop_tasks()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
@@ -531,7 +533,7 @@ class Membership(ABC):
 
     @property
     def _lease(self) -> Lease:
-        """Return this member's lease, with the length from the broker."""
+        """Return this member's lease, after taking over the length that the broker grants now."""
         self._kept.record_answer(self.cluster.connections.lease_ms)
         return self._kept
 
@@ -566,14 +568,14 @@ class Membership(ABC):
             self._announce()
 
     def _answer_age_text(self) -> str:
-        """Return, for the log, the age of the last answered request, and whether this client stood still."""
+        """Return, for the log, how old the coordinator's last answer is, and whether this process was paused since."""
         runtime = self.cluster.runtime
         text = f"the last answered request was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
         still_ms = runtime.paused_ms(self._heard_ms)
         return f"{text}, and the process was paused for {still_ms:.0f} ms since" if still_ms else text
 
     def _end_lease(self) -> None:
-        """End the lease, because nothing is held."""
+        """Stop watching the lease, because the member holds no partitions any more."""
         self.lapsed = False
         if self._lease_watch is not None:
             self._lease_watch.cancel()
@@ -584,7 +586,7 @@ class Membership(ABC):
         self._move()
 
     async def _fatal(self, error: KafkaError) -> None:
-        """Stop heartbeats after an error that no retry repairs, and report all partitions as lost.
+        """Leave the member idle after an error that no retry cures: stop heartbeats and report its partitions as lost.
 
         The error is kept until a poll raises it.
         """
@@ -619,7 +621,7 @@ class Membership(ABC):
             log.debug("[group %s] the coordinator did not answer or can't serve yet, retrying: %s", self.group, why)
 
     def _unsettle(self) -> None:
-        """Begin a rebalance, if none is under way."""
+        """Record that a rebalance begins now, unless one is under way already."""
         if self._unsettled is None:
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 

@@ -166,7 +166,7 @@ class PushCoordinator:
         raise ConnectionFailed(f"{address} names coordinator {answer.coordinator_id}, which is none of its brokers")
 
     def _no_answer(self, link: RawConnection, address: Address) -> None:
-        """Raise the error for a missing answer."""
+        """Raise an error for a broker that did not answer ClusterMetadata, by timeout or by closing the connection."""
         if link.ended is None:
             raise TimedOutError(f"{address} did not answer ClusterMetadata in time")
         self._mute += 1
@@ -180,7 +180,7 @@ class PushCoordinator:
         )
 
     def _answer_limit_ms(self, share: float) -> float:
-        """Return the time limit for an answer: a stalled broker accepts connections, and others can be asked."""
+        """Return the time limit for a broker's answer in ms: a share of the session, so that others can be asked."""
         return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
 
     async def _claim_connection(self, node: int, address: Address) -> RawConnection:
@@ -300,7 +300,9 @@ class PushMembership(Membership):
         return max(self._heard_ms, self._lived_ms) + UNANSWERED_SHARE * self.config.session_timeout_ms
 
     async def _probe(self, link: RawConnection) -> None:
-        """Probe a silent coordinator on the connection of commits; close both connections if it does not answer.
+        """Check a coordinator that sends no requests, by a request on the connection for commits.
+
+        If it does not answer, close both connections.
 
         Otherwise a commit would block the application there for a whole request timeout, though other members may own
         its partitions.
@@ -337,7 +339,7 @@ class PushMembership(Membership):
     # The connection.
 
     def _reach(self) -> None:
-        """Find the coordinator and register there, in the background."""
+        """Start a background task that finds the coordinator and registers there, unless one is running."""
         if self._registering is None or self._registering.done:
             self._registering = self.cluster.keep_running(self._register(), f"registration in {self.group}")
 
@@ -378,7 +380,7 @@ class PushMembership(Membership):
         )
 
     def _unlink(self, why: str) -> None:
-        """Close the connection to the coordinator, so that the member can make another one."""
+        """Close the connection to the coordinator; the member then registers again on a new one."""
         link, self._link = self._link, None
         self._stopping = False
         if link is not None:
@@ -420,7 +422,10 @@ class PushMembership(Membership):
 
     @staticmethod
     def _confirms(asked: CoordinatorRequest) -> bool:
-        """Return whether a request confirms that all answers have arrived; a repeated Ping does not."""
+        """Return whether a request of the coordinator proves that the member's last answer has arrived.
+
+        A repeated Ping does not.
+        """
         return asked.num_retries == 0
 
     def _send_response(self, link: RawConnection, body: bytes) -> None:

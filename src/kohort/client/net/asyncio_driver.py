@@ -66,7 +66,7 @@ class AsyncClient:
         self.closed = False
 
     def close_when_collected(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
-        """Say goodbye and close if the owner is collected before the client is closed, while the loop runs.
+        """Run `goodbye` and close if `owner` is garbage collected before it was closed, while the loop runs.
 
         If the loop has ended, or the interpreter exits, only the log can say what is undone.
 
@@ -323,7 +323,7 @@ class AsyncClient:
 
 
 class _Channel(asyncio.BufferedProtocol):
-    """One connection; large frames are received straight into their own buffer."""
+    """A socket of the asyncio driver; large frames are received straight into their own buffer."""
 
     def __init__(self, client: AsyncClient, link: int, reader: FrameReader) -> None:
         self._client = client

@@ -27,7 +27,7 @@ log = logging.getLogger("kohort.client")
 
 @dataclass(slots=True)
 class NodeHealth:
-    """The results of the attempts to reach one address.
+    """The history of attempts to connect to one address, which decides about retries and log lines.
 
     Attributes:
         failures: Failures in a row; concurrent attempts count as one.

@@ -33,7 +33,7 @@ class BufferPool:
         self._arrived = 0
 
     def record_frame_size(self, length: int) -> None:
-        """Record that a whole frame of this length has arrived: later ones of that size get a whole buffer at once."""
+        """Record the length of a received frame: later frames of up to that length get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
     def acquire(self, length: int, come: int = 0) -> memoryview:
@@ -85,7 +85,7 @@ class FrameReader:
 
     @property
     def large(self) -> bool:
-        """Return whether the next bytes belong to a large frame that has partly arrived."""
+        """Return whether a large frame is being received into its own buffer."""
         return self._body is not None
 
     def target(self) -> memoryview:

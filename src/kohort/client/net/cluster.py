@@ -101,7 +101,7 @@ now. Longer than the backoff after a refused connection."""
 
 
 def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
-    """Return whether a client of this process uses this cluster's group at coordinators apart from its brokers."""
+    """Return whether a client of this process found this group at kohort's coordinators, apart from Kafka's brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
@@ -121,7 +121,7 @@ def check_same_cluster(cluster: ClusterAccess) -> None:
 
 
 async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
-    """Refuse offsets for a group at kohort's coordinators: nobody reads what Kafka's own coordinator takes.
+    """Refuse a transaction's offsets for a group that is named without its member, if kohort's coordinators serve it.
 
     Kafka accepts offsets from any client for a group without members; from a member it requires id and generation.
 
@@ -164,7 +164,7 @@ class ClusterAccess(Protocol):
 
 
 class Coordinators:
-    """The known coordinators.
+    """The known coordinators of groups and transactional ids, and the look-ups of unknown ones.
 
     Attributes:
         own: kohort's coordinators by id, if they are apart from the brokers.
@@ -180,7 +180,7 @@ class Coordinators:
         _OF_THIS_PROCESS.add(self)
 
     def has_apart(self, group: str, cluster_id: str | None) -> bool:
-        """Return whether a group of this cluster was found at a coordinator apart from its brokers."""
+        """Return whether this group of this cluster was found at a kohort coordinator, apart from the brokers."""
         known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
@@ -240,7 +240,7 @@ class Coordinators:
         return self.own
 
     def close(self) -> None:
-        """Cancel the look-ups under way."""
+        """Cancel the look-ups of coordinators that are under way."""
         for task in self._lookups.values():
             task.cancel()
 
@@ -273,12 +273,12 @@ class Coordinators:
         return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
-        """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
+        """Mark these coordinators as reached without TLS and login, if `coordinators.security.protocol` is set."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.connections.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
-        """Refresh the list and ignore errors: the list serves later, when no bootstrap address answers."""
+        """Refresh the list of coordinators and ignore errors; the list serves when no bootstrap server answers."""
         try:
             await self.list()
         except KafkaError:
@@ -420,7 +420,7 @@ class Cluster:
         self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
-        """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
+        """Return the wait in ms after this many failures in a row: retry.backoff.ms to retry.backoff.max.ms."""
         config = self.config
         return self.connections.backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, growth)
 
@@ -471,7 +471,7 @@ class Cluster:
         self._interests.pop(owner, None)
 
     def on_metadata(self, listener: Callable[[Metadata], None]) -> Callable[[], None]:
-        """Call `listener` after each merged response; the function that is returned ends this."""
+        """Call `listener` after each merged metadata response; the returned function removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -636,7 +636,7 @@ class Cluster:
             raise
 
     async def _broker_connection(self, channel: str, limit: float) -> BrokerConnection:
-        """Return a connection to a broker that a coordinator names; coordinators do not serve brokers' requests."""
+        """Connect to one of Kafka's brokers, by the addresses that kohort's coordinators name."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
         link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
@@ -728,7 +728,7 @@ class Cluster:
                 await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:
-        """Resolve `again` with the next response that is merged."""
+        """Resolve the promise `again` when the next metadata response has been merged."""
 
         def resolve_at_next_metadata(_: Metadata) -> None:
             self._listeners.remove(resolve_at_next_metadata)

@@ -405,7 +405,7 @@ class BrokerConnections:
         self._send(link, message, version)
 
     def take_raw_connection(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
-        """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
+        """Take a ready link out of the pool, for frames without Kafka's header in both directions (push protocol)."""
         del self._by_channel[link.node, link.channel]  # the next request on the channel opens another link
 
         def send_raw_frame(body: bytes) -> None:
@@ -483,7 +483,9 @@ class BrokerConnections:
     # Internals.
 
     async def _renewed(self, link: BrokerConnection, timeout_ms: float) -> BrokerConnection | None:
-        """Close a connection whose login is about to expire, after the answers to its requests; return the next one.
+        """Replace a connection whose login is about to expire, once its requests are answered.
+
+        Return the next one; None: the caller has to open it.
 
         None: The next one is to be opened. A pipeline that is never empty would otherwise last until the broker closes
         the connection, with requests in flight. On another connection, the next request could overtake them.
@@ -710,7 +712,7 @@ class Channel:
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
-        """Close the socket; ignore an error of it."""
+        """Close the socket, and ignore errors of it."""
         with contextlib.suppress(OSError):
             self.sock.close()
 

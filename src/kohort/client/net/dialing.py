@@ -44,7 +44,7 @@ def connected_socket(host: str, port: int, config: ConnectionConfig) -> socket.s
 
 
 class _Race:
-    """Attempts to connect, on one thread, and the sockets that have not won."""
+    """Parallel attempts to connect to several addresses of one name. Leaving the `with` block closes unused sockets."""
 
     def __init__(self, found: Sequence[Found], config: ConnectionConfig) -> None:
         self._found = list(found)

@@ -10,7 +10,7 @@ _ASKED_MAX = 3
 
 
 async def check_reachable(cluster: Cluster, timeout_ms: float) -> None:
-    """Connect to a broker that the cluster itself names, retrying until the time is over.
+    """Check that the cluster can be used: connect to one of the brokers that it names, with retries.
 
     Raises:
         TimedOutError: No broker could be connected; names addresses and causes.

@@ -52,7 +52,7 @@ class TopicInfo:
 
 @dataclass(slots=True)
 class Metadata:
-    """The merged Metadata responses.
+    """The state of the cluster as merged from Metadata responses: brokers, topics and leaders.
 
     Attributes:
         updates: The number of merged responses; a higher number shows a change.
@@ -89,7 +89,7 @@ class Metadata:
         return NO_TOPIC_ID if info is None else info.topic_id
 
     def identity_of(self, node: int, address: object) -> tuple[str, int] | None:
-        """Return the ids of cluster and broker expected at an address; None if no broker is known there."""
+        """Return the cluster id and broker id that the broker at an address should have; None if unknown."""
         broker, cluster_id = self.brokers.get(node), self.cluster_id
         return None if broker is None or broker.address != address or cluster_id is None else (cluster_id, node)
 

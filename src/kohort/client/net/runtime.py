@@ -37,14 +37,14 @@ _PAUSES = 32
 
 
 class TaskCancelled(BaseException):
-    """Thrown into a coroutine when its task is cancelled, as `asyncio.CancelledError`.
+    """The exception that is thrown into a coroutine when its task is cancelled, as `asyncio.CancelledError`.
 
     It is a BaseException, so that `except Exception` does not catch it.
     """
 
 
 class Awaited(Protocol):
-    """A promise of any type: its state without its value."""
+    """An interface: a `Promise` of any type, for code that needs its state and not its value."""
 
     @property
     def done(self) -> bool: ...
@@ -61,7 +61,7 @@ class Awaited(Protocol):
 
 
 class Steppable(Awaited, Protocol):
-    """A task of any result type."""
+    """An interface: a `Task` of any type, for the scheduler."""
 
     name: str
 
@@ -94,11 +94,11 @@ class Promise(Generic[T]):
 
     @property
     def handled(self) -> bool:
-        """Return whether anyone has read the error, or promised to."""
+        """Return whether anyone has read the error, or declared to read it (`mark_handled`)."""
         return self._handled
 
     def mark_handled(self) -> None:
-        """Promise to read the error in time, so that it is not reported as unhandled."""
+        """Declare that the caller reads the error later, so that it is not logged as unhandled."""
         self._handled = True
 
     def result(self) -> T:
@@ -163,7 +163,7 @@ class Task(Promise[T]):
         return inspect.getcoroutinestate(self._coro) == inspect.CORO_CREATED
 
     def cancel(self) -> None:
-        """End the coroutine at its await; it may clean up but not await again."""
+        """Throw `TaskCancelled` into the coroutine where it awaits; it may clean up, but not await again."""
         if self.done:
             return
         if self._waiting is not None:
@@ -240,7 +240,7 @@ class Runtime:
         self._ready.append(task)
 
     def task_failed(self, task: Steppable) -> None:
-        """Record a failed task; it is reported unless something reads its error in this `advance`."""
+        """Record a failed task; its error is logged unless something reads it during this `advance`."""
         self._failed.append(task)
 
     def cancel_later(self, task: Steppable) -> None:
@@ -304,7 +304,7 @@ class Runtime:
         self.now_ms = max(self.now_ms, now_ms)
 
     def paused_ms(self, since_ms: float) -> float:
-        """Return the longest delay of the driver since a time.
+        """Return the longest time in ms, since `since_ms`, that the process did not run while it should have.
 
         A delay means that the process was stopped, starved of its processor, or blocked.
         """
@@ -351,7 +351,7 @@ class FailureLog:
         self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
     def __call__(self, task: Steppable, error: Exception) -> None:
-        """Log a failed task."""
+        """Log the error of a failed task that nobody awaits, throttled."""
         if not isinstance(error, KafkaError):
             log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
         elif self._throttle.should_log((task.name, error.code)):

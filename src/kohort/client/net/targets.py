@@ -128,7 +128,7 @@ def parse_address(text: str) -> Address:
 
 
 def request_for_link(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
-    """Return the request and the version to send on a link.
+    """Choose the request and the highest version of it that both the broker of this link and `wanted` allow.
 
     Raises:
         KafkaError: UNSUPPORTED_VERSION.

@@ -147,7 +147,7 @@ class ThreadClient:
                 self.wake()
 
     def send_now(self) -> None:
-        """If a task can run, send its requests from the calling thread, or else wake the client's thread.
+        """Send the requests of runnable tasks from the calling thread; if that fails, wake the client's thread.
 
         A program that processes records in Python holds the interpreter lock. The client's thread may wait for it as
         long as the interpreter's switch interval; the response can be on its way meanwhile.
@@ -211,11 +211,11 @@ class ThreadClient:
 
     @staticmethod
     def until_s(timeout_ms: float | None) -> float | None:
-        """Return the time for `close` at which a close with this limit must be over."""
+        """Convert a close's time limit in ms to the time at which it must be over, for `close`."""
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
-        """Run `goodbye` and close, for an owner that was never closed.
+        """Run `goodbye`, then close, because the application dropped the client without closing it.
 
         The interpreter exits, or the owner was collected.
         """
@@ -282,7 +282,10 @@ class ThreadClient:
             task.cancel()
 
     def _orphan(self) -> None:
-        """Replace lock and thread in a forked child: the thread does not exist there, and may have held the lock."""
+        """Replace lock and thread state in a forked child, where the client's thread does not exist.
+
+        The parent's thread may have held the lock.
+        """
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._io = None
@@ -346,7 +349,7 @@ def _close_arrived(arrived: Arrived) -> None:
 
 
 class _IoThread:
-    """The thread, its selector and its sockets."""
+    """The client's background thread, with the selector and sockets that it serves."""
 
     def __init__(self, client: ThreadClient, tls: TlsFiles) -> None:
         self._client = weakref.ref(client, self._collected)

@@ -22,7 +22,7 @@ _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILAB
 
 
 def existing_topics(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
-    """Return the topics of a response that exist.
+    """Return the topics of a Metadata response that have partitions.
 
     Raises:
         KafkaError: A topic is not visible for another reason than that it does not exist.

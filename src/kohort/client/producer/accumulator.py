@@ -107,7 +107,7 @@ class Accumulator(Appender[Delivery]):
         return self._limits.get(topic, self._limit)
 
     def too_large(self, batch: Batch) -> None:
-        """Halve the batch limit of a topic, because the broker refused a batch of this size."""
+        """Halve the batch size limit of a topic, because the broker refused a batch of this size as too large."""
         topic = batch.partition.topic
         self._limits[topic] = max(_BATCH_LEAST, min(self.batch_limit(topic), batch.size // 2))
 
@@ -203,7 +203,7 @@ class Accumulator(Appender[Delivery]):
         return reasons[0] if reasons else "the producer is closed"
 
     def why_not_done_here(self, batch: Batch) -> str:
-        """Return why a batch is not done yet, on the client's thread or loop or under its lock."""
+        """Return why a batch is not done yet; call this on the client's thread or loop, or under its lock."""
         metadata = self.cluster.metadata
         with self.lock:
             late = next((leaf for leaf in leaves_of(batch) if not leaf.done), batch)
@@ -232,14 +232,14 @@ class Accumulator(Appender[Delivery]):
         return chosen
 
     def leave_missing_partition(self, topic: str, count: int) -> None:
-        """Choose another partition for records without a key, if the topic was recreated without the present one."""
+        """Stop using the sticky partition of a topic that was recreated with fewer partitions (`count`)."""
         with self.mutex:
             queue = self.sticky_queues.get(topic)
             if queue is not None and queue.partition.partition >= count:
                 del self.sticky_queues[topic]
 
     def next_sticky_partition(self, topic: str, choices: list[int]) -> int:
-        """Choose another partition than the last, at random."""
+        """Choose a random partition for a topic's records without a key, another one than the last."""
         current = self._sticky.get(topic)
         others = [choice for choice in choices if choice != current] or choices
         chosen = self._sticky[topic] = CHANCE.choice(others)
@@ -253,14 +253,14 @@ class Accumulator(Appender[Delivery]):
         return queue
 
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
-        """Open a batch; also return whether the sender would run too late for it."""
+        """Open a batch; also return whether the sender must be woken, since it would run after the linger time."""
         now = self.clock_ms()
         batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self, now)
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 
     def _full(self, size: int, again: Callable[[], T]) -> None:
-        """Raise the error of a `send` for which the memory stays full."""
+        """Raise WouldBlock for a `send` while memory is full; MESSAGE_TOO_LARGE if the record can never fit."""
         if size > self.config.buffer_memory:
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
@@ -270,7 +270,7 @@ class Accumulator(Appender[Delivery]):
     # Coroutines of the core.
 
     async def _room(self, size: int, until_ms: float) -> None:
-        """Wait until memory for another record is free."""
+        """Wait until `buffer.memory` has room for a record of this size."""
         self.waiting += 1
         self._kick()
         try:
@@ -319,7 +319,7 @@ class Accumulator(Appender[Delivery]):
     # Completion of batches, for the sender.
 
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
-        """Mark a batch as delivered or failed.
+        """Mark a batch as delivered (no error) or failed, and release its memory.
 
         Under the lock. The caller notifies, and calls `run_callbacks` on the returned batches.
         """
@@ -336,7 +336,7 @@ class Accumulator(Appender[Delivery]):
         return [batch]
 
     def wake_waiting_callers(self) -> None:
-        """Wake the callers that wait until batches are delivered or have failed. On the client's thread or loop."""
+        """Wake callers that wait for deliveries. Call this on the client's thread or loop."""
         self._progress.resolve(None)
         with self.lock:
             self.lock.notify_all()

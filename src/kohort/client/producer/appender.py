@@ -39,7 +39,7 @@ class PlainBatchFill:
 
 
 class PlainQueueOpening:
-    """The open end of a partition's queue, to which records are appended.
+    """The part of a partition's queue that `append_open` needs: the batch that still takes records.
 
     Attributes:
         open: The batch that still takes records; None: there is none.
@@ -50,7 +50,7 @@ class PlainQueueOpening:
 
 
 class PlainDeliveryPlace:
-    """The number and timestamp of a sent record in its batch, from which its metadata is computed later.
+    """The index and timestamp of one record in its batch, from which the delivery computes its metadata later.
 
     The twin in plain Python of the kernel's `DeliveryPlace`.
     """

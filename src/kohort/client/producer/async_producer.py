@@ -183,7 +183,7 @@ class AsyncProducer(ProducerProperties):
 
 
 class _NeverWait(threading.Condition):
-    """A condition that refuses to block the thread of the event loop."""
+    """A condition whose `wait_for` raises an error instead of blocking the event loop's thread."""
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
         if timeout == 0:

@@ -53,7 +53,7 @@ class Deliverer(Protocol):
 
 
 class UnseenFailures:
-    """Counter of failed records whose error the application has not read. Guarded by the producer's lock.
+    """The number of failed records whose error the application has not read, for an error when the producer closes.
 
     Attributes:
         count: The number of records.
@@ -67,7 +67,7 @@ class UnseenFailures:
         self.first: KafkaError | None = None
 
     def add(self, batch: Batch) -> None:
-        """Count the failed records of a batch as unread errors, except those that have a callback."""
+        """Count a failed batch's records as errors that nobody has read, except records with a callback."""
         at, failed = 0, set[int]()
         for leaf in leaves_of(batch):
             if leaf.error is not None:
@@ -326,7 +326,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def leaves_of(batch: Batch) -> list[Batch]:
-    """Return the smaller batches that were sent instead of one that was too large; itself if there are none."""
+    """Return the smaller batches that replaced one that was too large for the broker; the batch itself if none did."""
     return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
@@ -379,7 +379,10 @@ class PartitionQueue(QueueOpening):
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
 
     def adopt_identity(self, identity: ProducerIdAndEpoch) -> bool:
-        """Adopt the producer's identity, if possible; return False if nothing can be sent before that."""
+        """Switch the queue to the producer's current id and epoch, once no earlier batch may have been written.
+
+        Return False if nothing may be sent before that switch.
+        """
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place
         if self.sent_before and not self.lost_place:
@@ -405,7 +408,7 @@ class PartitionQueue(QueueOpening):
             self.open = None
 
     def is_first(self, batch: Batch) -> bool:
-        """Return whether no batch that was sent before this one is still in flight or to be sent again."""
+        """Return whether no batch that was sent before this one is in flight or waits to be sent again."""
         sent = [other for other in (*self.in_flight, *self.waiting) if other is not batch and other.attempts]
         return not any(_before(other, batch) for other in sent)
 

@@ -215,7 +215,7 @@ class ProducerCore:
         return TableDelivery(sent)
 
     def limit_ms(self) -> float:
-        """Return when a `send` that begins to wait now gives up: milliseconds, monotonic."""
+        """Return the monotonic time in ms at which a `send` that begins to wait now fails (`max.block.ms`)."""
         return self.accumulator.clock_ms() + self.config.max_block_ms
 
     # Coroutines.
@@ -315,7 +315,7 @@ class ProducerCore:
             await transactions.end_transaction(commit=False)
 
     def hurried_ms(self) -> float:
-        """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
+        """Return the time limit, in ms, of a close after an error: time to abort an open transaction, else none."""
         return _ABORT_MS if self._in_transaction() is not None else 0
 
     def _in_transaction(self) -> TransactionManager | None:
@@ -412,7 +412,7 @@ class ProducerCore:
         return self.accumulator.next_sticky_partition(topic, self._led.get(topic) or self._partitions[topic])
 
     def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> WouldBlock[T]:
-        """Return the wait for the metadata of a topic or partition that a record names and the client does not know."""
+        """Return the `WouldBlock` for a `send` to a topic or partition that the metadata does not have."""
         SEND.take("topic", topic)
         SEND.take("partition", partition)
         if self.accumulator.failure is not None:
@@ -427,7 +427,7 @@ class ProducerCore:
         return WouldBlock(wait_for_topic, again)
 
     async def _find_topic(self, topic: str, until_ms: float) -> None:
-        """Look up a topic.
+        """Look a topic up, waiting until the metadata has it or this time is over.
 
         Raises:
             KafkaError: The topic is not available.
@@ -462,14 +462,14 @@ class ProducerCore:
             raise
 
     def _want_topics_in_use(self) -> None:
-        """Want the metadata of topics that have records to send, or were sent to within `METADATA_IDLE_MS`."""
+        """Limit metadata refreshes to topics with records to send, or used within `METADATA_IDLE_MS`."""
         idle_ms = self.cluster.runtime.now_ms - METADATA_IDLE_MS
         used_ms, waiting = self.sender.used_ms, self._with_records()
         in_use = {topic for topic in self._topics if topic in waiting or used_ms.get(topic, idle_ms) > idle_ms}
         self.cluster.want_topics(self, in_use)
 
     def _with_records(self) -> set[str]:
-        """Return the topics that have records to send."""
+        """Return the topics that still have undelivered records."""
         with self.accumulator.lock:
             return {queue.partition.topic for queue in self.accumulator.queues.values() if not queue.idle}
 
@@ -498,7 +498,7 @@ class ProducerCore:
 
 
 def _is_whole(topic: TopicInfo | None) -> bool:
-    """Return whether a topic has partitions from 0 to n - 1, over which records can be spread."""
+    """Return whether a topic's metadata has all partitions from 0 to the highest, so that records can be spread."""
     numbers = () if topic is None else topic.partitions.keys()
     return bool(numbers) and min(numbers) == 0 and max(numbers) == len(numbers) - 1
 

@@ -132,7 +132,7 @@ Way = tuple[int, str]
 
 @dataclass(slots=True)
 class Parcel:
-    """The batches of one request to one broker."""
+    """The batches that go into one Produce request to one broker."""
 
     way: Way
     batches: list[Batch] = field(default_factory=list)
@@ -184,7 +184,7 @@ class Sender:
         self._work.resolve(None)
 
     async def run(self) -> None:
-        """Send until closed."""
+        """Send batches to their leaders until the producer is closed; runs as a task of the client."""
         runtime = self.cluster.runtime
         while not self.closed:
             self._work = Promise()
@@ -225,7 +225,10 @@ class Sender:
         self.wake_sender()
 
     def record_use(self, topic: str) -> None:
-        """Record that a topic is used now; after a long pause its metadata may be outdated."""
+        """Record that the application sends to this topic now.
+
+        After a long pause its metadata may be outdated.
+        """
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
         if now_ms - before_ms >= METADATA_IDLE_MS:
@@ -314,7 +317,10 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel; return the milliseconds until the next attempt."""
+        """Put a queue's next batch into the request to its leader, if it may be sent now.
+
+        Return the milliseconds until the next attempt.
+        """
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms
@@ -542,7 +548,7 @@ class Sender:
             queue.mended = True
 
     def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
-        """Return whether to send again after the broker refused a sequence or epoch as unexpected."""
+        """Decide about a batch whose sequence or epoch the broker refused: return whether to send it again."""
         if self.config.transactional_id is not None:
             return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
         if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
@@ -552,11 +558,14 @@ class Sender:
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
-        """Return whether an earlier batch of the partition is to be sent again, which explains a gap."""
+        """Return whether an earlier batch of the partition is still to be sent.
+
+        That explains OUT_OF_ORDER_SEQUENCE_NUMBER for this batch.
+        """
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Fail a batch that was sent, although the broker may have appended it under its sequences."""
+        """Fail a batch whose outcome is unknown: the broker may have appended it."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:

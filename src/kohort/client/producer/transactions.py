@@ -151,7 +151,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     def begin(self) -> None:
-        """Open a transaction."""
+        """Open a transaction at this producer; the coordinator learns of it with the first partition."""
         self._expect(TxnState.READY)
         self._sender.aborting = None
         self._added.clear()
@@ -227,7 +227,10 @@ class TransactionManager:
 
     @contextlib.contextmanager
     def _adding_offsets(self) -> Iterator[None]:
-        """Fail the transaction if adding offsets fails; count the calls that do it, because an end waits for them."""
+        """Count a call that adds offsets, for which an end of the transaction waits.
+
+        If the call fails, the transaction fails.
+        """
         self._offset_calls += 1
         try:
             yield
@@ -243,7 +246,9 @@ class TransactionManager:
                 self._offsets_added.resolve(None)
 
     async def offsets_added(self) -> None:
-        """Wait for calls of other threads or tasks that add offsets, and for requests of calls that were interrupted.
+        """Wait until no call or request that adds offsets to the transaction is under way.
+
+        Other threads or tasks may call; an interrupted call may have left its request.
 
         They would add the offsets after the end. The coordinator would take these into the next transaction, also those
         of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
@@ -276,7 +281,9 @@ class TransactionManager:
             self._ends_under_way -= 1
 
     async def end_transaction(self, *, commit: bool) -> None:
-        """Commit or abort; everything sent must be delivered or dropped before.
+        """Commit or abort the open transaction at its coordinator.
+
+        Before that, everything sent must be delivered or dropped.
 
         Raises:
             RetriableError: No response; the same call retries.
@@ -313,7 +320,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     async def abort_at_close(self) -> None:
-        """Abort after the calls of other threads or tasks that add offsets."""
+        """Abort the open transaction when the producer closes, after calls that still add offsets."""
         await self.offsets_added()
         await self.end_transaction(commit=False)
 
@@ -365,7 +372,7 @@ class TransactionManager:
             raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
 
     def _explained(self, error: KafkaError) -> KafkaError:
-        """Name the transaction's own timeout as the cause when it is over: the coordinator has fenced the producer."""
+        """Replace an error that follows from `transaction.timeout.ms` by one whose text names that timeout."""
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
         if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._explained_error:
             return error
@@ -385,7 +392,10 @@ class TransactionManager:
             self._fail(error_for(ErrorCode.TRANSACTION_ABORTABLE, text))
 
     def _choose_version(self) -> None:
-        """Follow the cluster's version for the next transaction; a higher version needs another epoch."""
+        """Choose the transaction version (1 or 2) for the next transaction, by the cluster's finalized feature.
+
+        A higher version needs another epoch.
+        """
         before, self._version = self._version, min(2, self._cluster.connections.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
         if before < self._version and self.state is not TxnState.NEW:
@@ -607,6 +617,9 @@ class TransactionManager:
 
 
 def _importance(refusal: tuple[ErrorCode, str]) -> int:
-    """Order the refusals of one request: first what no retry cures, last what says that another one is the reason."""
+    """Return the sort key of refusals in one response: errors that no retry cures come first.
+
+    OPERATION_NOT_ATTEMPTED comes last: it says only that another error is the reason.
+    """
     code = refusal[0]
     return 2 if code is ErrorCode.OPERATION_NOT_ATTEMPTED else int(code.retriable)

@@ -401,7 +401,7 @@ class GroupMirror:
         plan.done.append((group, None))
 
     async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan, *, is_due: bool) -> bool:
-        """Plan the changes of a group, and return whether its owners' nodes were read for that."""
+        """Plan the ZooKeeper changes of a group; return whether its owner nodes were read from ZooKeeper first."""
         first, was_told = group.nodes is None, group.reported
         changed = shown.settled and not group.reported and group.registered != shown.owners
         if group.nodes is None:

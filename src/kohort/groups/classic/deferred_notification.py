@@ -205,7 +205,7 @@ class ClassicNotification(ClassicMembers):
         step.count(Meter.HELD_TOLD, len(notified))
 
     def end_deferral(self) -> None:
-        """End the deferral of a rebalance's notification."""
+        """End the deferral, if there is one, and stop its timer."""
         if self.deferral is not None:
             self.deferral.timer.cancel()
             self.deferral = None

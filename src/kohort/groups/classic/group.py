@@ -55,7 +55,7 @@ from kohort.groups.timers import Deadline, Timer
 
 
 def contradicts(asked: str | None, actual: str | None) -> bool:
-    """Return whether two protocol names contradict each other; None contradicts nothing."""
+    """Return whether a protocol name in a request differs from the group's; None, a missing name, never does."""
     return asked is not None and actual is not None and asked != actual
 
 
@@ -115,7 +115,10 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
 
     def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
-        """Return the error if the group is full for this member; in a join phase, the first to join have the places."""
+        """Return GROUP_MAX_SIZE_REACHED if the group is full for this member, else NONE.
+
+        In a join phase, the first members to join have the places.
+        """
         member = self.members.get(event.member_id or self.static_ids.get(event.instance_id, ""))
         taken, has_place = len(self.members), member is not None
         if self.state is GroupState.EMPTY:
@@ -125,7 +128,7 @@ class ClassicRequests(ClassicRebalance):
         return admission.member_place_error(step.config.group_max_size, taken, has_place=has_place)
 
     def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
-        """Return whether the group's record could exceed its limit with this member, which is refused then."""
+        """Return whether this member could make the group's record exceed its limit; the member is refused then."""
         member = self.members.get(event.member_id)
         before = 0 if member is None else member.size
         metadata = max(len(protocol.metadata) for protocol in event.protocols)
@@ -256,11 +259,12 @@ class ClassicRequests(ClassicRebalance):
         self.after_replacement(step, new, event, old_leader)
 
     def after_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
-        """Keep a stable group's assignment after a replacement unless the protocol or a leader's topics have changed.
+        """Keep a stable group's assignment after a static member returned under a new id, or start a rebalance.
 
-        A returning leader compares topics only from then on. So changes before its return are compared here
-        (KAFKA-13435); after a restart they are unknown. A sync under way restarts (KAFKA-9801). Partitions without
-        owner mean that a cooperative member revoked some and left before it joined again, which it owed the others.
+        The assignment is kept unless the protocol or a leader's topics have changed. A returning leader compares topics
+        only from then on. So changes before its return are compared here (KAFKA-13435); after a restart they are
+        unknown. A sync under way restarts (KAFKA-9801). If a partition has no owner, a cooperative member revoked it
+        and left before it joined again. The others are still owed that partition, so the group rebalances.
         """
         keeps = self.select_protocol() == self.protocol and not self.has_unowned_partitions(step)
         if keeps and self.is_leader(new.member_id):
@@ -460,7 +464,7 @@ class ClassicRequests(ClassicRebalance):
     # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
-        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
         self.drop_untold(step, member_id)
         member = self.members.get(member_id)
         if member is None or member.connection != event.connection:
@@ -475,7 +479,7 @@ class ClassicRequests(ClassicRebalance):
         )
 
     def drop_untold(self, step: Step, member_id: str) -> None:
-        """Evict a new member whose connection ended before a reply told its id."""
+        """Evict a new member that never learned its id: its connection ended before a reply told it."""
         member = self.members.get(member_id)
         if member_id in self.pending or (member is not None and not member.notified):
             text = f"the connection of new member {member_id} ended"
@@ -631,7 +635,7 @@ class ClassicGroup(ClassicRequests):
         return error
 
     def has_given_up(self, event: OffsetCommit) -> bool:
-        """Return whether a commit follows its member's JoinGroup, before which an eager member revokes its partitions.
+        """Return whether an eager member commits after its own JoinGroup: it has revoked its partitions by then.
 
         Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
         refuses it. A process that was paused while it waited to join cannot commit here what others may have

@@ -100,7 +100,7 @@ class ClassicMember(MonitoredMember):
         return b""
 
     def record_bytes(self) -> int:
-        """Return the most bytes that the member takes in the group's record, with its present assignment."""
+        """Return an upper bound of the bytes that the member takes in the group's record, with its assignment."""
         metadata = max((len(protocol.metadata) for protocol in self.protocols), default=0)
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
@@ -150,7 +150,7 @@ class PendingMember:
 
 @dataclass(slots=True)
 class DeferredNotification:
-    """A deferred rebalance notification: no member knows of the rebalance yet.
+    """The deferral of a rebalance notification: until it ends, no member knows of the rebalance.
 
     Attributes:
         awaited: working members whose next heartbeat is due in time.
@@ -250,7 +250,10 @@ class ClassicMembers(GroupMembership):
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def count_votes(self, member: ClassicMember, sign: int) -> None:
-        """Add (1) or subtract (-1) a member's votes and size; always in pairs around a change of the member."""
+        """Add (`sign` 1) or subtract (-1) a member's protocol votes and its size in the group's totals.
+
+        Callers subtract before they change a member, and add afterwards.
+        """
         for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # clients may repeat a name
             self.votes[name] = self.votes.get(name, 0) + sign
         if sign > 0:
@@ -315,7 +318,7 @@ class ClassicMembers(GroupMembership):
         return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
 
     def expires_offsets(self) -> bool:
-        """Return whether the group is empty, or stable with readable subscriptions."""
+        """Return whether offsets may expire now: the group is empty, or stable with readable subscriptions."""
         if self.state is GroupState.EMPTY:
             return True
         return self.state is GroupState.STABLE and self.knows_topics() and self.subscribed is not None
@@ -330,7 +333,7 @@ class ClassicMembers(GroupMembership):
         return bool(self.pending)
 
     def knows_topics(self) -> bool:
-        """Return whether the members' metadata shows what they read, or there are no members."""
+        """Return whether every member's metadata shows its topics; True for a group without members."""
         return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def records(self) -> Iterator[Record]:

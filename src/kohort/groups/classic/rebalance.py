@@ -32,7 +32,9 @@ from kohort.groups.step import Step
 from kohort.groups.topics import ImageChange, metadata_hash
 
 LEAST_WAIT_MS = 1_000
-"""The least time between two checks of a join phase without joins, however short the rebalance timeout is."""
+"""The shortest wait, in ms, until a join phase that nobody has joined is checked again. A rebalance timeout may be
+shorter.
+"""
 REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
@@ -158,7 +160,7 @@ class ClassicRebalance(ClassicNotification):
             member.stopped_ms = None
 
     def forget_assignment(self, member: ClassicMember) -> None:
-        """Remove a member's assignment, because it must join again."""
+        """Remove a member's assignment, because the member must join again to get one."""
         self.set_assignment(member, b"")
 
     def set_assignment(self, member: ClassicMember, assignment: bytes) -> None:
@@ -211,7 +213,7 @@ class ClassicRebalance(ClassicNotification):
         self.begin_generation(step)
 
     def elect_leader(self) -> bool:
-        """Keep the leader if it joined, else choose the first member that did; False if none did."""
+        """Keep the group's leader if it has joined, else choose the first joined member; False: none has joined."""
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.join_request is not None:
             return True
@@ -222,7 +224,7 @@ class ClassicRebalance(ClassicNotification):
         return False
 
     def become_empty(self, step: Step) -> None:
-        """Write a generation without members, whose time starts the expiration of offsets."""
+        """Write the group's record without members; its time starts the expiration of offsets."""
         self.protocol = None
         self.leader = None
         self.subscribed = self.read_subscriptions()
@@ -281,7 +283,7 @@ class ClassicRebalance(ClassicNotification):
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
-        """Record that a member has sent SyncGroup in this generation."""
+        """Record that a member has sent its SyncGroup in this generation, so that it is not evicted for missing it."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
             self.sync_phase.cancel()
@@ -309,7 +311,7 @@ class ClassicRebalance(ClassicNotification):
         self.rebalance_after_removal(step, cause, is_cause=was_member)
 
     def rebalance_after_removal(self, step: Step, cause: Cause, *, is_cause: bool = True) -> None:
-        """Complete the current join phase or start a rebalance after a removal.
+        """Complete the current join phase, or start a rebalance, after a member was removed.
 
         Args:
             step: the step.
@@ -336,7 +338,7 @@ class ClassicRebalance(ClassicNotification):
         return metadata_hash(step.image, sorted(self.subscribed or ()))
 
     def on_topics_changed(self, step: Step, change: ImageChange) -> None:
-        """Start a rebalance if topics changed and the leader may not notice."""
+        """Start a rebalance when subscribed topics changed and a static leader may not notice by itself."""
         if not self.leader_unaware or self.state is not GroupState.STABLE or self.subscribed is None:
             return
         now = self.current_topics_hash(step)
@@ -346,7 +348,11 @@ class ClassicRebalance(ClassicNotification):
             self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def check_after_load(self, step: Step) -> None:
-        """Prepare for a static leader that is unaware, and find partitions without owner, after a load."""
+        """Prepare a group of static members after its shard was loaded.
+
+        A static leader may not notice later changes of topics, so the coordinator watches them. Partitions without an
+        owner start a rebalance.
+        """
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.instance_id is not None:
             self.leader_unaware = True
@@ -386,6 +392,6 @@ class ClassicRebalance(ClassicNotification):
 
 
 def _evicted(members: list[str], missed: str) -> Cause:
-    """Return the cause for members that did not join or sync in time."""
+    """Return the rebalance cause for members that were evicted because they did not join or sync in time."""
     text = f"members evicted: did not {missed} in time: {', '.join(members)}"
     return Cause(RebalanceReason.EVICTED, text, members[0] if len(members) == 1 else "")

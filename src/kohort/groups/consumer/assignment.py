@@ -86,11 +86,14 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         presence.end_grace(step, self.session_timeout_ms(step, member_id))
 
     def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
-        """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
+        """Restart a member's session, unless its connection has ended.
+
+        Called after any sign of life, or after a wait for others.
+        """
         presence.touch(step, self.session_timeout_ms(step, member_id))
 
     def leave_temporarily(self, step: Step, member_id: str) -> None:
-        """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
+        """Write that a static member has left for a while: it keeps its partitions for the rest of its session.
 
         Its waiting requests are refused: a later answer would move the member on, back into the group.
         """
@@ -113,7 +116,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
             step.emit(current.without_epoch().record(self.group_id, member_id))
 
     def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
-        """Write that a static member continues under a new id, with the partitions of the old one."""
+        """Write the records by which a static member continues under a new id, with its old partitions."""
         old, target = self.members[old_id], self.targets.get(old_id)
         before = self.current_assignment(old_id)
         if old_id in self.excluded:
@@ -137,7 +140,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(Tombstone((Kind.MEMBER, self.group_id, member_id)))
 
     def dismiss_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
-        """Stop a member's timers and refuse its waiting requests."""
+        """Forget a member that was removed or replaced: stop its timers, and refuse its waiting requests."""
         presence = self.presences.pop(member_id, None)
         if presence is not None:
             presence.cancel_timers()
@@ -185,7 +188,10 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.session_timeout_ms(step, member.session.subject)
 
     def usual_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval of settled members."""
+        """Return the heartbeat interval, in ms, that the coordinator sends to members with nothing left to do.
+
+        The failure detector assumes it for a member whose own interval is unknown.
+        """
         return self.heartbeat_interval_ms(step)
 
     def member_suspected_from_ms(self, step: Step, member_id: str) -> int | None:
@@ -221,7 +227,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
 
     def suspected_among(self, step: Step, candidates: Iterable[str]) -> list[str]:
-        """Return the silent ones of some members; none if every member of the group is silent."""
+        """Return the suspected ones of some members; none if every member of the group is suspected."""
         if all(self.is_member_suspected(step, member_id) for member_id in self.members):
             return []
         return [member_id for member_id in candidates if self.is_member_suspected(step, member_id)]
@@ -237,7 +243,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return True
 
     def watch_unmoved(self, step: Step) -> None:
-        """Schedule a check of the new target: when the first member that has to move would be silent."""
+        """Schedule a check for the time when the first member that still has to move would count as suspected."""
         if not self.may_exclude_suspected(step):
             return
         due = [self.member_suspected_from_ms(step, member_id) for member_id in self.unmoved_members()]
@@ -248,7 +254,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
             step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
 
     def unmoved_members(self) -> list[str]:
-        """Return the members that the target includes and that do not have it yet."""
+        """Return the members that are included in the newest target and have not reached it yet."""
         return [
             member_id
             for member_id in self.members
@@ -261,9 +267,10 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return not target if current is None else not current.pending and current.assigned == (target or frozenset())
 
     def has_unassigned_partitions(self, step: Step) -> bool:
-        """Return whether no target holds some partitions of subscribed topics, as only silent members had read them.
+        """Return whether some partitions of subscribed topics are in no member's target.
 
-        For a coordinator that takes over; `is_uneven` explains why.
+        Only suspected members read them when the target was computed. A coordinator that takes over checks this;
+        `is_uneven` explains why.
         """
         if not self.may_exclude_suspected(step):
             return False
@@ -288,7 +295,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 NAMED_TOPICS = 5
 """The most changed topics that the cause of a rebalance names."""
 NO_INDEXES: Mapping[int, int] = {}
-"""The partitions of a topic that is gone."""
+"""The assignor's indexes for a topic that was deleted: none."""
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""
@@ -301,7 +308,7 @@ def existing_partitions(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -
 
 
 def compute(work: ComputeAssignment) -> AssignmentComputed:
-    """Carry out a `ComputeAssignment`: a pure function for any thread or process.
+    """Run the assignor for a `ComputeAssignment`, and return the result; any thread or process may call this.
 
     The assignor sees the partitions that excluded members leave, with each topic's numbered from 0.
     """
@@ -337,7 +344,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
 
 
 def _known(pairs: TopicIdPartitions, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
-    """Return the assignor's indexes of a member's partitions, sorted; partitions without index are left out."""
+    """Return the assignor's indexes of a member's partitions, sorted; omit partitions that it does not see."""
     found = [indexes.get(topic_id.int, NO_INDEXES).get(number, -1) for topic_id, number in pairs]
     return sorted([index for index in found if index >= 0])
 
@@ -348,7 +355,10 @@ def _share(
     left: Mapping[str, Sequence[int]],
     order: Mapping[str, int],
 ) -> tuple[TopicPartitions, ...]:
-    """Return one member's sorted assignment as `pack` does. `order` ranks the topics by their ids."""
+    """Return one member's assignment as records have it: by topic id, ascending.
+
+    `order` ranks the topics by their ids.
+    """
     rows: dict[str, list[int]] = {}
     for claim in assigned:
         topic = claim[0]
@@ -357,13 +367,13 @@ def _share(
 
 
 def resolve_regexes(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
-    """Carry out a `ResolveRegexes` with the caller's RE2."""
+    """Match the regular expressions of a `ResolveRegexes` with topic names; `matcher` is the caller's RE2."""
     matches = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
     return RegexesResolved(work.group_id, work.ticket, work.version, matches)
 
 
 class ConsumerAssignment(ConsumerSuspicion):
-    """The epochs of a consumer group, and how each gets its target."""
+    """The epochs and target assignments of a consumer group: when each is begun, computed and written."""
 
     def remove_members(self, step: Step, member_ids: Collection[str], cause: Cause) -> None:
         """Remove members of the group; the others get a new epoch or become a classic group again."""

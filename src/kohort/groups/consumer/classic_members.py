@@ -41,11 +41,11 @@ class ClassicIdentity(Protocol):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The rebalance timeout."""
+        """The rebalance timeout of the member's JoinGroup, in ms."""
 
     @property
     def session_timeout_ms(self) -> int:
-        """The session timeout."""
+        """The session timeout of the member's JoinGroup, in ms."""
 
     @property
     def protocols(self) -> tuple[OfferedProtocol, ...]:
@@ -55,7 +55,10 @@ class ClassicIdentity(Protocol):
 def member_saved(
     group_id: str, member_id: str, said: ClassicIdentity, subscription: ConsumerProtocolSubscription
 ) -> MemberSaved:
-    """Build the record of a consumer group's member from a classic member or its join."""
+    """Build the record of a classic member in a consumer group.
+
+    `said` is its JoinGroup, or the member of the classic group that is converted.
+    """
     return MemberSaved(
         group_id=group_id,
         member_id=member_id,
@@ -73,7 +76,7 @@ def member_saved(
 
 
 def is_behind(subscription: ConsumerProtocolSubscription | None, member_epoch: int) -> bool:
-    """Return whether a member's reported partitions are those of an older epoch than its own.
+    """Return whether a JoinGroup reports partitions of an older epoch than the member's current one.
 
     Such a join was sent before the member got its partitions, and arrived late or again after a lost reply. Partitions
     that it leaves out are not revoked. Members that name no generation are taken at their word.
@@ -147,14 +150,14 @@ class ConsumerClassicMembers(ConsumerAssignment):
             self.forget_given_id(surplus)
 
     def forget_given_id(self, member_id: str) -> bool:
-        """Forget a given id; False: it was not given, or is used."""
+        """Remove a member id from the unused ones (KIP-394); return False if it is not among them."""
         timer = self.given_ids.take_id(member_id)
         if timer is not None:
             timer.cancel()
         return timer is not None
 
     def is_known_member(self, member_id: str) -> bool:
-        """Return whether a dynamic member has no id yet, is in the group, or was just given its id.
+        """Return whether a JoinGroup may come under this member id: empty, in the group, or just given out.
 
         Kafka accepts any id here. An evicted member that does not know of its eviction would continue with partitions
         that others have by now. UNKNOWN_MEMBER_ID tells it to release them first.
@@ -186,7 +189,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return old is None or (old.subscribed_topics, old.subscribed_regex) != (new.subscribed_topics, None)
 
     def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
-        """Keep a JoinGroup waiting until there is a target assignment for its epoch."""
+        """Keep a classic member's JoinGroup waiting until the target assignment of its epoch is computed."""
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting(step, presence, again)
@@ -325,7 +328,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
 
     def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
-        """Return the id of a leaving member, with the error if there is no such member."""
+        """Return the error for a member that a LeaveGroup names, NONE if it is in the group, and its member id."""
         member_id, instance_id = leaving.member_id, leaving.instance_id
         if instance_id is not None:
             holder = self.static_ids.get(instance_id)
@@ -337,7 +340,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID, member_id
 
     def assignment_bytes(self, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
-        """Return a classic member's partitions in the bytes that its client reads."""
+        """Encode a classic member's partitions as its client expects them in a SyncGroup response."""
         held = self.current_assignment(saved.member_id).assigned
         protocols = saved.classic_protocols or ()
         subscription = read_subscription(protocols[0].metadata) if protocols else None

@@ -64,7 +64,7 @@ from kohort.ids import TopicId
 SPREAD_FROM = 500
 """From this group size on, the first full interval is shortened at random, so that heartbeats do not come at once."""
 MEMBERS_PER_MS = 5
-"""The number of unsettled members that may send heartbeats in one ms, which bounds the cost of their short interval."""
+"""How many unsettled members may send a heartbeat in one ms, which bounds the cost of their short interval."""
 
 
 def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
@@ -89,7 +89,7 @@ def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Re
 
 
 def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
-    """Return whether a heartbeat has only its member's id and epoch, as nearly every one does."""
+    """Return whether a heartbeat reports no change: only its member's id and epoch, as nearly all do."""
     unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
     unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
     client, instance_id = event.client, event.instance_id
@@ -98,7 +98,7 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
 
 
 def says_everything(event: ConsumerGroupHeartbeat) -> bool:
-    """Return whether a heartbeat is a join, or a full one that a client sends after it missed a reply."""
+    """Return whether a heartbeat sets all fields: a join, or the full one that a client sends after a lost reply."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
@@ -113,7 +113,7 @@ def spread_interval_ms(interval_ms: int, member_id: str) -> int:
 
 
 class ConsumerHeartbeat(ConsumerClassicMembers):
-    """The heartbeats of a consumer group's members, and the deadlines of its members."""
+    """The heartbeat requests of a consumer group's members, and what follows when a member misses a deadline."""
 
     def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
         """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
@@ -157,7 +157,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         return None
 
     def check_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
-        """Check a member and its epoch; let a returning static member take its predecessor's place."""
+        """Check member id and epoch of a heartbeat; let a static member that returns replace its predecessor."""
         joins = event.member_epoch == 0
         known = member_id in self.members
         if event.instance_id is not None:
@@ -396,7 +396,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             presence.overdue = True
 
     def on_suspicion_check(self, step: Step, subject: str) -> None:
-        """Begin a new epoch without members that fell silent before they moved."""
+        """Begin a new epoch that excludes members that became suspected before they moved to the target."""
         silent = self.suspected_among(step, self.unmoved_members())
         if silent and self.may_exclude_suspected(step):
             names = ", ".join(silent)
@@ -437,7 +437,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     # period
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
-        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
         self.drop_untold(step, member_id)
         presence, member = self.presences.get(member_id), self.members.get(member_id)
         if presence is None or presence.connection != event.connection or member is None:
@@ -452,7 +452,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         )
 
     def drop_untold(self, step: Step, member_id: str) -> None:
-        """Evict a new member whose connection ended before a reply told its id."""
+        """Evict a new member that never learned its id: its connection ended before a reply told it."""
         presence = self.presences.get(member_id)
         if presence is None:
             return

@@ -128,7 +128,7 @@ class CurrentAssignment:
 
 
 class Presence(MonitoredMember):
-    """The state of a member that is not in the journal: its connection, timers and parked requests.
+    """The soft state of a member, which no record holds: its connection, timers and waiting requests.
 
     Attributes:
         revocation: the timer that bounds a revocation.
@@ -175,7 +175,7 @@ class Presence(MonitoredMember):
         self.expect_nothing()
 
     def expect_nothing(self) -> None:
-        """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
+        """Stop the timers of a revocation, a join, a sync and a delayed heartbeat; the session continues."""
         for timer in (self.revocation, self.join_phase, self.sync_phase, self.long_poll_timer):
             if timer is not None:
                 timer.cancel()
@@ -287,7 +287,7 @@ class ConsumerMembers(GroupMembership):
         return RECONCILING if self.moving_members() else STABLE
 
     def moving_members(self) -> set[str]:
-        """Return the members that do not have all of the target yet; kept, so that the state costs no pass over all."""
+        """Return the members that do not have all of their target yet, from a cache."""
         if self._moving is None:
             self._moving = {member_id for member_id in self.members if self._moves(member_id)}
         return self._moving
@@ -403,7 +403,10 @@ class ConsumerMembers(GroupMembership):
             del self.static_ids[member.instance_id]
 
     def _count(self, member: MemberSaved | None, sign: int) -> None:
-        """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
+        """Add (`sign` 1) or subtract (-1) a member's topics in the group's counts of subscribers.
+
+        With these counts, a join costs no pass over all members.
+        """
         if member is None:
             return
         for name in member.subscribed_topics:
@@ -447,7 +450,7 @@ def _shift(counts: dict[str, int], name: str, sign: int) -> None:
 
 
 class AssignmentMove(NamedTuple):
-    """An entry of the members' table: how a member moves on, and its possible next states."""
+    """An entry of `MEMBER_TABLE`: the method that moves a member on from one state, and its possible next states."""
 
     why: str
     do: Callable[..., CurrentAssignment]
@@ -477,7 +480,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def continue_move(
         self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Take a step towards the target, unless the member has all of it."""
+        """Take the next step of a member's move to its target, unless it has all of the target."""
         if current.is_reconciled_to(self.target_epoch):
             return current
         return self.move_towards_target(member_id, current.member_epoch, target, owned)
@@ -538,7 +541,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return after
 
     def record_downtime(self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions) -> None:
-        """Record the downtime of partitions that were taken from a member or assigned to it."""
+        """Measure how long partitions are without an owner while they move from this member or to it."""
         if before == after:
             return
         now_ms = step.now.mono_ms
@@ -575,7 +578,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return self.settings.session_timeout_ms or step.config.consumer_session_timeout_ms
 
     def heartbeat_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval of settled members."""
+        """Return the heartbeat interval in ms for members that have all of their target."""
         return self.settings.heartbeat_interval_ms or step.config.consumer_heartbeat_interval_ms
 
     def preferred_assignor(self, step: Step) -> str:

@@ -53,7 +53,10 @@ class GroupConversion:
         self.context = context
 
     def make_consumer_group(self, group_id: str) -> bool:
-        """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
+        """Ensure that a consumer group of this name exists.
+
+        False: the shard has no room for another group, or the group has another protocol and must not be converted.
+        """
         group = self.context.find(group_id)
         if group is None:
             if not self.context.has_room():
@@ -70,13 +73,13 @@ class GroupConversion:
         return isinstance(membership, ClassicGroup) and self.convert_to_consumer(group, membership)
 
     def release_protocol(self, group: Group) -> None:
-        """Release an empty group from its protocol, so that it takes the protocol of the next member."""
+        """Remove the protocol's records of an empty group, so that the next member determines the protocol."""
         group.membership.cancel_timers()
         if group.membership.has_records():
             self.context.remove(group)
 
     def begin_consumer_group(self, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
-        """Write a new consumer group, with settings of its own that were made before it existed."""
+        """Create a consumer group: write its first epoch, and apply settings that were made for its name before."""
         self.context.emit(EpochBumped(group_id, epoch))
         consumer = self.context.ledger.membership(group_id, ConsumerGroup)
         consumer.settings = self.context.settings.get(group_id, consumer.settings)
@@ -184,7 +187,10 @@ class GroupConversion:
         return True
 
     def turns_classic(self, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
-        """Return whether, without the leaving member, all are classic members that may become a classic group."""
+        """Return whether a consumer group becomes classic when this member leaves.
+
+        All others are classic members then, and the migration policy and the size of a record allow it.
+        """
         rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
         return (
             bool(rest)
@@ -248,7 +254,7 @@ class GroupConversion:
 
 
 class ConvertedMember(NamedTuple):
-    """A classic member converted to a consumer group's record, with its assigned and otherwise claimed partitions."""
+    """A classic member on its way into a consumer group: its new record, its assignment, and further claims."""
 
     saved: MemberSaved
     assigned: TopicIdPartitions
@@ -271,7 +277,7 @@ def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicId
 
 
 def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
-    """Convert a consumer group's classic member to a classic group's member."""
+    """Build a classic group's member from a classic member of a consumer group."""
     presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)

@@ -67,7 +67,7 @@ from kohort.ids import TopicPartition
 
 
 def saved_of(event: RegisterConsumer) -> PushMemberSaved:
-    """Return the record of a consumer's registration."""
+    """Return the `PushMemberSaved` record of a push consumer's registration."""
     return PushMemberSaved(
         group_id=event.group_id,
         member_id=event.member_id,
@@ -148,7 +148,7 @@ class PushRegistry(PushRebalance):
         self.advance_member(step, event.member_id)
 
     def refuse_conflicting(self, step: Step, member: PushMember) -> None:
-        """Refuse a conflicting registration, because the member is alive."""
+        """Refuse a second registration of a member's id with FENCED_INSTANCE_ID, because the member is alive."""
         claim, member.claim = member.claim, None
         if claim is not None:
             if claim.connection != member.connection:
@@ -156,20 +156,20 @@ class PushRegistry(PushRebalance):
             step.reply(claim.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
 
     def replace_unanswering(self, step: Step, member: PushMember) -> None:
-        """Disconnect a member that did not answer, in favour of the conflicting registration."""
+        """Disconnect a member that did not answer, so that a second registration of its id takes its place."""
         self.disconnect_member(
             step, member, f"member {member.session.subject} disconnected: no answer, and its id registered again"
         )
 
     def disconnect_member(self, step: Step, member: PushMember, why: str) -> None:
-        """End a member's connection; its session runs on."""
+        """Close a member's connection; its session continues, so that it can register again."""
         step.log(self.group_id, why, Level.WARNING)
         self.close_connection(step, member, why)
         member.unbind(step)
         self.mark_disconnected(step, member)
 
     def mark_disconnected(self, step: Step, member: PushMember) -> None:
-        """Mark a member as unreachable; a conflicting registration takes its place."""
+        """Record that a member has no connection; a registration that waits under its id takes its place."""
         member.gone_ms = step.now.mono_ms
         member.asked, member.out, member.finding = None, 0, -1
         member.ping.cancel()
@@ -250,7 +250,7 @@ LOGGED_PARTITIONS = 5
 
 
 class PushAnswers(PushRegistry):
-    """The effect of answers and results, and of time limits that pass without an answer or a result."""
+    """The handling of push consumers' answers, of background results, and of timeouts while they are missing."""
 
     def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
         """Process the answer to a consumer's oldest request; ignore one from a former connection."""
@@ -294,7 +294,7 @@ class PushAnswers(PushRegistry):
                 self.commit_position(step, position)
 
     def request_refused(self, step: Step, member: PushMember, event: ConsumerAnswered) -> None:
-        """Handle an error in the answer to a Stop or a Start: stop the consumer again.
+        """Handle a consumer's error response to a Stop or a Start: send it a Stop again.
 
         A consumer that repeats the error is disconnected, and its session timeout evicts it.
         """

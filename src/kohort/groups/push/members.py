@@ -255,16 +255,16 @@ class PushMembers(GroupMembership):
         return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
 
     def waiting_for(self, pairs: Iterable[TopicIdPartition]) -> list[str]:
-        """Return the members that are to be started with one of these partitions."""
+        """Return the members whose next Start includes one of these partitions."""
         return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
 
     def set_moving(self, moving: Mapping[str, TopicIdPartitions]) -> None:
-        """Set the members that have to be started in this rebalance, with their partitions."""
+        """Set the members that this rebalance has to start, each with its new partitions."""
         self.moving = dict(moving)
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
     def mark_moved(self, member_id: str) -> None:
-        """Remove a member from `moving`, because it has been started or has left."""
+        """Remove a member from those that this rebalance still has to start: it was started, or has left."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:
                 del self.takers[pair]

@@ -50,7 +50,10 @@ def divide_partitions(
     match: Callable[[str, Iterable[str]], Iterable[str]],
     visible: Callable[[Iterable[str]], Iterable[str]] = list,
 ) -> PartitionsDivided:
-    """Carry out a `DividePartitions` with the caller's regular expressions, which select only `visible` topics."""
+    """Compute the assignment that a `DividePartitions` asks for.
+
+    `match` is the caller's regular expression engine; patterns select only topics that `visible` returns.
+    """
     matched = {
         (member.regex, member.excluding): frozenset(
             visible(selected_topics(member.regex, member.excluding, work.topics, match))
@@ -90,7 +93,7 @@ def selected_topics(
 
 
 def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
-    """Return the topics that a member reads, each with its number of streams."""
+    """Return the topics that a consumer reads, and how many of its streams read each."""
     if member.regex is None:
         return dict(member.topics)
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
@@ -99,7 +102,7 @@ def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
 def split_streams(
     member_id: str, reads: Mapping[str, int], owned: Iterable[TopicIdPartition], by_id: Mapping[TopicId, Topic]
 ) -> dict[str, MemberSubscription]:
-    """Return a member's streams as separate takers, with its partitions spread over them."""
+    """Return a consumer's streams, each as a member of its own for the assignor, with its share of the partitions."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
     for topic_id, number in sorted(owned, key=topic_id_partition_sort_key):
@@ -178,7 +181,10 @@ class PushRebalance(PushRequests):
         return any(self.must_move(member_id, want) for member_id, want in targets.items())
 
     def must_move(self, member_id: str, want: TopicIdPartitions) -> bool:
-        """Return whether a member has to be stopped and started: it gets others, is stopped, or is unregistered."""
+        """Return whether a member needs a Stop and a Start in this rebalance.
+
+        It gets other partitions, has been sent a Stop, or its owner nodes in ZooKeeper were deleted.
+        """
         member = self.present[member_id]
         stops = member.stopped or member.asked is PushRequestKind.STOP
         return want != self.owned_by(member_id) or stops or member_id in self.unregistered
@@ -208,7 +214,10 @@ class PushRebalance(PushRequests):
         self.complete_if_all_started(step)
 
     def restart_member(self, step: Step, member_id: str) -> None:
-        """Stop a member that may read other partitions than its own, and start it with those that it owns."""
+        """Let the rebalance stop a member that may read others' partitions, and start it with its own.
+
+        A rebalance begins if none is under way.
+        """
         self.set_moving(self.moving | {member_id: self.owned_by(member_id)})
         if not self.rebalancing:
             self.rebalancing = True
@@ -217,7 +226,7 @@ class PushRebalance(PushRequests):
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
-        """Retry the rebalance's current step after the backoff, because it can't continue now."""
+        """Start the backoff timer: when it ends, the current step of the rebalance is tried again."""
         if self.backoff.due_ms is None:
             step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 

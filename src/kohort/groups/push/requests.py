@@ -30,13 +30,13 @@ from kohort.groups.topics import TopicIdPartition, TopicIdPartitions, pack
 from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3
-"""The number of requests to a consumer in one session."""
+"""How many requests a consumer gets in the time of one session."""
 SPREAD = 1_000
 """The number of moments, within half an interval, over which the Pings after a Start are spread by member id."""
 
 
 def interval_ms(saved: PushMemberSaved) -> int:
-    """Return the time from an answer to the next Ping, which is also the time limit of an answer."""
+    """Return the time, in ms, from a consumer's answer to its next Ping; an answer may take as long."""
     return max(1, saved.session_timeout_ms // PARTS)
 
 
@@ -122,18 +122,21 @@ class PushRequests(PushMembers):
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
 
     def see_topics(self, step: Step, named: dict[TopicPartition, TopicIdPartition]) -> None:
-        """Remember the topics that a member is first started with."""
+        """Record id and partition count of topics when a member is first started with them, for `is_newer`."""
         for topic in {part.topic for part in named} - self.first_seen.keys():
             found = step.image.topics[topic]
             self.first_seen[topic] = (found.id, found.partitions)
 
     def is_newer(self, part: TopicPartition, pair: TopicIdPartition) -> bool:
-        """Return whether a partition was added, or its topic created again, since a member was started with it."""
+        """Return whether a partition is newer than the group's first Start with its topic.
+
+        It was added since, or the topic was created again.
+        """
         topic_id, partitions = self.first_seen[part.topic]
         return part.partition >= partitions or pair[0] != topic_id
 
     def named_pairs(self, step: Step, pairs: TopicIdPartitions) -> dict[TopicPartition, TopicIdPartition]:
-        """Return partitions by name and number, ascending, without those of deleted topics."""
+        """Return partitions by topic name and number, in that order; omit partitions that no longer exist."""
         names = step.topics_by_id()
         found = {
             TopicPartition(names[topic_id].name, number): (topic_id, number)

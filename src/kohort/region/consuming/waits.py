@@ -26,7 +26,10 @@ class RetryWait:
         self._throttle = IntervalThrottle(SAY_S)
 
     def record_failure(self, error: BaseException) -> str:
-        """Record a failure; return its cause as text."""
+        """Record that the operation failed: log it throttled, set the time of the next attempt, return the cause.
+
+        The cause is the exception's type and text.
+        """
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if not self.failures:
             self._throttle.forget()

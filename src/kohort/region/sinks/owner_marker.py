@@ -138,7 +138,9 @@ class _AddedColumns(msgspec.Struct, frozen=True):
 
 
 def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, int]:
-    """Read the owner marker of a folder with the columns that were added later; return also how often some were.
+    """Read the owner marker of a folder, with the columns that were added to it later.
+
+    Return the marker, and how many files of added columns there are.
 
     Args:
         read: returns the content of a file, or raises FileNotFoundError.
