@@ -123,7 +123,7 @@ class _OfType:
         self.lengths: tuple[int, ...] = ()
 
     def entries_of(self, rule: AclRule) -> dict[str, _Entries]:
-        """Return the table that a rule belongs into, by resource name: of prefixes, or of literal names."""
+        """Return the table that has a rule of this pattern: `prefixed` or `literal`."""
         return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
 
     def update_lengths(self) -> None:

@@ -75,7 +75,7 @@ REPEATS_MAX = 1_000
 REPEATS_OF_HOST_MAX = 50
 """The most different refusals of an address within that time. Others are one line: a client invents names at will."""
 OTHERS = "(others)"
-"""The name that replaces resources, or principals of failed logins, in a line that counts many different ones."""
+"""The name that replaces resources of refusals, or principals of logins, in a line that counts many different ones."""
 TEXT_MAX = 1_000
 """The longest text of a field. Clients choose names of up to 32,767 bytes."""
 WAKE_S = 1.0

@@ -41,7 +41,7 @@ def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = 
 
 
 def matching_topics(regex: str, topics: Iterable[str]) -> Iterable[str]:
-    """Return the topics whose whole name an RE2 expression matches; an expression that RE2 refuses matches none.
+    """Return the topics that an expression matches in full; an expression that is refused matches none.
 
     A heartbeat's expression was accepted before. Refused ones come from a journal, or took too long with these topics.
     """

@@ -41,7 +41,7 @@ class RequestThrottling(Protocol):
     """The interface of a host's quotas: measures requests, and says how long to throttle a client."""
 
     active: bool
-    """Whether there are any fault rules."""
+    """Whether there are any quotas."""
 
     def begin(self, request: Request[Message], size: int) -> RequestMeter:
         """Begin to measure a request of `size` bytes toward the client's quotas."""

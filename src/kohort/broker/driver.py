@@ -50,7 +50,7 @@ class ShardHost(Protocol):
         """Run a background task off the loop and pass its event to `done` on the loop."""
 
     def push(self, push: Push) -> None:
-        """Send a Ping, Stop or Start to a push consumer."""
+        """Send a Ping, Stop or Start to a push consumer, or close its connection."""
 
     def record_metric(self, note: MetricNote) -> None:
         """Update the broker's metrics from a measurement that a shard reports."""

@@ -230,7 +230,7 @@ class PushedConsumers:
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
-        """Send a Ping, Stop or Start to a registered push consumer.
+        """Send a Ping, Stop or Start to a registered push consumer, or close its connection.
 
         A consumer whose connection has closed is skipped: its shard is notified of the disconnect separately.
         """
@@ -517,7 +517,7 @@ class GroupHost:
     def _report_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
         """Notify the group shards that a client's connection closed, and whether its process has ended too.
 
-        The process is checked again after each pause in `looks_s`, until it has ended.
+        The process is checked before each pause in `looks_s`, until it has ended; after the last, it counts as alive.
         """
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
@@ -646,7 +646,7 @@ class GroupHost:
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
     def push(self, push: Push) -> None:
-        """Send a Ping, Stop or Start of a shard to a push consumer."""
+        """Send a Ping, Stop or Start of a shard to a push consumer, or close its connection."""
         self.consumers.push(push)
 
     def record_metric(self, note: MetricNote) -> None:

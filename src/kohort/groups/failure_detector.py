@@ -311,6 +311,15 @@ class MonitoredGroup(ABC):
         """Handle the end of a member's connection: answer its delayed heartbeat, and start its grace period.
 
         The grace period starts only if `event.noticed` is set. A static member keeps its session in any case.
+
+        Args:
+            step: the step.
+            member: the member.
+            event: the connection's end.
+            is_static: the member has an instance id.
+            process: the process that it joined from. If that process has ended, there is no grace period; the end of a
+                process that only spoke for the member changes nothing.
+            interval_ms: the interval to assume if the member's own is unknown.
         """
         member.gone_ms = now_ms = step.now.mono_ms
         if event.noticed and not is_static:

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Deadline(enum.Enum):
-    """The kinds of timers, each named after the event whose time it limits."""
+    """The purpose of a timer, which selects its handler."""
 
     SESSION = enum.auto()
     PENDING_MEMBER = enum.auto()

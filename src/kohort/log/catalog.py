@@ -70,7 +70,7 @@ def read_catalog(folder: Path) -> dict[str, CatalogTopic] | None:
 
 
 class _Found(NamedTuple):
-    """The content of a catalog file, parsed and not yet checked."""
+    """The parsed content of a catalog file whose version and checksum are right."""
 
     topics: dict[str, CatalogTopic]
     power_losses: int = 0

@@ -188,7 +188,7 @@ class AbortedTransactions:
     def begin_segment(self, base_offset: int, *, has_gaps: bool) -> None:
         """Begin the next segment, whose batches follow.
 
-        `has_gaps`: the segment was compacted, so some of its batches may be gone.
+        `has_gaps`: compaction may have removed some of its batches.
         """
         if self._has_gaps:
             self._whole_from = base_offset

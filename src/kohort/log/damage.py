@@ -101,7 +101,7 @@ class UnverifiedBytes:
         return not self.damages and self.covers(0, self.end)
 
     def damage_from(self, position: int) -> LogDamage | None:
-        """Return the first damage that ends after this position; None if there is none."""
+        """Return the first damage at or after a position, or that contains it; None if there is none."""
         for damage in self.damages:
             if damage.position >= position or damage.position + (damage.length or 0) > position:
                 return damage

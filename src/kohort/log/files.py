@@ -16,7 +16,7 @@ FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, er
 
 
 class Holder(Protocol):
-    """An object that may keep one log file open; the cache closes the file when it was not used for long."""
+    """An object that may keep one log file open. The cache closes files that were not used for long to open others."""
 
     file: OpenFile | None
     touched: bool

@@ -85,7 +85,9 @@ def missing_end_damage(
 
 
 class GapCount:
-    """A count of the gaps in a compacted file whose offset index was lost: nothing verifies the offsets beside them.
+    """A count of the gaps in a compacted file during its scan, for the case that its offset index was lost.
+
+    Nothing verifies the offsets beside the gaps then.
 
     Attributes:
         count: the number of gaps between batches.

@@ -634,7 +634,7 @@ class PartitionLog:
     def _restart_at(self, offset: int) -> None:
         """Empty the log and begin again at `offset`, the log start: all existing records lie before it.
 
-        The old segments are renamed, not deleted.
+        Old segments with records are renamed, not deleted.
         """
         for segment in reversed(self.segments):
             aside = recovery.set_segment_aside(segment, self.recovery, self.files.fs)

@@ -119,7 +119,10 @@ def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequen
 def _ended(
     segment: Segment, hole: LogDamage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """Truncate a segment at damage, and add an empty segment after it if it was not the last one."""
+    """Truncate a segment at damage; if it was not the last one, or nothing is left of it, add an empty segment.
+
+    Return the segments, and for each whether it has a torn end.
+    """
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs
     ended: list[Segment] = []
     torn: list[bool] = []
@@ -270,7 +273,7 @@ def open_segments(
 
 
 def surely_on_disk(options: OpenOptions) -> int:
-    """Return the offset below which all records had been fsynced, or rewritten by compaction, before the shutdown."""
+    """Return the offset below which everything was on the disk: it was fsynced, or rewritten by compaction."""
     return max(options.known_end, options.verified_offset or 0, options.cleaned_offset)
 
 
@@ -564,7 +567,7 @@ def _first_epoch(path: Path, fs: FileSystem) -> int:
 
 
 def _newest_epoch(segments: Sequence[Segment]) -> int:
-    """Return the leader epoch of the log's last readable batch, -1 if there is no batch."""
+    """Return the leader epoch of the log's last readable batch, -1 if there is none."""
     for segment in reversed(segments):
         if segment.size:
             last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip_damage=True), 1)

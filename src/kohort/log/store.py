@@ -177,7 +177,7 @@ class StoreCheckpoints:
 def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
     """Write the recovery points and compaction progress of all logs to their checkpoint files.
 
-    Only changed files are written.
+    Only changed files are written. A power loss leaves the new or the old values.
 
     Raises:
         OSError: a file could not be written.

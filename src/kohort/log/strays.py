@@ -135,7 +135,7 @@ def clear_partition_folder(path: Path, topic_id: uuid.UUID | None, fs: FileSyste
 
 
 def _is_empty_leftover(file: Path, fs: FileSystem) -> bool:
-    """Return whether a file is empty, as an interrupted first write leaves it."""
+    """Return whether a file of a log is empty, as an interrupted first write leaves it."""
     if file.name != checkpoints.PARTITION_METADATA and SEGMENT_FILE.fullmatch(file.name) is None:
         return False
     found = fs.stat(file)

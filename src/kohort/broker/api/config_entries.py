@@ -154,7 +154,7 @@ def broker_entries(node: Node) -> list[Entry]:
 
 
 def _stores(node: Node) -> list[Entry]:
-    """Return the key store and trust store settings that requests have changed; passwords without their values."""
+    """Return the key store and trust store settings that requests have changed; secret ones without their values."""
     entries = []
     for name, text in node.live.altered(str(node.id)).items():
         if of_listener := reloadable(name):
@@ -184,7 +184,7 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 
 def _facts(node: Node) -> list[Entry]:
-    """Return properties that can't be changed here, such as `offsets.topic.replication.factor`, under Kafka's names."""
+    """Return this broker's fixed properties, such as `offsets.topic.replication.factor`, under Kafka's names."""
     listeners, advertised, protocols = listener_facts(node)
     facts = (
         ("listeners", listeners, Type.LIST),

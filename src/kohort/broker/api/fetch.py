@@ -35,7 +35,10 @@ All ranges are read at once if responses in progress already hold too many open 
 """
 
 WAITING_BYTES = 400
-"""Approximate memory, in bytes, of one partition of a waiting fetch; of one in a fetch session a quarter counts."""
+"""Approximate memory, in bytes, of one partition of a waiting fetch.
+
+For one in a fetch session, a quarter counts, since sessions have a bound.
+"""
 
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
@@ -45,7 +48,7 @@ Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
 def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
     """Return the fetch response of one partition with an error.
 
-    `known`: the partition exists here, and the requested epoch or offset is the reason.
+    `known`: the partition exists here, and the client may read it.
     """
     return _Partition(
         partition_index=index,
@@ -304,6 +307,7 @@ def _has_news(entry: Found) -> bool:
 def _cut_off(source: PartitionLog, part: FetchedPartition) -> _Partition | None:
     """Return a response with the diverging epoch if the client has read records that were truncated since; else None.
 
+    If no epoch is known, or the offset is before the log start, the response has OFFSET_OUT_OF_RANGE.
     The records of an earlier leader may have been lost with its machine. Other records have those offsets now.
     Source: KIP-320, KIP-595.
     """

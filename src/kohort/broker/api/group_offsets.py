@@ -146,7 +146,7 @@ def _accept(
 ) -> dict[int, ErrorCode]:
     """Append the partitions of a topic that exist to the accepted commits.
 
-    Return UNKNOWN_TOPIC_OR_PARTITION for the others, by their index in the request.
+    Return UNKNOWN_TOPIC_OR_PARTITION for the others, by their place in the topic's list.
     """
     indexes, refused = columns[0], dict[int, ErrorCode]()
     if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):

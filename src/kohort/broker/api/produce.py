@@ -152,7 +152,7 @@ def _prepare(
     responses: list[ProduceResponse.TopicProduceResponse],
     now_ms: int,
 ) -> None:
-    """Check the batches that are too large for the loop in worker threads, append them, and answer after the last."""
+    """Check or recompress the delayed batches in worker threads, append them, and answer after the last."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.retain_bytes(held)

@@ -29,7 +29,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file atomically: after a power loss, it has either the old or the new content.
+    """Replace a JSON file atomically: also after a power loss, it has either the old or the new content.
 
     Only its owner can read it.
 

@@ -110,7 +110,7 @@ class LiveSettings:
         return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
-        """Return the settings that requests have altered, for one broker (`name` is its id) or for all (empty `name`).
+        """Return the settings that requests have altered, for this broker or for all.
 
         Args:
             name: this broker's id, or `ALL`.
@@ -128,7 +128,7 @@ class LiveSettings:
         return stores_of(self._altered[self._own])
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
-        """Check new altered settings that would replace all earlier ones of `name`: a broker's id, or empty for all.
+        """Check new altered settings that would replace all earlier ones of `name`, as in `altered`.
 
         Raises:
             InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.
@@ -142,7 +142,7 @@ class LiveSettings:
 
     @staticmethod
     def check_key(name: str, key: str) -> None:
-        """Check that requests may alter or reset this setting for `name`: a broker's id, or empty for all brokers.
+        """Check that requests may alter or reset this setting for `name`: this broker's id, or empty for all.
 
         Raises:
             InvalidInputError: it can't.
@@ -156,7 +156,7 @@ class LiveSettings:
             raise InvalidInputError(f"{text}: {PREFIX}NAME.{key}")
 
     def set(self, name: str, altered: Mapping[str, str]) -> None:
-        """Replace all altered settings of `name`, a broker's id or empty for all.
+        """Replace all altered settings of `name`: this broker's id, or empty for all.
 
         The new ones are durable and in effect when this returns.
 

@@ -70,7 +70,7 @@ def check(entity: Entity, key: str, value: float) -> None:
 
 
 def _is_possible(key: str, value: float) -> bool:
-    """Return whether a quota can have this value: finite, above 0, and whole where Kafka stores an integer."""
+    """Return whether a quota can have this value: finite, above 0, and an integer in range where Kafka stores one."""
     if not math.isfinite(value) or value <= 0:
         return False
     if key not in _WHOLE and key not in _OF_IPS:

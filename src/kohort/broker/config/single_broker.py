@@ -335,9 +335,9 @@ def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, A
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the entries of a `server.properties`, and return those that have an effect on this broker.
+    """Check the entries of a `server.properties`, and return the broker's own settings among them.
 
-    They have the broker's own names then.
+    Entries that are only checked, have no effect, or belong to the security of listeners are left out.
 
     Raises:
         InvalidInputError: a property requires something that this broker can't offer; the text says what to do.

@@ -87,7 +87,7 @@ class IssuerKeys:
     def current(self, key_id: str | None) -> KeySet:
         """Return the issuer's public keys.
 
-        They are read again first if they are old or none has this id, but not soon after a failure.
+        They are read again first if they are old or none has this id, but not soon after the last attempt.
 
         Raises:
             ValueError: no keys could be read yet.

@@ -46,7 +46,9 @@ class StoreChanges:
                 self._loaded[name] = InvalidInputError(f"listener {name}: its stores can't be loaded: {error}")
 
     def check_stores(self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> None:
-        """Check that the stores of this request can be used and still fit the settings of all listeners.
+        """Check that the stores of this request are loaded, and that no other request has changed stores meanwhile.
+
+        `before` and `after` are the settings of all listeners' stores, now and after the change.
 
         Raises:
             InvalidInputError: a store can't be used.

@@ -383,7 +383,7 @@ class Connection:
             self._end_for(error)
 
     def _end_for(self, error: BadFrame) -> None:
-        """Log a client's invalid bytes, send the completed responses, and close the connection."""
+        """Log that a client sent invalid bytes, send the completed responses, and close the connection."""
         if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
             log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
         self.finish()

@@ -525,6 +525,11 @@ class Transactions:
         """Write some of the missing markers, taken from the end of the list.
 
         After the last one, complete the transaction, or retry the failed markers.
+
+        Args:
+            transactional_id: the transaction's id.
+            missing: the partitions that no step has tried yet; each step removes those that it tries.
+            failed: whether a marker of an earlier step could not be written.
         """
         self._steps.pop(transactional_id, None)
         transaction = self._known[transactional_id]

@@ -88,7 +88,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
     def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
         """Restart a member's session, unless its connection has ended.
 
-        Called after any sign of life, or after a wait for others.
+        Called when a request has waited for others, and when a classic member is converted.
         """
         presence.touch(step, self.session_timeout_ms(step, member_id))
 
@@ -295,7 +295,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 NAMED_TOPICS = 5
 """The most changed topics that the cause of a rebalance names."""
 NO_INDEXES: Mapping[int, int] = {}
-"""The assignor's indexes for a topic that was deleted: none."""
+"""The assignor's indexes for a topic that the assignor does not see: none."""
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""

@@ -189,7 +189,7 @@ class GroupConversion:
     def turns_classic(self, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
         """Return whether a consumer group becomes classic when this member leaves.
 
-        All others are classic members then, and the migration policy and the size of a record allow it.
+        All others are classic members then, and the migration policy and the limits of group and record size allow it.
         """
         rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
         return (
