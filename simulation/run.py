@@ -223,7 +223,7 @@ class Run:
             member.cut()
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """Drop all messages between a member and the coordinator for a while."""
+        """Let no message pass between a member and the coordinator for a while."""
         self.network.cut_off[name] = self.world.now_ms + duration_ms
 
     def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:

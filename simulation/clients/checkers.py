@@ -62,7 +62,7 @@ class ClientChecker:
         """Check the position that a consumer reports for a partition."""
 
     def on_offsets(self, partition: TopicPartition) -> None:
-        """Take note that a partition's committed offset changed, or that a transaction with one began or ended."""
+        """Take note that a partition's committed offset changed, or that a transaction received one for it or ended."""
 
     def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
         """Check a commit that the broker carries out; `number` is that of the application's call, -1: auto-commit."""
@@ -247,7 +247,7 @@ class TransactionChecker(ClientChecker):
         self._outcomes.append((records, outcome))
 
     def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
-        """Check that all records of each transaction were committed, or that all were aborted."""
+        """Check that all records of a transaction have the same outcome, and the one that its application was told."""
         fates: dict[str, Fate] = {}
         for model in self.brokers.partitions.values():
             for batch in model.batches:

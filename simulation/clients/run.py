@@ -191,7 +191,7 @@ class ClientRun:
         self.world.after(duration_ms, lambda: self.brokers.down.discard(node))
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
-        """Drop all messages between an application and the brokers for a while."""
+        """Let no message pass between an application and the brokers for a while."""
         self.brokers.network.cut_off[self._client_of(name)] = self.world.now_ms + duration_ms
 
     def do_deafen(self, name: str, duration_ms: int) -> None:

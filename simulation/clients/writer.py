@@ -101,7 +101,7 @@ class WritingApplication:
             self.world.after(down_ms, lambda: None if self._started else self.start())
 
     def heal(self) -> None:
-        """After the fault phase, start the application if needed; it sends at most one more record or transaction."""
+        """After the fault phase, start the application if needed; a process that has sent before begins nothing new."""
         self.healthy = True
         if not self._started:
             self.start()

@@ -142,7 +142,7 @@ class RemoteRun(Run):
         self._chosen(which).pause(duration_ms)
 
     def do_cut_from_kafka(self, which: int, duration_ms: int) -> None:
-        """Drop all messages between a coordinator and Kafka for a while."""
+        """Let no message pass between a coordinator and Kafka for a while."""
         self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_deafen(self, which: int, duration_ms: int) -> None:
@@ -150,7 +150,7 @@ class RemoteRun(Run):
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_cut_from_zookeeper(self, which: int, duration_ms: int) -> None:
-        """Drop all messages between a coordinator and ZooKeeper for a while."""
+        """Let no message pass between a coordinator and ZooKeeper for a while."""
         self.fleet.zookeeper.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_zookeeper_down(self, duration_ms: int) -> None:

@@ -139,7 +139,7 @@ USUAL_OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def _usual_option(word: str, known: Iterable[Argument]) -> str:
-    """Return kohort's equivalent of an option of other tools; empty: there is none, so suggest the nearest name."""
+    """Return the error text that names kohort's equivalent of an option of other tools; empty: there is none."""
     arguments = list(known)
     names = {name for argument in arguments for name in argument.names}
     if found := [name for name in USUAL_OPTIONS.get(word, ()) if name in names]:

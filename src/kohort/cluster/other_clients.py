@@ -134,7 +134,7 @@ class Refusals:
         return self.host.repeated
 
     def release(self, client: ClientSession) -> None:
-        """Do nothing: foreign clients have no delayed heartbeats to release."""
+        """Let the coordinator's host answer the client's delayed heartbeats, if there are any."""
         self.host.release(client)
 
     @property

@@ -93,10 +93,12 @@ class TopicAnswer:
 
 @dataclass(slots=True)
 class DoubtfulTopic:
-    """The answers about one topic that contradict the view, counted until enough brokers agree.
+    """The answers about one topic that contradict the view, counted until enough of them agree.
+
+    After a shard has looked for the topic, answers that agree with the view are counted too.
 
     Attributes:
-        says: the topic id in the last contradicting answer; None: in that answer the topic does not exist.
+        says: the topic id in the last counted answer; None: in that answer the topic does not exist.
         nodes: the brokers that gave this answer.
         answers: the number of times that this answer was given.
         alone: whether each of these brokers knew of no other node.

@@ -61,7 +61,7 @@ class Driver(Protocol):
         """Return the seconds since some moment, to measure durations."""
 
     def elapsed_ms(self) -> int:
-        """Return a monotonic time in ms that also counts while the machine sleeps, to age ownership proofs."""
+        """Return a monotonic time in ms to age ownership proofs; if the system can tell, it includes time asleep."""
 
     def call_soon(self, action: Action) -> object:
         """Schedule an action for a later turn of the event loop; actions run in the order of these calls.

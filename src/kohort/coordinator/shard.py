@@ -197,7 +197,7 @@ class Appends:
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
-        """Call `action` once all steps added so far are durable and released; never if an append fails first."""
+        """Call `action` once all steps added so far are released; never if an append fails or the load ends first."""
         self._last = action
         self._append_next()
 
@@ -225,7 +225,7 @@ class Appends:
         self._append_next()
 
     def lost(self, reason: Exception) -> None:
-        """End this load because an append to the journal failed (`Owner.lost`)."""
+        """Fail this load: an append under way may not be durable, and the term takes no more (`Owner.lost`)."""
         if not self.ended:
             self._fail(reason, None)
 

@@ -119,7 +119,7 @@ class _Scan:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason for which the scan must stop before the partitions' ends, a limit or the time; None: none."""
+        """The limit, in words, that stops the scan before the partitions' ends; None: none is reached."""
         if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
             return "limit"
         if self.records >= RECORDS_SCANNED_MAX:

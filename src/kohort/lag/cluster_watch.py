@@ -283,7 +283,7 @@ def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
 def _counted(
     before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
 ) -> dict[tuple[str, str], int]:
-    """Add the latest changes to the counters by group and kind, dropping groups that no longer exist."""
+    """Return the counters by group and kind with the latest changes added, without groups that no longer exist."""
     counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
     known = {} if before.report is None else before.report.groups
     counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)

@@ -236,10 +236,12 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Be a member of the exporters' group until the exporter closes, abandons its shares, or loses the topic.
+        """Be a member of the exporters' group until the exporter closes or gives up its shares.
+
+        Without shares, look regularly whether the topic still exists, and create it if it does not.
 
         Raises:
-            KafkaError: The group can't be joined.
+            KafkaError: The group can't be joined, or the topic can't be created.
         """
         self._joined_s = looked_s = time.monotonic()
         with GroupMember(self._servers, self._group, topics=[self.topic], **self._settings) as member:

@@ -135,7 +135,7 @@ def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]
 
 
 def is_marked(value: Any) -> bool:
-    """Return whether a schema contains a key with which fastavro marks its parsed schemas, to skip checks."""
+    """Return whether a part of a schema itself has a key with which fastavro marks schemas that it has parsed."""
     return isinstance(value, dict) and ("__fastavro_parsed" in value or "__named_schemas" in value)
 
 

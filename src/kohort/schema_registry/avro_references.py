@@ -40,7 +40,7 @@ def definition_name(schema: Mapping[str, Any], space: str) -> tuple[str, str]:
 
 
 def full_name(name: str, space: str) -> str:
-    """Resolve a type name that is used within a namespace to its full name; primitive types stay unchanged."""
+    """Return the full name of a type that is named within a namespace; the name must not be a primitive type's."""
     return name if "." in name or not space else f"{space}.{name}"
 
 

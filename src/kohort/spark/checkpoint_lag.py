@@ -409,7 +409,7 @@ def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> OffsetLogFile:
 
 
 def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]:
-    """Return the source lines of the batch after `batch`, which is running; none while Spark still writes the file."""
+    """Return the source lines of a batch that is planned but not done; none while Spark still writes the file."""
     try:
         return {line.name: line for line in _read_log(files, batch).sources}
     except CorruptDataError:

@@ -440,7 +440,7 @@ class JournalTerm:
             )
 
     async def _keep_first(self, writer: JournalWriter) -> None:
-        """Compare the topic's partition count with that in the first fence; write the fence if there is none."""
+        """Compare the topic's id and partition count with those in the first fence; write it if there is none."""
         place = self._place
         first = self._decoding.authors.fences.get(FIRST)
         if first is None and place.index != 0:

@@ -437,7 +437,7 @@ def _security_arguments(config: ZooKeeperConfig) -> dict[str, Any]:
 
 
 def _tls_failure(hosts: str, config: ZooKeeperConfig) -> str | None:
-    """Try a TLS handshake with the servers, and return why it fails, since kazoo gives no reason; None: it works."""
+    """Return why a TLS handshake with a server fails, since kazoo gives no reason; None: no handshake fails."""
     if not config.uses_tls:
         return None
     context = tls_context(config)

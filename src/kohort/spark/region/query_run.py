@@ -284,7 +284,7 @@ class RegionQuery:
         return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
-        """Encode the query's state for a region checkpoint that ends with batch `last` of the run in this epoch."""
+        """Return the query's state for a region checkpoint that ends with batch `last` of the run in this epoch."""
         built = self._built
         return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.keeps_checkpoint)
 

@@ -515,7 +515,7 @@ class GroupOffsets:
         return True
 
     def _is_left(self, tp: TopicPartition) -> bool:
-        """Return whether the repeated batch leaves out a partition, because other members have had it since.
+        """Return whether the repeated batch leaves out a partition, because other members may have had it since.
 
         The claim then has the batch's number. Another number would hide from this run after a rebalance, and from later
         runs, that another client has committed since the batch was planned.

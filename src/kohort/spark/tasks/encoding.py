@@ -246,7 +246,7 @@ def _finite(found: float | None) -> float | None:
 
 
 def _single(found: float | None) -> float | None:
-    """Return the shortest decimal number that stands for a 32-bit float, with six to nine digits."""
+    """Return the shortest decimal number that stands for a 32-bit float: up to six digits, or up to nine if needed."""
     if _finite(found) is None or found is None:
         return None
     for digits in (6, 7, 8):
