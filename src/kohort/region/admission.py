@@ -108,7 +108,7 @@ def _before_birth(
 
 
 def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | None) -> Sink | None:
-    """Bind a sink to the region, after checking that no other region owns it and that it agrees with the topic.
+    """Return a sink bound to the region; refuse one that another region owns, or that disagrees with the topic.
 
     The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
     the topic knows of is shown by the second read.

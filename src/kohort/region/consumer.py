@@ -47,7 +47,7 @@ SPANS_TOLD = 10
 
 
 class CallingThreads:
-    """The set of threads that are inside a member's methods: a signal handler on one of them must not wait for it.
+    """The threads inside the methods of a member or region: a signal handler on one of them must not wait for it.
 
     No lock is taken, because a signal handler may interrupt anywhere.
     """
@@ -182,7 +182,10 @@ class RegionConsumer(OneProcess):
             self._events.post(CheckpointWanted())
 
     def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
-        """Put a table that the application left in progress back into the queue. Do nothing in a forked child."""
+        """Put a table that the application left in progress back into the queue, unless a reset has discarded it.
+
+        Do nothing in a forked child.
+        """
         if os.getpid() != self._pid:
             return
         with self._in_use():
@@ -344,7 +347,7 @@ class RegionConsumer(OneProcess):
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
     def _try_to_give(self, give: Callable[[FetchedTable], None], piece: FetchedTable, wait: RetryWait) -> bool:
-        """Submit rows once; if the sink is unavailable, wait for one retry delay and return False."""
+        """Submit rows once; return True. If the sink is unavailable, wait at most one retry delay; return False."""
         try:
             give(piece)
         except AWAY as error:

@@ -128,7 +128,7 @@ class FactTable:
         return fact, ""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
-        """Return why a record does not prove its author: no committed transaction, or no valid seal; empty: it does."""
+        """Return why a record is not accepted: no transaction, no valid seal, or an outdated author; empty: it is."""
         if not record.transactional:
             return "is of no transaction"
         assert record.key is not None
@@ -159,7 +159,7 @@ class FactTable:
             del self._authors[region], self._terms[region]
 
     def _not_of_the_author(self, record: StoredRecord, region: str) -> str:
-        """Return why a validly sealed record is ignored: a producer of an earlier term wrote it; empty: it counts."""
+        """Return why a validly sealed record is ignored: its producer or producer epoch is outdated; empty: neither."""
         author = self._authors.get(region)
         if author is None or (record.value is not None and record.author.producer_id != author.producer_id):
             return ""  # a fact of another producer may be a later `Term`, which `_not_current` decides

@@ -174,7 +174,7 @@ def copy_file(files: FileCalls, src: str, dst: str) -> None:
 
 
 def sync_file(files: FileCalls, path: str) -> None:
-    """Make the bytes of a file survive a power loss, although another process has written them.
+    """Make the bytes of a file that another writer, such as a library, has written survive a power loss.
 
     After a failure they are written again. The kernel takes them for written from then on, and the next call would
     succeed without having written them. Source: "Can Applications Recover from fsync Failures?" (2020).

@@ -32,7 +32,7 @@ LOSSES_MAX = 4
 
 
 class NobodyServesError(ConnectionError):
-    """The error of a process that finds no control plane of its region, and may not become it (`serves=False`)."""
+    """The error of a process that finds no control plane of its region, and may not become it, or not now."""
 
 
 @dataclass(frozen=True, slots=True)

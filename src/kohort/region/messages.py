@@ -527,7 +527,7 @@ class RegionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The refusal of a client's request (`Ask`); nothing of the request was carried out."""
+    """The refusal of a request to reset to the initial state (`AskReset`), of which nothing was carried out."""
 
     why: str
 

@@ -72,7 +72,7 @@ class RegionKey:
         return seal[:_ID_BYTES] == self._id()
 
     def token(self, region: str, term: int) -> bytes:
-        """Return the secret by which members and control plane authenticate each other, for one region and term."""
+        """Return the secret that both ends of a connection to the control plane prove, for one region and term."""
         return self._derived(f"connections of {region} in term {term}")
 
     def _id(self) -> bytes:

@@ -447,7 +447,7 @@ class ControlPlane:
     # -- the topic
 
     async def _keep_looking(self) -> None:
-        """Check at intervals whether another control plane has taken over, and end then; an idle one writes nothing."""
+        """Check at intervals without a write whether another control plane has taken over; if so, end this one."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)

@@ -253,7 +253,7 @@ class EventThread(MemberThread):
         self._step(events.DrainCompleted(cut))
 
     def _ends(self) -> dict[Part, Position]:
-        """Return the next offset of each partition: after its last submitted record, and past control records there."""
+        """Return each partition's next offset: after its last submitted record, and past offsets without a record."""
         ends = self._flow.next_offsets()
         now = self._consumer.positions()
         for part in ends:

@@ -341,7 +341,7 @@ class MemberThread(ABC):
 
     @abstractmethod
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        """Start to read a partition at this position, after the consumer's `seek`; the member still owns it."""
+        """Read a partition from this position on; the member still owns it."""
 
     @abstractmethod
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
@@ -527,7 +527,7 @@ class MemberThread(ABC):
         self._step(given)
 
     def _probe(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
-        """Return the contribution as a record of its final size, to check before the commit point that it fits."""
+        """Return a trial record as large as the contribution, to check before the commit point that it fits."""
         machine = self.machine
         spans = tuple(
             Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch, at.state)

@@ -176,7 +176,7 @@ class RecordQueue:
         return self._error
 
     def wait_void(self, timeout_s: float) -> None:
-        """Wait until a reset makes submitted rows void (`discards_rows`), or the timeout has passed."""
+        """Wait until submitted rows are discarded, by a reset or the member's end, or the timeout has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.discards_rows, timeout_s)
 
@@ -215,7 +215,7 @@ class RecordQueue:
             self._lock.notify_all()
 
     def _merge_small(self) -> None:
-        """Merge the small tables at the queue's end into one, up to the number of records that one `take` returns."""
+        """Merge the small tables at the queue's end into one, unless they have more records than one `take` returns."""
         pieces = [self._queue[at] for at in range(-self._small, 0)]
         if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
             merged = FetchedTable(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))

@@ -90,7 +90,7 @@ class Checkpoints:
             plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
     def want_if_due(self) -> None:
-        """Request a checkpoint if `checkpoint_every` has passed since the last one."""
+        """Request a checkpoint if the next periodic one is due."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
             del plane.due["checkpoint"]
@@ -102,7 +102,7 @@ class Checkpoints:
         self.want()
 
     def want(self) -> None:
-        """Request a checkpoint, which begins as soon as possible: at once, or after the one in progress."""
+        """Request a checkpoint. It begins once every participant is ready, and after the one in progress."""
         self.plane.wanted = True
         self.begin_if_ready()
 

@@ -117,14 +117,17 @@ class RegionMembers:
         return False
 
     def _inherit(self, member: RegisteredMember) -> None:
-        """Assign unpublished keys without a sink's name, from an earlier release, to the first member's sink."""
+        """Assign unpublished keys that an earlier release left without a sink's name to the first registered sink."""
         plane = self.plane
         if member.sink and SOMEWHERE in plane.unpublished:
             plane.unpublished[member.sink] = plane.unpublished.pop(SOMEWHERE)
             plane.places.add(member.sink)
 
     def _is_refused(self, member: RegisteredMember) -> bool:
-        """Refuse a new member if it, or another member of its group, has state that can't move with partitions.
+        """Refuse a new member that can't share its group, and return whether it was refused.
+
+        The cause is its state, or that of another member of the group, which does not move with partitions. Another
+        cause is that only some members of the group keep keyed states.
 
         The other member may be away while its state waits. A member that was there before and returns with its
         partitions is never refused.
@@ -383,7 +386,7 @@ class RegionMembers:
                 self.plane.complete_leave(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
-        """Return whether a leaving member must stay: no other connected member can publish to one of its sinks."""
+        """Return whether a leaving member must stay: one of its sinks lacks a sequence that no other can publish."""
         if member.lost_ms is not None:
             return False
         others = [other for other in self.plane.members.values() if other is not member and other.lost_ms is None]
@@ -434,7 +437,10 @@ class RegionMembers:
             self.run_if_all_registered()
 
     def remove_incomplete_queries(self) -> None:
-        """Remove the members of a query if one of them has not registered in time and the query has read records."""
+        """Remove a query if one of its members has not registered in time and any was given partitions.
+
+        If all its registered members want to leave, they leave.
+        """
         plane = self.plane
         late = [
             registered

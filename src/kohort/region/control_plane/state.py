@@ -111,7 +111,7 @@ class RegisteredMember:
         handed: offset where its next contribution begins, for each partition that it was given and has not released.
         epoch: the epoch in which the member works; -1: the member has just started and has no epoch yet.
         lost_ms: the time at which the member's connection ended; None: the member is connected.
-        leaves: the member has asked to leave, and does so with the next complete sequence.
+        leaves: the member leaves with the next complete sequence; the member, a sibling or an operator wants that.
         stop: an operator has asked for the member to leave; the member gets this cause when it leaves.
         left: the member has left with the last sequence, and stays only to publish that, because no other member can.
         sink: the name of the sink that the member writes to; empty: none.
@@ -119,7 +119,7 @@ class RegisteredMember:
         of: the name of its Spark query, common to the query's members; empty: the member is no Spark query's.
         sources: the number of members of its Spark query, one for each source.
         pinned: all queries of its group, when each partition belongs to one of them for ever.
-        process: the name of its process on this host; empty: on another host, where its end can't be seen.
+        process: the name of its process; empty: its end can't be seen from here, because it runs on another host, say.
         waits_for: the reason for which its sink accepts no rows now; empty: the sink accepts rows.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete sequences of this term.
@@ -160,7 +160,7 @@ class StartOffsetRequest:
     """A member's request for start offsets of assigned partitions.
 
     Attributes:
-        looking: partitions whose start offset the member has been asked to look up.
+        looking: partitions whose start offset the member was asked to look up, and has not reported yet.
     """
 
     member: str
@@ -241,7 +241,7 @@ class RegionFacts:
         return LastSequence(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> SequenceBounds:
-        """Return the range in which the number that a sink shows must lie when the term begins."""
+        """Return the range in which the number that a sink shows must lie, according to the topic."""
         unpublished = self.unpublished()
         unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
         return bounds_of(place, self.last(), unpublished, self.shown)
@@ -418,7 +418,7 @@ class Plane:
         return self.positions.get(part) or self.initial.get(part)
 
     def owner_of(self, part: Part) -> RegisteredMember | None:
-        """Return the member that was given a partition and has not released it; None: no member may read it."""
+        """Return the member that was given a partition and has not released it; None: there is none."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
     def all_positions(self) -> dict[Part, Position]:
@@ -446,7 +446,7 @@ class Plane:
         return not member.of or len(self.siblings(member)) >= member.sources
 
     def await_siblings(self, member: RegisteredMember) -> None:
-        """Start the registration deadline for missing members of a Spark query; cancel it if all are registered."""
+        """Start the registration deadline for missing members of a Spark query; cancel it if all or none are there."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:

@@ -169,7 +169,7 @@ class SweepOrder(NamedTuple):
         part: the partition.
         head: its state in the last manifest. Files of sequences before its base are removed.
         names: the names of the files that the state consists of. Other files are removed too, unless their sequence is
-        later than the head's. None: the names are not known.
+            later than the head's. None: the names are not known.
     """
 
     part: Part

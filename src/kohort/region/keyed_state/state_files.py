@@ -122,7 +122,7 @@ class FileCheck:
         return self._file.size - len(self._head)
 
     def add(self, part: ReadPart) -> tuple[int, memoryview]:
-        """Check the next part; return the payload offset of the payload bytes in it, and these bytes, perhaps none."""
+        """Add the next part to the digest; return the payload bytes in it, perhaps none, after their payload offset."""
         self._hash.update(part)
         at, head_bytes = self._size, len(self._head)
         self._size += len(part)

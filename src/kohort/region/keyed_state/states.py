@@ -163,7 +163,7 @@ class WorkingCopy:
         return [bytes(row[0]) for row in rows]
 
     def shrink(self) -> None:
-        """Shrink the SQLite file if half of its pages are free, after keys were removed."""
+        """Shrink the SQLite file if more than half of its pages are free, after keys were removed."""
         free, pages = (int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
                        for name in ("freelist_count", "page_count"))  # fmt: skip
         if free * 2 > pages:
@@ -325,7 +325,7 @@ class LoadedState:
         return self._place.write_base(self._part, sequence, self._copy.pieces())
 
     def _to_merge(self, deltas: list[StateFile], size: int) -> list[StateFile]:
-        """Return the newest deltas to merge: half of `deltas_max`, and older ones while these are not larger together.
+        """Return the newest deltas to merge: half of `deltas_max`, and each older one that is no larger than these.
 
         So what is written stays in proportion to the changes. Each merge at least doubles the file of a change, except
         once in half of the limit.
@@ -448,7 +448,7 @@ class KeyedStates:
                     self._left.append(state)
 
     def clear(self) -> None:
-        """Forget all partitions for a reset of the region. Unchanged working copies are kept until the next save."""
+        """Forget all partitions, for a reset. Working copies that are as last saved are kept until the next save."""
         with self._lock:
             self._given = {}
             reverted = {part: state for part, state in self._loaded.items() if state.revert()}
@@ -466,7 +466,7 @@ class KeyedStates:
             state.close()
 
     def state_of(self, part: Part) -> LoadedState:
-        """Return a partition's state; if it was forgotten meanwhile, return an empty state that is never saved.
+        """Return a partition's state; if it was forgotten meanwhile, return a state that is never saved.
 
         Raises:
             OSError, RetriableError: the place does not answer, or there is no room for a working copy.

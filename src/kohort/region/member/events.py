@@ -67,7 +67,7 @@ class DrainCompleted:
 
 @dataclass(frozen=True, slots=True)
 class DrainError:
-    """The event that the member could not drain for a checkpoint: a table, the commit or `on_drain` failed."""
+    """The event that the member could not do its part of a checkpoint: to drain, commit, save state or contribute."""
 
     cut: CheckpointAttempt
     cause: str

@@ -391,7 +391,7 @@ class Compactor:
         return kept
 
     def fence_emptied(self, sequence: int) -> None:
-        """Create an empty generation up to a sequence whose folder was emptied, unless a later one is compacted.
+        """Create an empty generation up to a sequence that empties the folder, unless a later one is compacted.
 
         A compactor that still merges files of these sequences can't create its generation any more.
 

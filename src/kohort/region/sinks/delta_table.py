@@ -444,7 +444,7 @@ class DeltaTable(FolderSink):
         self._remove_staged([old.name for old in before])
 
     def _piece(self, name: str) -> tuple[_File, ...] | None:
-        """Return the files of a staged key; None: nothing is staged under it, or the rows were swept."""
+        """Return the files of a staged key; None: nothing is staged under it, or no longer."""
         piece = read_json(self._content, f"{self._staging}/{name}{PIECE}", _Piece)
         return None if piece is None else piece.files + piece.grown
 

@@ -188,7 +188,7 @@ class FolderGenerations:
     # -- the folders that readers without a list see
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Replace the replaced files in the `sequence=N` folders by the generation's merged files, and remove them."""
+        """Show the generation's files in the `sequence=N` folders instead of replaced ones; remove the `due` files."""
         self.show_generation(generation)
         self.remove_files(due)
 

@@ -21,7 +21,9 @@ NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 """Characters that Hive's `FileUtils.escapePathName` escapes, and zero."""
 PARTITIONS_MAX: Final = 10_000
-"""Limit on the partitions of one table, each of which costs a file with an fsync, or a request to the store."""
+"""Limit on the partitions of one submitted table: each costs a file with an fsync, or a request to the store.
+
+In many topics a producer chooses the values by which rows are partitioned."""
 SEGMENT_BYTES_MAX: Final = 255
 """Limit on `name=value`, escaped, in UTF-8: file systems accept no longer name."""
 FOLDERS_BYTES_MAX: Final = 600

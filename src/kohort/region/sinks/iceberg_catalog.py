@@ -93,7 +93,7 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 
 def _refuse_unsafe(kind: str, uri: str) -> None:
-    """Refuse catalogs whose commits do not fail when the table has changed since it was read (Hive).
+    """Refuse Hive, whose commits may not fail when the table has changed, and catalogs in one process's memory.
 
     pyiceberg commits to Hive under a lock that Hive drops after five minutes. A writer that slept for longer replaces
     the table's metadata with its own, and the commits since are lost.

@@ -691,7 +691,7 @@ class IcebergTable(BoundSink):
         self._remove_others(paths, self._log.all_files)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
-        """Remove those of these files that neither the newest snapshot has nor the snapshot of `sequence` had."""
+        """Remove those of these files that the newest snapshot does not have, and that `sequence` has not added."""
         self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
 
     def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:

@@ -253,12 +253,12 @@ class MergeAttempt:
         return self.paths[self._used - 1]
 
     def discard_files(self) -> None:
-        """Remove all files of this attempt, after its commit was certainly refused."""
+        """Remove all files of this attempt, which no commit names: it failed before its commit."""
         _remove_files(self._store, self.paths[: self._used])
         self.forget_names()
 
     def settle_files(self, in_table: Callable[[], set[str]]) -> None:
-        """Remove the attempt's files that no snapshot has, once another attempt has committed the sequence."""
+        """Remove the attempt's files that no snapshot has, once the table has the sequence."""
         if self._used:
             there = in_table()
             _remove_files(self._store, [path for path in self.paths[: self._used] if path not in there])

@@ -216,7 +216,7 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
 
 
 def other_name(region: str, known: str, given: str) -> InvalidInputError:
-    """Return the error for a sink whose name differs from the one under which the region first wrote there."""
+    """Return the error for a sink whose name (`given`) differs from the one by which the region knows it (`known`)."""
     return InvalidInputError(
         f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
         "Give all members the name that the region knows; if the place has moved there for good, end the region's "

@@ -60,7 +60,7 @@ def unsupported_column(field: pa.Field[pa.DataType]) -> str:
 
 
 def returned_as(kind: pa.DataType) -> str:
-    """Return the error text for a column that Parquet would read back as another type (`kind`)."""
+    """Return the reason for refusing a column that would be read back as another type (`kind`)."""
     return f"it would come back as {kind}"
 
 

@@ -74,7 +74,7 @@ class Dialect(Protocol):
         """Return the canonical form of a table's name."""
 
     def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """Return the table's name qualified by the schema that the search path gives, where markers are stored too."""
+        """Return the name with its schema, if a search path finds one; markers are stored in the same schema."""
 
     def escape_placeholders(self, name: str) -> str:
         """Escape a quoted name for a statement that has values."""
@@ -86,7 +86,7 @@ class Dialect(Protocol):
         """Return the description of a table (its name with or without the schema), if it exists."""
 
     def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
-        """Return the foreign keys in other tables that prevent deleting this table's rows, or cascade the deletion."""
+        """Return the foreign keys that refer to this table: they forbid a removal of its rows, or change other rows."""
 
     def staging_statement(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns, whose types are as strict."""
@@ -437,7 +437,7 @@ class Postgres:
 
 
 def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset[str]], list[str]]:
-    """Return the constraints of a table or partition: NOT NULL columns, unique keys, and what may refuse rows."""
+    """Return what a table or partition asks of its rows: columns (True: NOT NULL), unique keys, and other rules."""
     against = []
     for said, question in _POSTGRES_RULES.items():
         cursor.execute(question, (oid,))

@@ -272,6 +272,6 @@ def key_text_of(name: str) -> str:
 
 
 def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
-    """Return whether this region staged a file in an epoch before `floor`, so that it will never be published."""
+    """Return whether this region staged a file in an epoch before `floor`. A manifest may have its key all the same."""
     key = StagedKey.parse(stem)
     return key is not None and key.region_id == region_id and key.epoch < floor

@@ -143,7 +143,7 @@ class StagingTopic:
         return marker
 
     def _last_value(self, reader: RangeReader, to_the_end: bool) -> tuple[bytes | None, int]:
-        """Return the last record of the marker partition, and the partition's first offset."""
+        """Return the value of the last record of the marker partition, and the partition's first offset."""
         start, found = self._first_offset(reader, MARKER), None
         for record in self._records(reader, MARKER, to_the_end=to_the_end):
             found = None if record.value is None else bytes(record.value)
