@@ -227,7 +227,7 @@ class Sender:
     def record_use(self, topic: str) -> None:
         """Record that the application sends to this topic now.
 
-        After a long pause its metadata may be outdated.
+        After a long pause its metadata may be outdated, and is requested again.
         """
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
@@ -558,7 +558,7 @@ class Sender:
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
-        """Return whether an earlier batch of the partition is still to be sent.
+        """Return whether an earlier batch of the partition is in flight or waits to be sent again.
 
         That explains OUT_OF_ORDER_SEQUENCE_NUMBER for this batch.
         """
