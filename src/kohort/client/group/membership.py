@@ -366,7 +366,7 @@ class Membership(ABC):
                 return
 
     def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
-        """Return the member's identity for a commit of offsets that were read in this generation.
+        """Return the member's identity for a commit of offsets read in this generation (None: the current one).
 
         Raises:
             CommitFailedError: The generation is over, and a partition was given up since.

@@ -565,7 +565,7 @@ class Sender:
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Fail a batch whose outcome is unknown: the broker may have appended it."""
+        """Fail a batch that was sent: the broker refused it, or may have appended it under its sequences."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:
