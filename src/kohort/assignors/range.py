@@ -75,7 +75,7 @@ class _Share:
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
     def matches(self, taker: MemberId, partition: int) -> bool:
-        """Return whether a member may read a partition in its own rack; a member without a rack always may."""
+        """Return whether a partition has a replica in the member's rack; always True for a member without a rack."""
         rack = self.member_racks[taker]
         return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
 

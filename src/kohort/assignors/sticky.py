@@ -253,7 +253,7 @@ class Division:
         return None
 
     def keep_more(self) -> None:
-        """Exchange partitions at equal loads so that members keep more of their own, until the budget is used up.
+        """Exchange partitions at equal loads while members can keep more of their own, and the budget lasts.
 
         Each exchange cancels a negative cycle in the graph of `_edges`.
         """

@@ -348,7 +348,7 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """Return the topic ids to commit under: the held id of each topic, else the one in the metadata.
+    """Return the topic ids for committed offsets: the held id of each topic, else the one in the metadata.
 
     The result is empty when the id of one topic is unknown.
     """

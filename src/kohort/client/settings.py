@@ -47,13 +47,13 @@ def check_extensions(pairs: tuple[str, ...]) -> None:
 
 
 def check_poll_records(value: int) -> None:
-    """Refuse 0 for `max.poll.records`: no poll would return a record."""
+    """Raise ValueError for 0 as `max.poll.records`, with which no poll would return a record."""
     if value == 0:
         raise ValueError("it must be at least 1, or -1 for no bound, not 0")
 
 
 def check_idle_time(value: int) -> None:
-    """Refuse less than 1 s for `connections.max.idle.ms`, except -1: connections would close between two requests."""
+    """Raise ValueError for 0 to 999 ms: connections would be closed between two requests of one client."""
     if 0 <= value < 1_000:
         raise ValueError(f"must be at least 1000 ms, or -1 for never, not {value}")
 

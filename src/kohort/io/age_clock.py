@@ -15,7 +15,7 @@ TOLERANCE_MS: Final = 60_000
 
 
 class AgeClock:
-    """A clock for deletion by age. It follows the wall clock, but waits for a while when that is set forward.
+    """A clock for deletion by age. It follows the wall clock late when that is set forward, and at once when set back.
 
     Attributes:
         held_back_ms: by how much the wall clock is ahead of this one.
@@ -30,7 +30,7 @@ class AgeClock:
         self.held_back_ms = 0
 
     def now_ms(self, wall_ms: int, mono_ms: int) -> int:
-        """Return the time in ms since 1970 by which records are old enough to delete.
+        """Return the time in ms since 1970 from which the age of records, offsets and ids is counted.
 
         Call this regularly: the clock learns of steps of the wall clock by it.
         """

@@ -203,7 +203,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
                 self._abort(request)
 
     def _abort(self, request: socket.socket) -> None:
-        """Shut down a connection whose scrape takes too long; its thread then closes the socket."""
+        """Shut down a connection that takes too long, or makes room for another; its thread then closes the socket."""
         del self._scrapes[request]
         with contextlib.suppress(OSError):
             socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would send the rest in plain text

@@ -30,7 +30,7 @@ class RecordCounter:
         self._left = 0  # bytes until the next header
 
     def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Split received bytes into pieces of at most `most` TLS records; yield each with its record count."""
+        """Split received bytes into pieces in which at most `most` TLS records begin; yield each with that number."""
         start = count = 0
         at, end = self._left, len(data)
         while at < end:

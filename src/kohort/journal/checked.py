@@ -147,9 +147,9 @@ class Survey:
             yield "; ".join(parts)
 
     def _before(self, offset: int) -> dict[str, int]:
-        """Return names whose newest readable record lies before this offset, so that a newer one may be lost.
+        """Return names with a record whose last readable version lies before this offset: a newer one may be lost.
 
-        The values are the offsets of those records.
+        The value is the offset of the newest such record.
         """
         found: dict[str, int] = {}
         for key, last in self._last.items():
@@ -182,7 +182,7 @@ class Survey:
 
 
 def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
-    """Log which groups or transactional ids lost records when a torn end was truncated at the log's opening."""
+    """Log the groups or transactional ids of the last records before a torn end that was truncated at the opening."""
     size = source.recovery.truncated_bytes
     if not size:
         return

@@ -144,7 +144,7 @@ class LogJournal:
             yield records
 
     def _damaged(self, damage: LogDamage) -> Iterator[Sequence[Record]]:
-        """Search the whole journal for damage, and log each one, before records behind the first are read.
+        """At the first damage, search the whole journal and log every damage, before records behind it are read.
 
         Yield empty lists meanwhile, so that other work can run.
 

@@ -161,7 +161,7 @@ class Arguments:
         return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
-        """Check and convert one argument by the annotation of the parameter `name`.
+        """Check and convert one argument by the annotation of the parameter `name`, and return it.
 
         Raises:
             InvalidInputError: the argument does not fit the signature.

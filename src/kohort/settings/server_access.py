@@ -76,7 +76,7 @@ class ServerAccess:
 def refuse_beyond_loopback(
     host: str, port: int, server: str, consequence: str, *, is_encrypted: bool, ways: AccessWays = OPTIONS
 ) -> None:
-    """Refuse to listen on an address that other machines can reach, unless the operator allows it.
+    """Refuse to listen on an address that other machines can reach; callers ask where nothing restricts who connects.
 
     The arguments are those of `ServerAccess.check`; `is_encrypted`: the server speaks TLS.
 

@@ -159,7 +159,7 @@ def packed_rows(
 ) -> Iterator[bytes] | None:
     """Encode an array of structures row by row by one `pack` call each.
 
-    None: a string in them is not empty, so the caller has to encode them field by field.
+    None: a string in them is null or not empty, so the caller has to encode them field by field.
 
     Args:
         pack: packs one row; a string is a byte, and so are the tagged fields at the end.

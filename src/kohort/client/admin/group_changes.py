@@ -367,7 +367,7 @@ class OutcomeUnknownError(KafkaError):
 
 
 def was_changed(error: KafkaError | None) -> bool | None:
-    """Return whether a change with this error was made; None if nobody knows, since the answer was lost."""
+    """Return whether a change with this error was made; None if that is unknown (`OutcomeUnknownError`)."""
     if error is None:
         return True
     return None if isinstance(error, OutcomeUnknownError) else False

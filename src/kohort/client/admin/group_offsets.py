@@ -211,7 +211,7 @@ async def list_offsets(
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
-    """Return the first error in a response that means that the group has another coordinator or none; None if none."""
+    """Return the first error after which the coordinator is looked up again: it moved, is unavailable or loads."""
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
         for part in topic.partitions:

@@ -162,7 +162,7 @@ class ConfigResource:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One property of a topic, broker or group: its value, and whether that is the default.
+    """One property of a resource, such as a topic or a broker: its value, and whether that is the default.
 
     Attributes:
         value: None for a secret.
@@ -333,7 +333,7 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The state of a transactional id: its producer, and its latest transaction.
+    """The state of a transactional id: its producer, and its open transaction if there is one.
 
     Attributes:
         started_ms: When its open transaction began, in milliseconds since 1970; None: none is open.

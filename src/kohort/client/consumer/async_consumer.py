@@ -169,6 +169,9 @@ class AsyncConsumer(SyncMethods):
         """End the running poll of another task; return whether there was one.
 
         Nobody has processed the records of that poll.
+
+        Raises:
+            InvalidInputError: The other task does not return in time; nothing is closed.
         """
         interrupted = False
         limit_s = OTHER_CALLER_S if until_ms is None else (until_ms - self._client.now_ms()) / 1000

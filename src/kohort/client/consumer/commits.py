@@ -198,7 +198,7 @@ class Commits:
         return self._cluster.runtime.now_ms + self._config.auto_commit_interval_ms if under_way else self._auto_due_ms
 
     def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
-        """Commit in the background the uncommitted positions of partitions that the consumer gives up."""
+        """With auto commit, commit in the background the uncommitted positions of partitions that are given up."""
         if self._config.enable_auto_commit and self._config.group_id is not None:
             self._commit_due(positions)
 

@@ -436,7 +436,11 @@ class ConsumerCore:
         self.fetcher.send_fetches()
 
     def _wants_more(self, limit: int | None) -> bool:
-        """Return whether a poll decodes another fetch response, because records are missing and memory is left."""
+        """Return whether a poll decodes another fetch response.
+
+        With a record limit, it does until enough records are decoded or `queued_max_bytes` is reached. Otherwise it
+        does only while no record is ready: 40 kilobytes of zstd can stand for 500 records of 100 MB.
+        """
         if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
             return self.buffer.available() < limit
         return not self.buffer.any_ready()
@@ -601,12 +605,12 @@ class ConsumerCore:
             self._moved()
 
     def _await_commits(self, limit_ms: float = LAST_COMMIT_MS) -> Script[None]:
-        """Wait for commits in flight before partitions are revoked; the coordinator would refuse them afterwards."""
+        """Wait for commits in flight: the coordinator refuses them once this member has given the partitions up."""
         limit_ms = max(0.0, min(limit_ms, LAST_COMMIT_MS))
         yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
-        """Commit positions before partitions are revoked; return False when other members own them already."""
+        """Commit positions before partitions are given up; return False when other members own them already."""
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )

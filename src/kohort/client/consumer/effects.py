@@ -42,10 +42,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until `ready()` is true or a time of the core's clock; the outcome is `ready()` then.
-
-    `deadline_ms` is that time.
-    """
+    """Wait until `ready()` is true or the core's clock reads `deadline_ms`; the outcome is `ready()` at that time."""
 
     ready: Callable[[], bool]
     deadline_ms: float

@@ -697,7 +697,7 @@ def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
 
 
 def _fetchable_from(state: PartitionState) -> FetchPosition | None:
-    """Return the partition's fetch position; None while it is paused, being reset or failed."""
+    """Return the partition's fetch position; None while it is unknown, paused, being reset or failed."""
     if state.paused or state.reset is not None or state.broken is not None:
         return None
     return state.fetch_position

@@ -44,7 +44,7 @@ name."""
 
 
 def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
-    """Return for how long, in ms, brokers must report that a position does not exist until the client resets it.
+    """Return for how long, in ms, brokers must report that a position does not exist until the client believes it.
 
     Args:
         position: The position of the fetch.
@@ -88,7 +88,7 @@ class TopicsAtFirstSight:
                 self._seen[topic] = (info.topic_id, len(info.partitions))
 
     def is_newer(self, partition: TopicPartition, metadata: Metadata) -> bool:
-        """Return whether a partition did not exist yet when the consumer first saw its topic."""
+        """Return whether a partition was added, or its topic recreated, since the consumer first saw the topic."""
         topic_id, count = self._seen.get(partition.topic, (NO_TOPIC_ID, INT32_MAX))
         known = metadata.topic_id(partition.topic)
         return partition.partition >= count or (topic_id != known and NO_TOPIC_ID not in (topic_id, known))
@@ -122,7 +122,7 @@ class PositionFinder:
         self._at_first.record_first_sight(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
-        """Wake the task that looks positions up, because some may be unknown now."""
+        """Start or wake the task that looks positions up, because some may be unknown now."""
         if self._task is None:
             self._task = self._cluster.keep_running(self._run(), "positions")
         looked, self._looked = self._looked, Promise()
@@ -226,9 +226,9 @@ class PositionFinder:
             await looked
 
     async def _committed(self) -> KafkaError | None:
-        """Set unknown positions to the committed offsets.
+        """Set unknown positions to the committed offsets, or begin their reset where nothing was committed.
 
-        Return an error that concerns some partitions alone, so that it does not delay the others.
+        Return the error of a failed look-up, if any: partitions that it does not concern need not wait for a retry.
         """
         missing = self._partitions.without_position()
         if not missing:

@@ -56,7 +56,7 @@ _ABORT = b"\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The record set of one fetch, and the offset where the next fetch begins (-1: it has no records)."""
+    """The record set of one fetch, and the offset where the next fetch begins; -1: the set has no records."""
 
     records: memoryview
     aborted: list[tuple[int, int]]
@@ -172,7 +172,7 @@ class RangeReader(Lookups, ClosedOnExit):
     def read_batches(
         self, partition: TopicPartition, start: int, end: int
     ) -> Iterator[tuple[BatchHeader, list[BatchRecord]]]:
-        """Yield whole record batches of [start, end), whose headers name the producer.
+        """Yield the header and records of each batch in [start, end); headers name the producer.
 
         `read` yields columns instead, without headers.
 

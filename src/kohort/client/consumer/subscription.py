@@ -102,7 +102,7 @@ class Partitions:
 
     @property
     def states(self) -> Mapping[TopicPartition, PartitionState]:
-        """The states of all assigned partitions, as an attribute: loops over thousands of them need it fast."""
+        """The states of all assigned partitions, for loops over thousands of them."""
         return self._states
 
     def items(self) -> Iterable[tuple[TopicPartition, PartitionState]]:
@@ -170,7 +170,7 @@ class Partitions:
         return [partition for partition, state in self._states.items() if state.wanted]
 
     def withhold(self, topics: Collection[str]) -> None:
-        """Withhold the records of exactly these topics from polls; earlier withheld topics are returned again."""
+        """Mark the partitions of exactly these topics as withheld, so that their positions are not looked up."""
         for partition, state in self._states.items():
             state.withheld = partition.topic in topics
 

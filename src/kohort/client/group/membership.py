@@ -366,7 +366,7 @@ class Membership(ABC):
                 return
 
     def _identity_for(self, partitions: Iterable[TopicPartition], generation: int | None) -> GroupIdentity:
-        """Return the member's identity for a commit of offsets that were read in this generation.
+        """Return the member's identity for a commit of offsets read in this generation (None: the current one).
 
         Raises:
             CommitFailedError: The generation is over, and a partition was given up since.
@@ -568,7 +568,7 @@ class Membership(ABC):
             self._announce()
 
     def _answer_age_text(self) -> str:
-        """Return, for the log, how old the coordinator's last answer is, and whether this process was paused since."""
+        """Return, for the log, the age of the last answered request, and whether the process was paused since."""
         runtime = self.cluster.runtime
         text = f"the last answered request was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
         still_ms = runtime.paused_ms(self._heard_ms)

@@ -198,7 +198,7 @@ UNANSWERED_SHARE = 2 / 3
 
 
 class PushMembership(Membership):
-    """A group member in kohort's own push protocol, in which the coordinator sends assignments at once."""
+    """A group member in the push protocol: it registers, then answers the coordinator's requests."""
 
     NOT_JOINED = 0
     carries_positions = True

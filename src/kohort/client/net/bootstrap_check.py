@@ -27,7 +27,7 @@ log = logging.getLogger("kohort.client")
 
 @dataclass(slots=True)
 class NodeHealth:
-    """The history of attempts to connect to one address, which decides about retries and log lines.
+    """The history of attempts to connect to one address: when to retry, and whether to prefer other brokers.
 
     Attributes:
         failures: Failures in a row; concurrent attempts count as one.

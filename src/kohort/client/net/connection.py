@@ -485,10 +485,10 @@ class BrokerConnections:
     async def _renewed(self, link: BrokerConnection, timeout_ms: float) -> BrokerConnection | None:
         """Replace a connection whose login is about to expire, once its requests are answered.
 
-        Return the next one; None: the caller has to open it.
+        Return the connection to use; None: the caller has to open it.
 
-        None: The next one is to be opened. A pipeline that is never empty would otherwise last until the broker closes
-        the connection, with requests in flight. On another connection, the next request could overtake them.
+        A pipeline that is never empty would otherwise last until the broker closes the connection, with requests in
+        flight. On another connection, the next request could overtake them.
         """
         until_ms = self.runtime.now_ms + timeout_ms
         while link.in_flight and self.runtime.now_ms < until_ms:

@@ -351,7 +351,7 @@ class FailureLog:
         self._throttle = FailureThrottle(lambda: runtime.now_ms)
 
     def __call__(self, task: Steppable, error: Exception) -> None:
-        """Log the error of a failed task that nobody awaits, throttled."""
+        """Log the error of a failed task that nobody awaits; lines about a KafkaError are throttled."""
         if not isinstance(error, KafkaError):
             log.error("unexpected error has ended the background task: %s", task.name, exc_info=error)
         elif self._throttle.should_log((task.name, error.code)):

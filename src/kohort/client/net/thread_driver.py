@@ -215,9 +215,10 @@ class ThreadClient:
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
-        """Run `goodbye`, then close, because the application dropped the client without closing it.
+        """Run `goodbye`, then close; on the client's own thread, return before that.
 
-        The interpreter exits, or the owner was collected.
+        It is for a client that nobody closed before the interpreter exits or the owner is collected. A close that a
+        callback of the client calls goes this way too.
         """
         try:
             future = self.submit(goodbye, "goodbye")

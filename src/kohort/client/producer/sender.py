@@ -227,7 +227,7 @@ class Sender:
     def record_use(self, topic: str) -> None:
         """Record that the application sends to this topic now.
 
-        After a long pause its metadata may be outdated.
+        After a long pause its metadata may be outdated, and is requested again.
         """
         now_ms = self.cluster.runtime.now_ms
         before_ms, self.used_ms[topic] = self.used_ms.get(topic, now_ms), now_ms
@@ -558,14 +558,14 @@ class Sender:
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
-        """Return whether an earlier batch of the partition is still to be sent.
+        """Return whether an earlier batch of the partition is in flight or waits to be sent again.
 
         That explains OUT_OF_ORDER_SEQUENCE_NUMBER for this batch.
         """
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Fail a batch whose outcome is unknown: the broker may have appended it."""
+        """Fail a batch that was sent: the broker refused it, or may have appended it under its sequences."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:

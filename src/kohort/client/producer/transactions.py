@@ -151,7 +151,7 @@ class TransactionManager:
         self.state = TxnState.READY
 
     def begin(self) -> None:
-        """Open a transaction at this producer; the coordinator learns of it with the first partition."""
+        """Open a transaction at this producer; the coordinator learns of it with the first partition or offsets."""
         self._expect(TxnState.READY)
         self._sender.aborting = None
         self._added.clear()
@@ -392,7 +392,7 @@ class TransactionManager:
             self._fail(error_for(ErrorCode.TRANSACTION_ABORTABLE, text))
 
     def _choose_version(self) -> None:
-        """Choose the transaction version (1 or 2) for the next transaction, by the cluster's finalized feature.
+        """Choose the version of the next transaction: the cluster's finalized feature, but at most 2.
 
         A higher version needs another epoch.
         """
