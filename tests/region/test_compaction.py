@@ -162,6 +162,27 @@ def test_grace_time_begins_when_the_merge_is_done(kind: str, root: Path, monkeyp
     assert sink.compact(grace="15m").removed == 10
 
 
+@pytest.mark.parametrize("is_published", [True, False], ids=["published", "staged"])
+@pytest.mark.parametrize("kind", ["store", "store-parted"])
+def test_replaced_file_whose_name_is_in_use_again_stays(kind: str, is_published: bool, root: Path) -> None:
+    """A region whose topic was restored from an older copy gives epochs again, and so names of files."""
+    place = begun(KINDS[kind](), root)
+    sink = folder_of(place)
+    assert sink.compact().waiting == 10
+    stage(sink, 1)
+    keys, next_number = [key(1), key(1, "b")], SEQUENCES + 1
+    if is_published:
+        sink.publish(next_number, keys)
+        publish(sink, next_number + 1)  # the next compaction keeps the last sequence
+    sink.compact(grace="0s", until=SEQUENCES)
+    sink.compact(grace="0s", until=SEQUENCES)
+    if not is_published:
+        sink.publish(next_number, keys)
+    more = rows_of(next_number + 1) if is_published else []
+    assert rows(place) == sorted([*wanted(), *rows_of(1), *more])
+    assert not any(key(2).file_stem() in path for path in local_paths(place))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> None:
     place = begun(KINDS[kind](), root)

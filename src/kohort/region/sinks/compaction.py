@@ -8,7 +8,7 @@ is created under a name that nobody else can create (a conditional put, or a har
 - of two compactors that began from one generation, one creates the next. The other removes what it has written;
 - `upto` is fixed before the first file is read: a sequence that is published meanwhile stays a sequence;
 - files that no generation names any more stay for a grace time, for readers that took the list before. The generation
-  lists them with the time. A replaced path is never named again, so that a stale compactor may remove it too;
+  lists them with the time. A replaced path is named again only after the region's topic was restored: that file stays;
 - files that a dead compactor left are removed after a new generation was created. From then on a compactor that was
   only slow is refused, and its files can't be named any more. No clock is involved.
 

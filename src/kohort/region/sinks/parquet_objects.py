@@ -237,10 +237,27 @@ class SequenceLog:
 
     def remove_void(self, sequence: int) -> None:
         """Remove the void sequences up to this one: their files first."""
-        for number in self._listed().sequences:
-            if number <= sequence and (entry := self.read_entry(number)) is not None:
-                self._store.remove_objects(entry.files)
+        void = [number for number in self._listed().sequences if number <= sequence]
+        used = self.keys_in_use(sequence) if void else frozenset()
+        for number in void:
+            if (entry := self.read_entry(number)) is not None:
+                self._store.remove_objects(path for path in entry.files if _key_of(path) not in used)
                 self._store.remove_objects([_path(number)])
+
+    def keys_in_use(self, after: int) -> frozenset[str]:
+        """Return the texts of the keys that are staged, or published after a sequence.
+
+        A region whose topic was restored from an older copy gives epochs again, and so keys. The files of a key that is
+        in use must not go with older ones of its name.
+
+        Raises:
+            FileNotFoundError: sequences are gone while they are read.
+        """
+        staged = {name.rpartition(".")[0] for name in self._store.list_names(_STAGED)}
+        entries = self.read_entries(after)
+        if entries is None:
+            raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
+        return frozenset(staged.union(*(entry.key_texts() for entry in entries)))
 
 
 class StoreGenerations:
@@ -319,9 +336,14 @@ class StoreGenerations:
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove replaced files, and the sequences that the generation replaces.
 
-        The last sequence stays: it has the number that the folder shows.
+        The last sequence stays: it has the number that the folder shows. So does a file of a name that is in use again.
         """
-        self._store.remove_objects(due)
+        used = self._log.keys_in_use(generation.upto)
+        self._store.remove_objects(
+            path
+            for path in due
+            if path not in generation.files and not (path.startswith(_DATA) and _key_of(path) in used)
+        )
         self._log.remove_replaced(generation.upto)
 
 
