@@ -339,11 +339,7 @@ class StoreGenerations:
         The last sequence stays: it has the number that the folder shows. So does a file of a name that is in use again.
         """
         used = self._log.keys_in_use(generation.upto)
-        self._store.remove_objects(
-            path
-            for path in due
-            if path not in generation.files and not (path.startswith(_DATA) and _key_of(path) in used)
-        )
+        self._store.remove_objects(path for path in due if path not in generation.files and _key_of(path) not in used)
         self._log.remove_replaced(generation.upto)
 
 
