@@ -80,7 +80,7 @@ MESSAGES_OF_OTHERS = (
     "poll",
     "send_offsets_to_transaction",
 )
-"""What the page of troubles quotes of Spark, Java, pip, pytest and other clients, and names of calls and settings."""
+"""Quotations of Spark, Java, pip, pytest and other clients on the page of troubles, and names of calls and settings."""
 
 
 def texts_in_source() -> Iterator[str]:

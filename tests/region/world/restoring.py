@@ -159,11 +159,12 @@ class Restoring:
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
         numbers = {place: stored.number_in(place) for place in stored.unpublished if place != disk.place}
+        owed = stored.unpublished | {disk.place}  # the topic may not know yet that a place has the sequence
         stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
         stored.sequence, stored.places, stored.unpublished = (
             known.sequence,
             frozenset(known.places),
-            set(known.unpublished()),
+            owed.intersection(known.unpublished()),
         )
         stored.empties = known.empties
         stored.differs.discard(disk.place)
