@@ -183,6 +183,20 @@ def test_replaced_file_whose_name_is_in_use_again_stays(kind: str, is_published:
     assert not any(key(2).file_stem() in path for path in local_paths(place))
 
 
+@pytest.mark.parametrize("kind", ["store", "store-parted"])
+def test_published_file_is_never_overwritten_by_staged_rows(kind: str, root: Path) -> None:
+    """A region whose topic was restored gives epochs again: the rows that it staged replaced published ones."""
+    place = begun(KINDS[kind](), root)
+    sink = folder_of(place)
+    with pytest.raises(InvalidInputError, match="is published, and other rows were to be staged under its name"):
+        sink.stage(key(1), table([(77, "x")]))
+    assert rows(place) == wanted()
+    sink.stage(key(1), table(rows_of(1)[:1]))  # the same rows again, as after a lost answer
+    sink.stage(key(SEQUENCES + 1), table([(78, "x")]))  # other rows than before, which are not published
+    publish(sink, SEQUENCES + 1)
+    assert rows(place) == sorted([*wanted(), (78, "x"), *rows_of(SEQUENCES + 1)[1:]])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> None:
     place = begun(KINDS[kind](), root)

@@ -17,7 +17,7 @@ import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
@@ -75,6 +75,7 @@ _FILES: Final = ("_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 """The ends of variables that name a file, which errors show."""
 _RACERS: Final = 16
 """Number of puts that race for one name. Some servers refuse a calm second put, and let most of 32 racers win."""
+Content = TypeVar("Content", bytes, memoryview)
 _THREADS: Final = 16
 _FEW: Final = 4
 
@@ -268,7 +269,7 @@ class ObjectStore:
 
     # -- objects
 
-    def create_object(self, path: str, data: bytes) -> bytes:
+    def create_object(self, path: str, data: Content) -> Content | bytes:
         """Create an object unless there is one of this name; return the content that the name has afterwards.
 
         After any error the object is read: an earlier request may have created it, this one also if its answer was
@@ -293,9 +294,9 @@ class ObjectStore:
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
-    def put_objects(self, paths: Sequence[str], content: Callable[[str], bytes | memoryview]) -> None:
-        """Write several objects at once, over older ones; `content` makes each when its turn comes."""
-        self._each(lambda path: self.put_object(path, content(path)), paths)
+    def for_each(self, paths: Sequence[str], write: Callable[[str], None]) -> None:
+        """Call `write` for each path, for several at once where there are many."""
+        self._each(write, paths)
 
     def read_object(self, path: str) -> bytes:
         """Return an object's content; raise FileNotFoundError if there is none."""

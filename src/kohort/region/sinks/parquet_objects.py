@@ -422,7 +422,7 @@ class ParquetObjects(ParquetFolder):
             return
         data = self._parquet(table)
         store.put_object(_staged(name, _ROWS), b"")
-        store.put_object(_data_path(name), data)
+        self._put_data(_data_path(name), data)
 
     def _put_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
         """Put the rows of each partition, after the object that names all files of the key, also earlier ones."""
@@ -431,10 +431,26 @@ class ParquetObjects(ParquetFolder):
         earlier = self._parts_of_keys([name]).get(name, StagedParts(()))
         left = tuple(sorted({*earlier.files, *earlier.left}.difference(paths)))
         store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths), left)))
-        store.put_objects(list(paths), lambda path: self._parquet(paths[path]))
+        store.for_each(list(paths), lambda path: self._put_data(path, self._parquet(paths[path])))
         if left:
             store.remove_objects(left)
             store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
+
+    def _put_data(self, path: str, data: memoryview) -> None:
+        """Put rows that are staged, over those of an earlier attempt, but never over published ones.
+
+        Raises:
+            InvalidInputError: a published file has this name.
+        """
+        if self._store.create_object(path, data) == data:
+            return
+        if any(file.path == f"{self._store.url}/{path}" for file in self._log.list_files()):
+            raise InvalidInputError(
+                f"{self.path}/{path} is published, and other rows were to be staged under its name: the region's topic "
+                "is from an older copy, and gives epochs again. Nothing was written. Empty the folder by a reset "
+                "(`kohort region reset NAME --to-initial --empty-sinks`), or give the region a new folder"
+            )
+        self._store.put_object(path, data)
 
     def _parquet(self, table: pa.Table) -> memoryview:
         return staged_files.parquet_content(table, self.path, self.compression, self.row_group_size)
