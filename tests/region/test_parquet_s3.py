@@ -125,11 +125,10 @@ def test_answer_of_a_publication_is_lost_and_the_sequence_is_there_once(store: s
     try:
         sink = sink_at(proxy.address, url)
         sink.check(SCHEMA)
-        for _ in range(2):
-            with pytest.raises(RetriableError) as lost:
-                sink.stage(KEYS[0], rows(1, 2))
-            assert SECRET not in str(lost.value)
-        sink.stage(KEYS[0], rows(1, 2))
+        with pytest.raises(RetriableError) as lost:
+            sink.stage(KEYS[0], rows(1, 2))
+        assert SECRET not in str(lost.value)
+        sink.stage(KEYS[0], rows(1, 2))  # the answer about the rows is lost: they are looked for, and are there
         sink.publish(1, KEYS[:1])
         assert [path.rpartition("/")[2].partition("?")[0] for path in proxy.lost] == [
             "region.json", f"{KEYS[0].file_stem()}.rows", f"{KEYS[0].file_stem()}.parquet", f"{1:020}.json",
