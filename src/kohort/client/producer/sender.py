@@ -311,7 +311,8 @@ class Sender:
                     if queue.in_flight:
                         wait = min(wait, queue.in_flight[0].created_ms + self.config.delivery_timeout_ms - now_ms)
             if not parcels:
-                self._leader_asks = self._leader_asks if self._leaderless else 0
+                if not self._leaderless:
+                    self._leader_asks = 0
                 return max(1.0, wait)
             for parcel in parcels.values():
                 self._dispatch(parcel)

@@ -445,10 +445,11 @@ class ParquetObjects(ParquetFolder):
         if self._store.create_object(path, data) == data:
             return
         if any(file.path == f"{self._store.url}/{path}" for file in self._log.list_files()):
+            self._store.remove_objects([_staged(_key_of(path), _ROWS)])  # by which a sweep would remove the file
             raise InvalidInputError(
                 f"{self.path}/{path} is published, and other rows were to be staged under its name: the region's topic "
-                "is from an older copy, and gives epochs again. Nothing was written. Empty the folder by a reset "
-                "(`kohort region reset NAME --to-initial --empty-sinks`), or give the region a new folder"
+                "is from an older copy, and gives epochs again. No published row was changed. Empty the folder by a "
+                "reset (`kohort region reset NAME --to-initial --empty-sinks`), or give the region a new folder"
             )
         self._store.put_object(path, data)
 
