@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kohort.region.records import Contribution, Fact, Manifest, Shown
+from kohort.region.records import Contribution, Epoch, Fact, Manifest, Shown
 
 UNKNOWN = -1
 """Number of a sink whose sequence is unknown: the member has no sink, or is of an earlier release."""
@@ -142,12 +142,14 @@ class History:
         contributions: the contributions to it.
         unpublished: sinks to which it is not known to be published.
         shown: what each sink is known to show.
+        epoch: the newest epoch.
     """
 
     last: Manifest
     contributions: tuple[Contribution, ...]
     unpublished: Collection[str]
     shown: Mapping[str, Shown]
+    epoch: Epoch
 
     def knows(self, place: str) -> bool:
         """Return whether the region has written to a sink of this name."""
@@ -166,12 +168,15 @@ def facts_after_adoption(history: History, place: str, was: str, shows: int, now
     A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
     it. It empties no other sink that it did not have to empty before: what an operator has adopted stays.
 
+    If the sink is ahead, the topic does not know the epochs in which the sink's last rows were staged. Later ones are
+    numbered from the current time, so that no key of staged rows comes a second time.
+
     Args:
         history: the region's facts.
         place: the sink's name.
         was: the name that the sink had; empty or equal to `place`: it has not moved.
         shows: the sequence that the sink shows.
-        now_ms: the current time, for humans.
+        now_ms: the current time.
     """
     last = history.last
     if not was or (not history.knows(was) and history.knows(place)):
@@ -181,7 +186,7 @@ def facts_after_adoption(history: History, place: str, was: str, shows: int, now
     agrees, sequence = bounds.allow(shows), last.sequence
     if not agrees and shows > bounds.most:
         sequence = max(sequence, shows + (last.empties and was in history.unpublished))
-    facts: list[Fact] = []
+    facts: list[Fact] = [] if agrees or shows < bounds.least else [_unused_epoch(history.epoch, place, now_ms)]
     for given in history.contributions:
         is_owed = given.sink in history.unpublished and (agrees or given.sink not in (was, place))
         sink, letters = (place if name == was else name for name in (given.sink, given.letters))
@@ -218,3 +223,9 @@ def facts_after_adoption(history: History, place: str, was: str, shows: int, now
         facts.append(Shown(last.region, was, 0, now_ms))
     facts.append(shown)
     return facts
+
+
+def _unused_epoch(last: Epoch, place: str, now_ms: int) -> Epoch:
+    """Return an epoch that the region has never had, by the clock; members of earlier epochs must reset."""
+    epoch = max(last.epoch + 1, now_ms)
+    return replace(last, epoch=epoch, floor=epoch, cause=f"{place} was ahead and was adopted", at_ms=now_ms)
