@@ -132,7 +132,7 @@ class ShardOwnership:
                 "shards of groups: %d newly assigned to this coordinator, %d revoked, %d owned now",
                 len(new),
                 len(gone),
-                len(self.owned),
+                len(self.owned.keys() - self._leaving()),
             )
 
     async def wait_settled(self) -> None:
