@@ -28,11 +28,11 @@ SOMEWHERE = ""
 
 @dataclass(frozen=True, slots=True)
 class SequenceBounds:
-    """The range of sequences that a sink may show, according to the region's topic.
+    """The range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Attributes:
-        least: the sink shows at least this sequence, which it is known to have published.
-        most: the sink shows at most this sequence: the topic has no later one with rows staged for it.
+        least: the id of the last checkpoint that the topic records as published to this sink; 0: none.
+        most: the id of the last complete checkpoint, if it is still to be published to this sink; otherwise `least`.
         emptied: the sink was emptied last, or will be. It may then also show nothing, if nothing was ever written
             there.
     """
@@ -42,18 +42,18 @@ class SequenceBounds:
     emptied: bool = False
 
     def allow(self, shows: int) -> bool:
-        """Return whether a sink that shows this sequence agrees with the region's topic."""
+        """Return whether a sink with this last checkpoint id agrees with the topic; True for -1, an unknown id."""
         return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LastSequence:
-    """The number of the last complete sequence, which may differ between sinks.
+    """The last complete checkpoint, whose id may differ between sinks after `kohort region adopt`.
 
     Attributes:
-        sequence: its number; 0: no sequence is complete.
-        empties: publishing it means emptying the sinks.
-        made_as: the number that it had before `adopt` renumbered it; 0: it was not renumbered.
+        sequence: its id; 0: no checkpoint is complete.
+        empties: publishing it means emptying the sinks, because it is a reset to the initial state.
+        made_as: the id that it had before `adopt` renumbered it; 0: it was not renumbered.
     """
 
     sequence: int
@@ -61,33 +61,32 @@ class LastSequence:
     made_as: int = 0
 
     def number_in(self, known: Shown | None) -> int:
-        """Return the number under which a sink publishes this sequence: the one before or after `adopt` renumbered it.
+        """Return the id under which a sink publishes this checkpoint: the one before or after `adopt` renumbered it.
 
-        An operator may adopt a sink that is ahead, which gives the last sequence a higher number (`sequence`). Other
-        sinks that have not passed its earlier number (`made_as`) keep that one. Numbers in between belong to another
-        history.
+        An operator may adopt a sink that is ahead, which gives the last checkpoint a higher id (`sequence`). Other
+        sinks that have not passed its earlier id (`made_as`) keep that one. Ids in between belong to another history.
 
         Args:
-            known: the last sequence that the sink is known to show; None: nothing is known.
+            known: the last checkpoint that the topic records as published to the sink; None: none.
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
 
     def is_shown(self, known: Shown | None) -> bool:
-        """Return whether a sink shows this sequence, given what the sink is known to show."""
+        """Return whether the topic records this checkpoint as published to a sink; `known` is that record."""
         return known is not None and known.sequence == self.number_in(known)
 
 
 def bounds_of(
     place: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
 ) -> SequenceBounds:
-    """Return the range in which the number that a sink shows must lie, according to the region's topic.
+    """Return the range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Args:
         place: the sink's name.
-        last: the last complete sequence.
-        unpublished: sinks to which that sequence is not known to be published.
-        shown: what each sink is known to show.
+        last: the last complete checkpoint.
+        unpublished: names of the sinks to which that checkpoint is not known to be published.
+        shown: the last checkpoint known to be published to each sink, by the sink's name.
     """
     known = shown.get(place)
     least = 0 if known is None else known.sequence
@@ -97,10 +96,10 @@ def bounds_of(
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """The error of a sink and a topic that have different histories.
+    """Why a sink and the region's metadata topic can't have one history, and what an operator can do.
 
     Attributes:
-        cause: both numbers, and what they mean.
+        cause: the checkpoint id of each, and how that can happen, such as a restored backup.
         remedy: the ways to continue.
     """
 
@@ -109,7 +108,7 @@ class Disagreement:
 
 
 def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
-    """Compare what a sink shows with the topic; return None if they agree."""
+    """Compare the id of a sink's last checkpoint with the region's metadata topic; return None if they agree."""
     if bounds.allow(shows):
         return None
     adopt = (
@@ -135,13 +134,13 @@ def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBound
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The region's records that `adopt` needs to continue from a sink's sequence.
+    """The region's records that `kohort region adopt` needs to continue from a sink's last checkpoint.
 
     Attributes:
         last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.
-        contributions: the contributions to it.
-        unpublished: sinks to which it is not known to be published.
-        shown: what each sink is known to show.
+        contributions: the members' contributions to that checkpoint.
+        unpublished: names of the sinks to which it is not known to be published.
+        shown: the last checkpoint known to be published to each sink, by the sink's name.
     """
 
     last: Manifest
@@ -157,20 +156,19 @@ class History:
 
 
 def facts_after_adoption(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
-    """Return the facts with which the region continues from what a sink shows.
+    """Return the records with which the region continues from the checkpoint that a sink shows (`adopt`).
 
-    If the sink is ahead, the region continues numbering from there. The last sequence is written again under that
-    number, with the same offsets and states. A sink that disagrees gets nothing more of what that sequence staged.
-    Other sinks do, under its first number.
+    If the sink is ahead, the last checkpoint is written again under the sink's id, with the same offsets and states. A
+    sink that disagrees gets nothing more of what that checkpoint staged. Other sinks do, under its first id.
 
-    A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
-    it. It empties no other sink that it did not have to empty before: what an operator has adopted stays.
+    A reset to the initial state that the sink has not seen yet gets an id past what the sink shows, and empties it. It
+    empties no other sink that it did not have to empty before: what an operator has adopted stays.
 
     Args:
-        history: the region's facts.
+        history: the region's records.
         place: the sink's name.
         was: the name that the sink had; empty or equal to `place`: it has not moved.
-        shows: the sequence that the sink shows.
+        shows: the id of its last checkpoint.
         now_ms: the current time, for humans.
     """
     last = history.last

@@ -15,7 +15,7 @@ from kohort.region.records import Part, Position
 
 
 class StartAt(Enum):
-    """The kind of a region's start position."""
+    """The kinds of start positions, for partitions that the region has never read."""
 
     BEGINNING = "beginning"
     END = "end"
@@ -26,9 +26,10 @@ class StartAt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start position of a region.
+    """The start position of partitions that the region has never read.
 
     Attributes:
+        at: the kind of position.
         time_ms: for TIME, ms since the epoch.
         otherwise: for COMMITTED, the start where no offset is committed.
         offsets: for AFTER, the next offset of each partition that the snapshot has.
@@ -41,7 +42,7 @@ class Start:
 
 
 def start_of(given: str | int | AfterSnapshot, otherwise: str) -> Start:
-    """Return the start position that an application has set.
+    """Return the start position for the option `start` of `Region.consumer`.
 
     Args:
         given: 'beginning', 'end', 'committed', ms since the epoch, or what `after` returns.
@@ -65,7 +66,13 @@ def start_of(given: str | int | AfterSnapshot, otherwise: str) -> Start:
 
 
 def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tuple[Part, ...]) -> tuple[Position, ...]:
-    """Look up start offsets: of `first` by the start position; of `added`, later partitions, the earliest offset.
+    """Look up the start offsets of partitions that the region has never read.
+
+    Args:
+        consumer: asks the brokers.
+        start: the start position of `first`.
+        first: partitions that begin at the start position.
+        added: partitions created after their group began to read, which begin at their earliest offset.
 
     Raises:
         KafkaError: the offsets can't be looked up now.
@@ -105,7 +112,7 @@ def _find_offsets(
 def _after_snapshot(
     consumer: Consumer, offsets: Mapping[TopicPartition, int], wanted: list[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return where a snapshot ends; partitions that were added to its topics later are read from their beginning.
+    """Return the offsets at which a snapshot ends; partitions added to its topics since begin at their earliest offset.
 
     Raises:
         OffsetError: the snapshot has nothing of a topic, or the log does not have the offset.
