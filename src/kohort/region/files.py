@@ -239,7 +239,7 @@ def make_folder(files: FileCalls, path: str) -> None:
 
 
 def _makes_folder(files: FileCalls, path: str) -> bool:
-    """Create a folder and its missing parents; return whether the folder is new. Only the parents are durable yet."""
+    """Create a folder and its missing parents; return whether it is new. Only parents are durable then."""
     try:
         files.mkdir(path)
     except FileExistsError:

@@ -74,7 +74,7 @@ class MemberSettings(ConsumerSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:
-    """The options of `MemberSettings` that the region handles itself."""
+    """The options of `MemberSettings` that the region handles; the others are settings of the Kafka consumer."""
 
     start: str | int | AfterSnapshot = "committed"
     auto_offset_reset: str = "earliest"
@@ -93,7 +93,7 @@ class RegionOptions:
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether the application has checkpointed state, which an abandoned table may have changed already."""
+        """Return whether the member has state in checkpoints: an abandoned table may have changed it already."""
         return self.on_checkpoint is not _no_state or self.keyed_state is not None
 
 

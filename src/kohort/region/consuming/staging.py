@@ -170,7 +170,7 @@ class Stager:
         self.rows = 0
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch with nothing staged: forget the rows and keys of the epoch before."""
+        """Begin an epoch, as after each start and reset: forget the rows and keys of the epoch before."""
         with self._lock:
             for units in self._units:
                 units.begin(epoch)

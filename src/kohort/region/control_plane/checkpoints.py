@@ -136,7 +136,7 @@ class Checkpoints:
             plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
 
     def begin_again(self, why: str) -> None:
-        """Restart the checkpoint in progress: its contributions are invalid, but no data is lost.
+        """Restart the checkpoint in progress with a new attempt: contributions are invalid, but no data is lost.
 
         Members that are drained stay so. If no participant is left, the checkpoint is abandoned.
         """
@@ -188,7 +188,10 @@ class Checkpoints:
         return member
 
     def drained(self, event: MessageReceived) -> None:
-        """Handle the report that a member is drained; after the last one, order all members to save their state."""
+        """Handle the report that a member is drained: it has finished its table and committed.
+
+        After the last one, order all members to save their state.
+        """
         plane = self.plane
         report, ongoing = event.report, plane.ongoing
         assert isinstance(report, Drained)
@@ -202,7 +205,7 @@ class Checkpoints:
                 plane.send(plane.members[name], Checkpoint(plane.term, ongoing.cut, ongoing.names))
 
     def drain_failed(self, event: MessageReceived) -> None:
-        """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
+        """Reset the region, because a member can't drain: an offset can't be committed, or a state can't be saved."""
         report = event.report
         assert isinstance(report, DrainFailed)
         member = self._sender_in_checkpoint(event, report.cut)

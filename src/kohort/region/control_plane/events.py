@@ -22,7 +22,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The event that a connection has ended."""
+    """The event that the connection of a member or an operator has ended."""
 
     connection: int
 
@@ -57,7 +57,7 @@ class CommitEnded:
 
 @dataclass(frozen=True, slots=True)
 class Outsider:
-    """A client outside the region that is assigned partitions of one of the region's groups."""
+    """A client outside the region to which one of the region's groups has assigned partitions."""
 
     group: str
     client_id: str
@@ -111,7 +111,7 @@ Event = (
 
 
 class ResetCause(Enum):
-    """The cause of a reset."""
+    """The kind of cause for which a region resets; metrics count resets by it."""
 
     ASKED = "a person, or what is behind a member"
     PARTITIONS = "partitions that were read were revoked or lost"

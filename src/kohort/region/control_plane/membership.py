@@ -357,7 +357,7 @@ class RegionMembers:
         self.starts.serve()
 
     def leave_requested(self, event: MessageReceived) -> None:
-        """Handle a member's request to leave."""
+        """Handle a member's request to leave; the other members of its query leave too."""
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
         if member is not None:

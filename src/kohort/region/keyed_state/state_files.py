@@ -122,10 +122,7 @@ class FileCheck:
         return self._file.size - len(self._head)
 
     def add(self, part: ReadPart) -> tuple[int, memoryview]:
-        """Check the next part of the file; return the payload bytes in it, perhaps none.
-
-        The number before them is their position in the payload.
-        """
+        """Check the next part of the file; return its payload's position and bytes, perhaps none."""
         self._hash.update(part)
         at, head_bytes = self._size, len(self._head)
         self._size += len(part)
