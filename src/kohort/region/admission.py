@@ -41,11 +41,11 @@ class Applicant:
 
 def admit_member(
     region: str,
-    home: RegionLogView,
-    reach: Callable[[], Link],
+    region_log: RegionLogView,
+    connect: Callable[[], Link],
     applicant: Applicant,
-    into: Sink | None,
-    letters: Sink | None,
+    sink: Sink | None,
+    dead_letter_sink: Sink | None,
 ) -> tuple[UUID, Sink | None, Sink | None]:
     """Check a member's consumer group and sinks, then record that the group belongs to the region.
 
@@ -60,7 +60,7 @@ def admit_member(
         KafkaError: a permission is missing, or no control plane can be reached.
     """
     try:
-        return _admitted(region, home, reach, applicant, (into, letters))
+        return _admitted(region, region_log, connect, applicant, (sink, dead_letter_sink))
     except NotAuthorizedError as error:
         raise NotAuthorizedError(
             f"region {region!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "

@@ -35,19 +35,21 @@ class Publisher:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
 
-    def start(self, ended: Callable[[int, str], None], failed: Callable[[BaseException], None]) -> None:
+    def start(
+        self, on_attempt_ended: Callable[[int, str], None], on_thread_failed: Callable[[BaseException], None]
+    ) -> None:
         """Start the thread.
 
-        After each attempt it calls `ended(checkpoint id, cause)`; an empty cause means success. `failed` gets the error
-        that ends the thread.
+        After each attempt it calls `on_attempt_ended(checkpoint id, cause)`; an empty cause means success.
+        `on_thread_failed` gets the error that ends the thread.
         """
-        self._ended, self._failed = ended, failed
+        self._ended, self._failed = on_attempt_ended, on_thread_failed
         self._thread.start()
 
-    def order_publication(self, wanted: PublishKeys) -> None:
+    def order_publication(self, order: PublishKeys) -> None:
         """Order the thread to publish a checkpoint's staged rows, in place of an earlier order."""
         with self._lock:
-            self._wanted = wanted
+            self._wanted = order
             self._lock.notify_all()
 
     def shown(self) -> int:

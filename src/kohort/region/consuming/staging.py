@@ -218,7 +218,7 @@ class Stager:
                 self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
             self._add_table(good)  # after the dead letters nothing can fail
 
-    def add_dead_letters(self, letters: pa.Table) -> None:
+    def add_dead_letters(self, dead_letters: pa.Table) -> None:
         """Collect dead letters for their sink.
 
         Raises:
@@ -226,7 +226,7 @@ class Stager:
             InvalidInputError: the member has no dead-letter sink.
         """
         with self._lock:
-            self._add_dead_letters(letters)
+            self._add_dead_letters(dead_letters)
 
     def _add_dead_letters(self, letters: pa.Table) -> None:
         if self._letters is None or self._letters_sink is None:

@@ -79,9 +79,9 @@ class RecordQueue:
         self.submitted = 0
         self.dirty = False
 
-    def on_change(self, changed: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """Set the callback for when the application's thread has taken or finished a table."""
-        self._changed = changed
+        self._changed = callback
 
     # -- the application's thread
 
@@ -208,14 +208,14 @@ class RecordQueue:
         """Return whether no table is in progress."""
         return self._busy is None
 
-    def put(self, piece: FetchedTable) -> None:
+    def put(self, fetched: FetchedTable) -> None:
         """Queue fetched records for the application."""
         with self._lock:
             before = min(self._small, len(self._queue))
-            self._queue.append(piece)
-            self._records += piece.table.num_rows
-            self.bytes += piece.bytes
-            self._small = before + 1 if piece.bytes < SMALL_TABLE_BYTES else 0
+            self._queue.append(fetched)
+            self._records += fetched.table.num_rows
+            self.bytes += fetched.bytes
+            self._small = before + 1 if fetched.bytes < SMALL_TABLE_BYTES else 0
             if self._small >= SMALL_TABLES:
                 self._merge_small()
             self._lock.notify_all()

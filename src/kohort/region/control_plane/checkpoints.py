@@ -135,7 +135,7 @@ class Checkpoints:
             plane.members[name].phase = MemberPhase.READING
             plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
 
-    def begin_again(self, why: str) -> None:
+    def begin_again(self, reason: str) -> None:
         """Restart the checkpoint in progress with a new attempt: contributions are invalid, but no data is lost.
 
         Members that are drained stay so. If no participant is left, the checkpoint is abandoned.
@@ -144,7 +144,7 @@ class Checkpoints:
         ongoing = plane.ongoing
         if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or ongoing is None:
             return
-        plane.log(LogLevel.INFO, f"region {plane.region}: {ongoing.cut} restarts: {why}")
+        plane.log(LogLevel.INFO, f"region {plane.region}: {ongoing.cut} restarts: {reason}")
         checkpoint_participants = plane.checkpoint_participants()
         names = tuple(name for name in ongoing.names if name in checkpoint_participants)
         if names:
@@ -496,10 +496,10 @@ class Checkpoints:
 
         plane.save([shown], continue_after_save)
 
-    def _after_publication(self, place: str) -> None:
+    def _after_publication(self, sink_name: str) -> None:
         """Let members leave that stayed for a publication, and commit the next checkpoint if it waited for it."""
         plane = self.plane
-        plane.record_published(place)
+        plane.record_published(sink_name)
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:

@@ -244,18 +244,18 @@ class RegionFacts:
         keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
 
-    def _shows_the_last(self, place: str) -> bool:
-        return self.last().is_shown(self.shown.get(place))
+    def _shows_the_last(self, sink_name: str) -> bool:
+        return self.last().is_shown(self.shown.get(sink_name))
 
     def last(self) -> LastSequence:
         """The last complete checkpoint."""
         return LastSequence(self.sequence, self.empties, self.made_as)
 
-    def bounds(self, place: str) -> SequenceBounds:
+    def bounds(self, sink_name: str) -> SequenceBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, according to the topic."""
         unpublished = self.unpublished()
-        unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
-        return bounds_of(place, self.last(), unpublished, self.shown)
+        unpublished |= dict.fromkeys((sink_name,), ()) if SOMEWHERE in unpublished else {}
+        return bounds_of(sink_name, self.last(), unpublished, self.shown)
 
 
 def _nobody_answers(request: Request) -> None:
@@ -369,16 +369,16 @@ class Plane:
     def log(self, level: LogLevel, text: str) -> None:
         self.effects.append(RegionLogLine(level, text))
 
-    def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
-        """Write records to the region's metadata topic in one transaction; call `then` when they are committed."""
+    def save(self, facts: Iterable[Fact], on_committed: Callable[[], None]) -> None:
+        """Write records to the region's metadata topic in one transaction, then call `on_committed`."""
         self._tokens += 1
         save = SaveFacts(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
-        self._saving[self._tokens] = (floor, then)
+        self._saving[self._tokens] = (floor, on_committed)
         self.effects.append(save)
 
     def saved(self, token: int) -> None:
-        """Call the `then` of the `save` with this token, whose records are committed."""
+        """Call the `on_committed` of the `save` with this token, whose records are committed."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
             self.saved_floor = max(self.saved_floor, floor)
@@ -470,21 +470,23 @@ class Plane:
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
-    def publisher(self, place: str) -> RegisteredMember | None:
+    def publisher(self, sink_name: str) -> RegisteredMember | None:
         """Return the member that publishes to a sink: the first by name of its connected writers; None: none."""
         able = [
-            member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
+            member
+            for _, member in sorted(self.members.items())
+            if sink_name in member.places and member.lost_ms is None
         ]
         return able[0] if able else None
 
-    def needs_publication(self, place: str) -> bool:
+    def needs_publication(self, sink_name: str) -> bool:
         """Return whether the last checkpoint is to be published to a sink, or the sink is to be emptied by a reset.
 
         The reset may be deferred, or on its way to the topic.
         """
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
-        return place in self.unpublished or any(place in manifest.places for manifest in self.emptying)
+        return sink_name in self.unpublished or any(sink_name in manifest.places for manifest in self.emptying)
 
     def set_unpublished(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
         """Set the keys of the last checkpoint's rows that are still to be published, by sink."""
@@ -492,25 +494,25 @@ class Plane:
         if not self.unpublished:
             self.published = self.sequence
 
-    def bounds(self, place: str) -> SequenceBounds:
+    def bounds(self, sink_name: str) -> SequenceBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, if it was read in this term."""
-        unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, place}
-        now = bounds_of(place, self.last(), unpublished, self.shown)
-        then = bounds_of(place, self.last(), unpublished, self.shown_before)
-        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
+        unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, sink_name}
+        now = bounds_of(sink_name, self.last(), unpublished, self.shown)
+        then = bounds_of(sink_name, self.last(), unpublished, self.shown_before)
+        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or sink_name in self.emptied)
 
     def last(self) -> LastSequence:
         """The last complete checkpoint."""
         return LastSequence(self.sequence, self.empties, self.made_as)
 
-    def number_in(self, place: str) -> int:
+    def number_in(self, sink_name: str) -> int:
         """Return the id under which a sink shows the last checkpoint, before or after `adopt` renumbered it."""
-        return self.last().number_in(self.shown.get(place))
+        return self.last().number_in(self.shown.get(sink_name))
 
-    def record_published(self, place: str) -> None:
+    def record_published(self, sink_name: str) -> None:
         """Record that the topic has the publication of the last checkpoint to this sink."""
-        self.unpublished.pop(place, None)
-        self.unshown.pop(place, None)
+        self.unpublished.pop(sink_name, None)
+        self.unshown.pop(sink_name, None)
         if not self.unpublished:
             self.published = self.sequence
 

@@ -121,14 +121,14 @@ class FileCheck:
         """The size of the file's payload, without its header."""
         return self._file.size - len(self._head)
 
-    def add(self, part: ReadPart) -> tuple[int, memoryview]:
+    def add(self, read: ReadPart) -> tuple[int, memoryview]:
         """Check the next part of the file; return its payload's position and bytes, perhaps none."""
-        self._hash.update(part)
+        self._hash.update(read)
         at, head_bytes = self._size, len(self._head)
-        self._size += len(part)
+        self._size += len(read)
         if at < head_bytes:
-            self._begin += bytes(part[: head_bytes - at])
-        return max(0, at - head_bytes), memoryview(part)[max(0, head_bytes - at) :]
+            self._begin += bytes(read[: head_bytes - at])
+        return max(0, at - head_bytes), memoryview(read)[max(0, head_bytes - at) :]
 
     def end(self) -> None:
         """Check the file's size, digest and header, after its last part.

@@ -430,16 +430,16 @@ class KeyedStates:
         """The storage where the states are saved."""
         return self._place
 
-    def begin(self, part: Part, head: StateHead | None) -> None:
+    def begin(self, part: Part, saved: StateHead | None) -> None:
         """Set the saved state with which a partition begins; None: an empty one.
 
         The first use loads it, unless a working copy of that state was kept over a reset.
         """
         with self._lock:
             self.forget_partitions([part])
-            self._heads[part] = head
+            self._heads[part] = saved
             if (kept := self._kept.pop(part, None)) is not None:
-                if kept.head == head:
+                if kept.head == saved:
                     self._loaded[part] = kept
                 else:
                     self._left.append(kept)
@@ -553,12 +553,12 @@ class StateSweeper:
         self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def queue_sweeps(self, due: list[SweepOrder]) -> None:
+    def queue_sweeps(self, orders: list[SweepOrder]) -> None:
         """Queue sweeps of old files for the sweeper's thread, which the first call starts."""
-        if due and self._thread is None:
+        if orders and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)
             self._thread.start()
-        for entry in due:
+        for entry in orders:
             self._orders.put(entry)
 
     def close(self) -> None:
