@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
-from kohort.region import region_log, region_topic
+from kohort.region import agreement, region_log, region_topic
 from kohort.region.agreement import Disagreement, LastSequence, SequenceBounds, disagreement_with, facts_after_adoption
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
@@ -506,5 +506,8 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
+    "epochs come again behind a sink that is adopted": _instead(
+        agreement, "_unused_epoch", lambda last, place, now_ms: last
+    ),
 }
 """Faults that need a history which the world hardly ever has; each has a test of its own."""

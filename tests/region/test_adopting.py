@@ -15,7 +15,7 @@ import pytest
 
 from kohort.region.agreement import History, facts_after_adoption
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.records import Birth, Contribution, Fact, Manifest, Shown
+from kohort.region.records import Birth, Contribution, Epoch, Fact, Manifest, Shown
 from kohort.region.region import Region
 from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import saved_of
@@ -111,6 +111,24 @@ def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(
 def test_sink_with_an_older_copy_after_it_was_adopted_is_emptied() -> None:
     assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).unpublished() == {OLD: ()}
     assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).unpublished() == {OLD: ()}
+
+
+@pytest.mark.parametrize("last", [3, 20_000], ids=["a clock ahead", "a clock behind"])
+def test_epochs_after_adopting_a_sink_that_is_ahead_are_none_that_it_has_seen(last: int) -> None:
+    """The lost part of the topic had epochs of its own, and the sink has files that are named by them."""
+    assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(last)
+
+
+def assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(last: int) -> None:
+    began = Epoch("r", last, 1, 2, 0, "", 0)
+    manifest = Manifest("r", ID, 7, 1, 1, 0, (), (), (), places=(OLD,))
+    facts = [Birth("r", ID, 0), began, manifest, Shown("r", OLD, 7, 0)]
+    ahead, behind, equal = (
+        saved_of("r", [*facts, *facts_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known("r", 1)
+        for shows in (8, 6, 7)
+    )
+    assert ahead.epoch == ahead.floor == max(10_000, last + 1)
+    assert (behind.epoch, behind.floor) == (equal.epoch, equal.floor) == (last, 2)
 
 
 STEPS: dict[str, tuple[type, str, bool]] = {

@@ -27,7 +27,7 @@ from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Si
 from kohort.region.agreement import History, facts_after_adoption
 from kohort.region.consuming.staging import Stager
 from kohort.region.control_plane import events
-from kohort.region.records import Contribution, Manifest, keys_by_place
+from kohort.region.records import Contribution, Epoch, Manifest, keys_by_place
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, letters_of, letters_of_records, split_refused
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
@@ -326,7 +326,7 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     made, given = driven
     plane = made.machine.plane
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
-    history = History(last, given, plane.unpublished, {})
+    history = History(last, given, plane.unpublished, {}, Epoch("r", 1, 3, 0, 0, "", 0))
     moved = [fact for fact in facts_after_adoption(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
     assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
     ahead = [fact for fact in facts_after_adoption(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from tests.region import test_dead_letters, test_member, test_parquet_folder
+from tests.region import test_adopting, test_dead_letters, test_member, test_parquet_folder
 from tests.region.mutants import MUTANTS, SEEN_BY_A_TEST
 from tests.region.world.world import World
 
@@ -84,6 +84,9 @@ TESTS = {
     ),
     "a sequence that is shown and not marked is not seen": _without_its_mark,
     "dead letters are taken in again when the sink was away": _with_a_sink_that_is_away,
+    "epochs come again behind a sink that is adopted": (
+        lambda: test_adopting.assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(3)
+    ),
 }
 
 

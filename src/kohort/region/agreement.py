@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kohort.region.records import Contribution, Fact, Manifest, Shown
+from kohort.region.records import Contribution, Epoch, Fact, Manifest, Shown
 
 UNKNOWN = -1
 """Number of a sink whose sequence is unknown: the member has no sink, or is of an earlier release."""
@@ -141,12 +141,14 @@ class History:
         contributions: the members' contributions to that checkpoint.
         unpublished: names of the sinks to which it is not known to be published.
         shown: the last checkpoint known to be published to each sink, by the sink's name.
+        epoch: the newest epoch.
     """
 
     last: Manifest
     contributions: tuple[Contribution, ...]
     unpublished: Collection[str]
     shown: Mapping[str, Shown]
+    epoch: Epoch
 
     def knows(self, sink_name: str) -> bool:
         """Return whether the region has written to a sink of this name."""
@@ -164,12 +166,15 @@ def facts_after_adoption(history: History, sink_name: str, earlier_name: str, sh
     A reset to the initial state that the sink has not seen yet gets an id past what the sink shows, and empties it. It
     empties no other sink that it did not have to empty before: what an operator has adopted stays.
 
+    If the sink is ahead, the topic does not know the epochs in which the sink's last rows were staged. Later ones are
+    numbered from the current time, so that no key of staged rows comes a second time.
+
     Args:
         history: the region's records.
         sink_name: the sink's name.
         earlier_name: the name that the sink had; empty or equal to `sink_name`: it has not moved.
         shown_id: the id of its last checkpoint.
-        now_ms: the current time, for humans.
+        now_ms: the current time.
     """
     last = history.last
     if not earlier_name or (not history.knows(earlier_name) and history.knows(sink_name)):
@@ -179,7 +184,7 @@ def facts_after_adoption(history: History, sink_name: str, earlier_name: str, sh
     agrees, sequence = bounds.allow(shown_id), last.sequence
     if not agrees and shown_id > bounds.most:
         sequence = max(sequence, shown_id + (last.empties and earlier_name in history.unpublished))
-    facts: list[Fact] = []
+    facts: list[Fact] = [] if agrees or shown_id < bounds.least else [_unused_epoch(history.epoch, sink_name, now_ms)]
     for given in history.contributions:
         is_owed = given.sink in history.unpublished and (agrees or given.sink not in (earlier_name, sink_name))
         sink, letters = (sink_name if name == earlier_name else name for name in (given.sink, given.letters))
@@ -220,3 +225,9 @@ def facts_after_adoption(history: History, sink_name: str, earlier_name: str, sh
         facts.append(Shown(last.region, earlier_name, 0, now_ms))
     facts.append(shown)
     return facts
+
+
+def _unused_epoch(last: Epoch, sink_name: str, now_ms: int) -> Epoch:
+    """Return an epoch that the region has never had, by the clock; members of earlier epochs must reset."""
+    epoch = max(last.epoch + 1, now_ms)
+    return replace(last, epoch=epoch, floor=epoch, cause=f"{sink_name} was ahead and was adopted", at_ms=now_ms)

@@ -221,16 +221,20 @@ class SavedFacts:
         assert self.birth is not None
         known = self.known(region, 0)
         last = self.manifests.get(self.sequence)
+        term = 0 if self.term is None else self.term.term
         if last is None:
             began = tuple(
                 Position(at.group, at.topic, at.topic_id, at.partition, at.offset, at.leader_epoch)
                 for _, at in sorted(self.initial.items())
             )
-            term = 0 if self.term is None else self.term.term
             last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
         given = self.contributions.get(self.sequence, {})
         return History(
-            last, tuple(given[name] for name in last.members if name in given), known.unpublished(), self.shown
+            last,
+            tuple(given[name] for name in last.members if name in given),
+            known.unpublished(),
+            self.shown,
+            self.epoch or Epoch(region, 0, term, 0, 0, "", 0),
         )
 
     def known(self, region: str, term: int, region_id: UUID | None = None) -> RegionFacts:

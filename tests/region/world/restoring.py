@@ -113,7 +113,8 @@ class Restoring:
             last, known = disk.shows(), saved.shown.get(place)
             if last not in _histories(saved, place, 0 if known is None else known.sequence, stored.number_in(place)):
                 stored.differs.add(place)
-            disk.staged.clear()  # epochs come again
+            if place not in stored.differs:
+                disk.staged.clear()  # nobody adopts it, so epochs come again
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
             if place in stored.unpublished and not stored.empties:  # a person may have given it up since
