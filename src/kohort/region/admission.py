@@ -21,15 +21,15 @@ from kohort.region.sinks.dead_letters import LETTERS
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """A member that asks for admission.
+    """A consumer or Spark query that asks to become a member of a region.
 
     Attributes:
         member: the member's name.
         group: the id of its consumer group.
         topics: the topics that it subscribes to, by name.
         pattern: the regular expression that it subscribes with instead.
-        reads_again: allow a group that is new to the region to read again what another group has read into the same
-            sink.
+        reads_again: let a group that is new to the region read topics again which another group has read into the same
+            sink. Their rows are then in the sink twice.
     """
 
     member: str
@@ -41,25 +41,26 @@ class Applicant:
 
 def admit_member(
     region: str,
-    home: RegionLogView,
-    reach: Callable[[], Link],
+    region_log: RegionLogView,
+    connect: Callable[[], Link],
     applicant: Applicant,
-    into: Sink | None,
-    letters: Sink | None,
+    sink: Sink | None,
+    dead_letter_sink: Sink | None,
 ) -> tuple[UUID, Sink | None, Sink | None]:
-    """Check a member's group and sinks, then claim the group for the region.
+    """Check a member's consumer group and sinks, then record that the group belongs to the region.
 
     Returns:
-        The region's id, and the sink and the dead-letter sink, both bound to the region.
+        The region's id, and the sink and the dead-letter sink, both bound to the region. None: the member has no such
+        sink.
 
     Raises:
         InvalidInputError: the group or the sink belongs to another region, or clients outside the region read in the
-            group. Also if the sink disagrees with the region's topic, or if a new group would read records again.
-            Nothing is claimed then.
+            group. Also if the sink disagrees with the region's metadata topic, or if a new group would read records
+            again. Nothing is recorded then.
         KafkaError: a permission is missing, or no control plane can be reached.
     """
     try:
-        return _admitted(region, home, reach, applicant, (into, letters))
+        return _admitted(region, region_log, connect, applicant, (sink, dead_letter_sink))
     except NotAuthorizedError as error:
         raise NotAuthorizedError(
             f"region {region!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
@@ -91,11 +92,11 @@ def _admitted(
 def _before_birth(
     region: str, home: RegionLogView, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[SavedFacts, UUID, list[Sink | None]]:
-    """Return the facts and the id of a region that may not exist yet, and its sinks, checked and bound to that id.
+    """Return a region's saved facts, its id, and its sinks, checked and bound to that id.
 
-    A region without an id gets a random one.
+    If the region does not exist yet, the id is a random one.
 
-    A refused sink may be this region's own: another application may have created the region at this moment.
+    If a sink refuses a random id, the facts are read again: another application may have just created the region.
     """
     while True:
         saved = home.saved()
@@ -108,10 +109,12 @@ def _before_birth(
 
 
 def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | None) -> Sink | None:
-    """Return a sink bound to the region; refuse one that another region owns, or that disagrees with the topic.
+    """Bind a sink to the region and return it; None: the member has no such sink.
 
-    The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
-    the topic knows of is shown by the second read.
+    Raise InvalidInputError if another region owns the sink, or if the sink's last checkpoint disagrees with the topic.
+
+    The topic is read between two reads of the sink, because members may publish meanwhile. A checkpoint of the first
+    read is in the topic already. If the topic records a later one, the second read has to find it.
     """
     if into is None:
         return None
@@ -127,7 +130,11 @@ def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | N
 
 
 def _refuse_new_group(region: str, saved: SavedFacts, applicant: Applicant, place: str) -> None:
-    """Refuse a new group that would read records again which another group has read into the same sink."""
+    """Raise InvalidInputError if a group that is new to the region would write rows of the same records twice.
+
+    That is so if another group has read one of its topics, into the same sink or for a member of the same name.
+    `reads_again` allows it.
+    """
     last = saved.manifests.get(saved.sequence)
     positions = () if last is None else last.positions
     if last is None or applicant.reads_again or applicant.group in {position.group for position in positions}:

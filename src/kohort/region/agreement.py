@@ -28,11 +28,11 @@ SOMEWHERE = ""
 
 @dataclass(frozen=True, slots=True)
 class SequenceBounds:
-    """The range of sequences that a sink may show, according to the region's topic.
+    """The range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Attributes:
-        least: the sink shows at least this sequence, which it is known to have published.
-        most: the sink shows at most this sequence: the topic has no later one with rows staged for it.
+        least: the id of the last checkpoint that the topic records as published to this sink; 0: none.
+        most: the id of the last complete checkpoint, if it is still to be published to this sink; otherwise `least`.
         emptied: the sink was emptied last, or will be. It may then also show nothing, if nothing was ever written
             there.
     """
@@ -41,19 +41,19 @@ class SequenceBounds:
     most: int
     emptied: bool = False
 
-    def allow(self, shows: int) -> bool:
-        """Return whether a sink that shows this sequence agrees with the region's topic."""
-        return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
+    def allow(self, shown_id: int) -> bool:
+        """Return whether a sink with this last checkpoint id agrees with the topic; True for -1, an unknown id."""
+        return shown_id == UNKNOWN or self.least <= shown_id <= self.most or (self.emptied and shown_id == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LastSequence:
-    """The number of the last complete sequence, which may differ between sinks.
+    """The last complete checkpoint, whose id may differ between sinks after `kohort region adopt`.
 
     Attributes:
-        sequence: its number; 0: no sequence is complete.
-        empties: publishing it means emptying the sinks.
-        made_as: the number that it had before `adopt` renumbered it; 0: it was not renumbered.
+        sequence: its id; 0: no checkpoint is complete.
+        empties: publishing it means emptying the sinks, because it is a reset to the initial state.
+        made_as: the id that it had before `adopt` renumbered it; 0: it was not renumbered.
     """
 
     sequence: int
@@ -61,46 +61,45 @@ class LastSequence:
     made_as: int = 0
 
     def number_in(self, known: Shown | None) -> int:
-        """Return the number under which a sink publishes this sequence: the one before or after `adopt` renumbered it.
+        """Return the id under which a sink publishes this checkpoint: the one before or after `adopt` renumbered it.
 
-        An operator may adopt a sink that is ahead, which gives the last sequence a higher number (`sequence`). Other
-        sinks that have not passed its earlier number (`made_as`) keep that one. Numbers in between belong to another
-        history.
+        An operator may adopt a sink that is ahead, which gives the last checkpoint a higher id (`sequence`). Other
+        sinks that have not passed its earlier id (`made_as`) keep that one. Ids in between belong to another history.
 
         Args:
-            known: the last sequence that the sink is known to show; None: nothing is known.
+            known: the last checkpoint that the topic records as published to the sink; None: none.
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
 
     def is_shown(self, known: Shown | None) -> bool:
-        """Return whether a sink shows this sequence, given what the sink is known to show."""
+        """Return whether the topic records this checkpoint as published to a sink; `known` is that record."""
         return known is not None and known.sequence == self.number_in(known)
 
 
 def bounds_of(
-    place: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
+    sink_name: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
 ) -> SequenceBounds:
-    """Return the range in which the number that a sink shows must lie, according to the region's topic.
+    """Return the range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Args:
-        place: the sink's name.
-        last: the last complete sequence.
-        unpublished: sinks to which that sequence is not known to be published.
-        shown: what each sink is known to show.
+        sink_name: the sink's name.
+        last: the last complete checkpoint.
+        unpublished: names of the sinks to which that checkpoint is not known to be published.
+        shown: the last checkpoint known to be published to each sink, by the sink's name.
     """
-    known = shown.get(place)
+    known = shown.get(sink_name)
     least = 0 if known is None else known.sequence
-    emptied = (place in unpublished and last.empties) or (known is not None and known.empty)
-    return SequenceBounds(least, last.number_in(known) if place in unpublished else least, emptied)
+    emptied = (sink_name in unpublished and last.empties) or (known is not None and known.empty)
+    return SequenceBounds(least, last.number_in(known) if sink_name in unpublished else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """The error of a sink and a topic that have different histories.
+    """Why a sink and the region's metadata topic can't have one history, and what an operator can do.
 
     Attributes:
-        cause: both numbers, and what they mean.
+        cause: the checkpoint id of each, and how that can happen, such as a restored backup.
         remedy: the ways to continue.
     """
 
@@ -108,26 +107,26 @@ class Disagreement:
     remedy: str
 
 
-def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
-    """Compare what a sink shows with the topic; return None if they agree."""
-    if bounds.allow(shows):
+def disagreement_with(region: str, sink_name: str, shown_id: int, bounds: SequenceBounds) -> Disagreement | None:
+    """Compare the id of a sink's last checkpoint with the region's metadata topic; return None if they agree."""
+    if bounds.allow(shown_id):
         return None
     adopt = (
-        f"end the region's applications and run `kohort region adopt {region} {shlex.quote(place)} --execute`, then "
-        "start them again"
+        f"end the region's applications and run `kohort region adopt {region} {shlex.quote(sink_name)} --execute`, "
+        "then start them again"
     )
     anew = f"`kohort region reset {region} --to-initial --empty-sinks --execute` after that reads everything again"
-    if shows > bounds.most:
+    if shown_id > bounds.most:
         return Disagreement(
-            f"{place} shows sequence {shows}, and the region's topic knows of sequence {bounds.most} there: the topic "
-            "is from an older copy (a backup, a mirror, a power loss), and the next sequences would be taken for "
+            f"{sink_name} shows sequence {shown_id}, and the region's topic knows of sequence {bounds.most} there: the "
+            "topic is from an older copy (a backup, a mirror, a power loss), and the next sequences would be taken for "
             "published",
-            f"bring back the topic that has sequence {shows}; or go on from what the sink shows ({adopt}): records of "
-            f"later sequences that the topic of records has again come again; {anew}, each record once",
+            f"bring back the topic that has sequence {shown_id}; or go on from what the sink shows ({adopt}): records "
+            f"of later sequences that the topic of records has again come again; {anew}, each record once",
         )
     return Disagreement(
-        f"{place} shows sequence {shows}, and the region's topic says that it has shown sequence {bounds.least}: the "
-        "sink was removed, or is from an older copy, and lacks the rows between",
+        f"{sink_name} shows sequence {shown_id}, and the region's topic says that it has shown sequence {bounds.least}"
+        ": the sink was removed, or is from an older copy, and lacks the rows between",
         f"bring back the sink that shows sequence {bounds.least}; or go on without those rows ({adopt}); {anew}, "
         "nothing left out",
     )
@@ -135,13 +134,13 @@ def disagreement_with(region: str, place: str, shows: int, bounds: SequenceBound
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The region's records that `adopt` needs to continue from a sink's sequence.
+    """The region's records that `kohort region adopt` needs to continue from a sink's last checkpoint.
 
     Attributes:
         last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.
-        contributions: the contributions to it.
-        unpublished: sinks to which it is not known to be published.
-        shown: what each sink is known to show.
+        contributions: the members' contributions to that checkpoint.
+        unpublished: names of the sinks to which it is not known to be published.
+        shown: the last checkpoint known to be published to each sink, by the sink's name.
         epoch: the newest epoch.
     """
 
@@ -151,46 +150,47 @@ class History:
     shown: Mapping[str, Shown]
     epoch: Epoch
 
-    def knows(self, place: str) -> bool:
+    def knows(self, sink_name: str) -> bool:
         """Return whether the region has written to a sink of this name."""
-        shown = self.shown.get(place)
-        staged = any(given.sink == place and given.keys for given in self.contributions)
-        return staged or place in self.last.places or (shown is not None and shown.sequence > 0)
+        shown = self.shown.get(sink_name)
+        staged = any(given.sink == sink_name and given.keys for given in self.contributions)
+        return staged or sink_name in self.last.places or (shown is not None and shown.sequence > 0)
 
 
-def facts_after_adoption(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
-    """Return the facts with which the region continues from what a sink shows.
+def facts_after_adoption(history: History, sink_name: str, earlier_name: str, shown_id: int, now_ms: int) -> list[Fact]:
+    """Return the records with which the region continues from the checkpoint that a sink shows (`adopt`).
 
-    If the sink is ahead, the region continues numbering from there. The last sequence is written again under that
-    number, with the same offsets and states. A sink that disagrees gets nothing more of what that sequence staged.
-    Other sinks do, under its first number.
+    If the sink is ahead, the last checkpoint is written again under the sink's id, with the same offsets and states. A
+    sink that disagrees gets nothing more of what that checkpoint staged. Other sinks do, under its first id.
 
-    A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
-    it. It empties no other sink that it did not have to empty before: what an operator has adopted stays.
+    A reset to the initial state that the sink has not seen yet gets an id past what the sink shows, and empties it. It
+    empties no other sink that it did not have to empty before: what an operator has adopted stays.
 
     If the sink is ahead, the topic does not know the epochs in which the sink's last rows were staged. Later ones are
     numbered from the current time, so that no key of staged rows comes a second time.
 
     Args:
-        history: the region's facts.
-        place: the sink's name.
-        was: the name that the sink had; empty or equal to `place`: it has not moved.
-        shows: the sequence that the sink shows.
+        history: the region's records.
+        sink_name: the sink's name.
+        earlier_name: the name that the sink had; empty or equal to `sink_name`: it has not moved.
+        shown_id: the id of its last checkpoint.
         now_ms: the current time.
     """
     last = history.last
-    if not was or (not history.knows(was) and history.knows(place)):
-        was = place  # nothing is written yet; or the topic has the new name already, and the sink has not
+    if not earlier_name or (not history.knows(earlier_name) and history.knows(sink_name)):
+        earlier_name = sink_name  # nothing is written yet; or the topic has the new name already, and the sink has not
     before = LastSequence(last.sequence, last.empties, last.made_as)
-    bounds = bounds_of(was, before, history.unpublished, history.shown)
-    agrees, sequence = bounds.allow(shows), last.sequence
-    if not agrees and shows > bounds.most:
-        sequence = max(sequence, shows + (last.empties and was in history.unpublished))
-    facts: list[Fact] = [] if agrees or shows < bounds.least else [_unused_epoch(history.epoch, place, now_ms)]
+    bounds = bounds_of(earlier_name, before, history.unpublished, history.shown)
+    agrees, sequence = bounds.allow(shown_id), last.sequence
+    if not agrees and shown_id > bounds.most:
+        sequence = max(sequence, shown_id + (last.empties and earlier_name in history.unpublished))
+    facts: list[Fact] = [] if agrees or shown_id < bounds.least else [_unused_epoch(history.epoch, sink_name, now_ms)]
     for given in history.contributions:
-        is_owed = given.sink in history.unpublished and (agrees or given.sink not in (was, place))
-        sink, letters = (place if name == was else name for name in (given.sink, given.letters))
-        letters_owed = given.letters in history.unpublished and (agrees or given.letters not in (was, place))
+        is_owed = given.sink in history.unpublished and (agrees or given.sink not in (earlier_name, sink_name))
+        sink, letters = (sink_name if name == earlier_name else name for name in (given.sink, given.letters))
+        letters_owed = given.letters in history.unpublished and (
+            agrees or given.letters not in (earlier_name, sink_name)
+        )
         facts.append(
             replace(
                 given,
@@ -202,30 +202,32 @@ def facts_after_adoption(history: History, place: str, was: str, shows: int, now
             )
         )
     made_as = last.made_as or (last.sequence if sequence != last.sequence else 0)
-    known = history.shown.get(was)
+    known = history.shown.get(earlier_name)
     if agrees and known is not None:
-        shown = replace(known, place=place, at_ms=now_ms)
+        shown = replace(known, place=sink_name, at_ms=now_ms)
     else:
-        shown = Shown(last.region, place, 0 if agrees else shows, now_ms)
-    places = {place if name == was else name for name in last.places} | ({place} if shows else set())
+        shown = Shown(last.region, sink_name, 0 if agrees else shown_id, now_ms)
+    places = {sink_name if name == earlier_name else name for name in last.places} | (
+        {sink_name} if shown_id else set()
+    )
     if last.empties:
-        is_unseen = shows < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.unpublished)
-        due = {name for name in history.unpublished if name not in (was, place)}
-        due |= {place} if was in history.unpublished or is_unseen else set()
+        is_unseen = shown_id < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.unpublished)
+        due = {name for name in history.unpublished if name not in (earlier_name, sink_name)}
+        due |= {sink_name} if earlier_name in history.unpublished or is_unseen else set()
         renumbered = LastSequence(sequence, True, made_as)
-        after = {**history.shown, place: shown}
+        after = {**history.shown, sink_name: shown}
         places = {name for name in places if name in due or renumbered.is_shown(after.get(name))}
     empties = last.empties and (bool(places) or not last.places)  # no places: all are to be emptied
     facts.append(
         replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as, empties=empties)
     )
-    if was != place:
-        facts.append(Shown(last.region, was, 0, now_ms))
+    if earlier_name != sink_name:
+        facts.append(Shown(last.region, earlier_name, 0, now_ms))
     facts.append(shown)
     return facts
 
 
-def _unused_epoch(last: Epoch, place: str, now_ms: int) -> Epoch:
+def _unused_epoch(last: Epoch, sink_name: str, now_ms: int) -> Epoch:
     """Return an epoch that the region has never had, by the clock; members of earlier epochs must reset."""
     epoch = max(last.epoch + 1, now_ms)
-    return replace(last, epoch=epoch, floor=epoch, cause=f"{place} was ahead and was adopted", at_ms=now_ms)
+    return replace(last, epoch=epoch, floor=epoch, cause=f"{sink_name} was ahead and was adopted", at_ms=now_ms)

@@ -29,7 +29,7 @@ def _folder_flags() -> int:
 class _Spot:
     """A file name relative to an open folder's descriptor (`openat`); without a descriptor, an ordinary path.
 
-    As a context it gives the folder back at its end, and errors name the whole path.
+    Leaving its `with` block releases the folder. An OSError from the block then names the whole path.
     """
 
     __slots__ = ("_files", "_path", "fd", "name")
@@ -49,7 +49,10 @@ class _Spot:
 
 
 class ConfinedFiles:
-    """The operations of `FileCalls`, confined to a folder."""
+    """File operations that follow no symbolic link below one root folder.
+
+    Paths outside the root are used as the operating system would.
+    """
 
     def __init__(self, root: str, *, private: bool = False) -> None:
         """Confine operations to `root`; with `private`, only this user can read the files and folders made there."""
@@ -58,7 +61,7 @@ class ConfinedFiles:
         self._folder_mode, self._file_mode = (0o700, 0o600) if private else (0o777, 0o666)
 
     def _at(self, path: str) -> _Spot:
-        """Open the folder that contains a path, without following symbolic links."""
+        """Open the folder that contains a path, without following symbolic links below the root."""
         if path == self._root or not path.startswith(self._below):
             return _Spot(self, path, None, path)
         *above, name = path[len(self._below) :].split("/")
@@ -93,7 +96,7 @@ class ConfinedFiles:
             raise
 
     def open(self, path: str, flags: int, mode: int = 0o777, /) -> int:
-        """Return a file descriptor."""
+        """Open a file and return its descriptor; raise InvalidInputError if its name is a symbolic link."""
         with self._at(path) as spot:
             if spot.fd is None:
                 return os.open(path, flags, mode)
@@ -108,11 +111,11 @@ class ConfinedFiles:
         os.close(fd)
 
     def read(self, fd: int, length: int, /) -> bytes:
-        """Read bytes."""
+        """Return at most `length` bytes; none at the end of the file."""
         return os.read(fd, length)
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
-        """Write bytes, and return how many were written."""
+        """Write bytes, and return how many were written, perhaps not all."""
         return os.write(fd, data)
 
     def fsync(self, fd: int) -> None:
@@ -120,12 +123,12 @@ class ConfinedFiles:
         os.fsync(fd)
 
     def stat(self, path: str) -> os.stat_result:
-        """Return a file's size, times and mode."""
+        """Return a file's size, times and mode; of a symbolic link, its own."""
         with self._at(path) as spot:
             return os.stat(spot.name, dir_fd=spot.fd, follow_symlinks=False)
 
     def listdir(self, path: str) -> list[str]:
-        """Return the names in a folder."""
+        """Return the names of the files and folders in a folder."""
         with self._at(path) as spot:
             if spot.fd is None:
                 return os.listdir(path)
@@ -136,7 +139,7 @@ class ConfinedFiles:
                 os.close(fd)
 
     def mkdir(self, path: str) -> None:
-        """Create a folder."""
+        """Create a folder; its parent must exist."""
         with self._at(path) as spot:
             os.mkdir(spot.name, self._folder_mode, dir_fd=spot.fd)
 
@@ -149,17 +152,17 @@ class ConfinedFiles:
                 raise _is_link(src)
 
     def utime(self, path: str) -> None:
-        """Set the time of a change to now; of a symbolic link, the link's."""
+        """Set a file's modification time to now; of a symbolic link, the link's own."""
         with self._at(path) as spot:
             os.utime(spot.name, dir_fd=spot.fd, follow_symlinks=False)
 
     def rename(self, src: str, dst: str) -> None:
-        """Rename atomically."""
+        """Rename a file or folder atomically."""
         with self._at(src) as old, self._at(dst) as new:
             os.rename(old.name, new.name, src_dir_fd=old.fd, dst_dir_fd=new.fd)
 
     def unlink(self, path: str) -> None:
-        """Remove a name; of a symbolic link, the link."""
+        """Remove a file; of a symbolic link, the link itself."""
         with self._at(path) as spot:
             os.unlink(spot.name, dir_fd=spot.fd)
 
@@ -170,7 +173,10 @@ class ConfinedFiles:
 
 
 class _FoldersKeptOpen(ConfinedFiles):
-    """Confined file operations that open each folder once and keep it, whatever replaces its name meanwhile."""
+    """Confined file operations that keep the descriptors of opened folders, at most 16, and use them again.
+
+    A folder that takes the name of an open one is not noticed meanwhile.
+    """
 
     def __init__(self, files: ConfinedFiles) -> None:
         self.__dict__.update(files.__dict__)
@@ -188,14 +194,14 @@ class _FoldersKeptOpen(ConfinedFiles):
             os.close(self._open.popitem(last=False)[1])
 
     def leave_all(self) -> None:
-        """Close all folders."""
+        """Close the descriptors of all folders."""
         while self._open:
             os.close(self._open.popitem()[1])
 
 
 @contextlib.contextmanager
 def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
-    """Yield file operations that open each folder only once, for many files in few folders.
+    """Yield file operations that keep folders open, for many files in few folders.
 
     No folder may be renamed inside the block. File operations that are not confined are yielded unchanged.
     """
@@ -210,7 +216,7 @@ def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
 
 
 def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:
-    """Return file operations confined to a folder; operations that a test passes stay as they are."""
+    """Confine the operating system's file operations to a folder; return those of a test unchanged."""
     return ConfinedFiles(root, private=private) if files is SYSTEM else files
 
 

@@ -47,7 +47,9 @@ SPANS_TOLD = 10
 
 
 class CallingThreads:
-    """The threads inside the methods of a member or region: a signal handler on one of them must not wait for it.
+    """The set of threads that are inside a method of a member or region.
+
+    A signal handler on such a thread must not wait for the member: the method that it interrupted could never go on.
 
     No lock is taken, because a signal handler may interrupt anywhere.
     """
@@ -56,12 +58,12 @@ class CallingThreads:
         self._threads: set[int] = set()
 
     def include_this_thread(self) -> bool:
-        """Return whether the calling thread is inside a method already, and runs a handler or callback within it."""
+        """Return whether the calling thread is inside a method already: a signal handler or callback calls."""
         return threading.get_ident() in self._threads
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Mark the calling thread as inside a method; a nested call leaves it so until the outer one ends."""
+        """Mark the calling thread as inside a method until the `with` block ends; a nested block has no effect."""
         ident = threading.get_ident()
         if ident in self._threads:
             yield
@@ -80,7 +82,7 @@ class RegionConsumer(OneProcess):
     reason, that table is not processed. Rows submitted for it are dropped, and its records are read again. Only one
     thread may iterate and submit; other methods may be called from any thread and from signal handlers.
 
-    Rows submitted since the last complete sequence are produced again after a reset; `on_reset` is called first.
+    After a reset, rows submitted since the last complete checkpoint are produced again; `on_reset` is called first.
     """
 
     def __init__(
@@ -111,17 +113,17 @@ class RegionConsumer(OneProcess):
 
     @property
     def state(self) -> RegionMemberState:
-        """The state of the member."""
+        """The state of the member, such as RECORDS_FETCHED or DRAINED."""
         return self._events.machine.state
 
     @property
     def sequence(self) -> int:
-        """The last complete sequence that the member knows of; 0: none."""
+        """The id of the last complete checkpoint that the member knows of; 0: none."""
         return self._events.machine.sequence
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All members of the region that the control plane last reported. Source: spec 5.3."""
+        """The names of all members of the region, as the control plane last reported them. Source: spec 5.3."""
         return self._events.machine.names
 
     @property
@@ -135,13 +137,13 @@ class RegionConsumer(OneProcess):
         """Yield records with the columns of Spark's Kafka source, until the member is closed.
 
         A table counts as processed when the next one is requested. If the loop ends before (`break`, `return`, an
-        exception), the current table stays unprocessed. Rows submitted for it are dropped, and the next `tables()`,
-        or another member, starts with its records. With `on_checkpoint` the whole region resets, because the state
-        may contain part of the table. To leave after a table, call `close` in the loop.
+        exception), the current table stays unprocessed. Rows submitted for it are dropped, and the next `tables()`, or
+        another member, starts with its records. With `on_checkpoint` the whole region resets, because the state may
+        contain part of the table. To leave after a table, call `close` in the loop.
 
         Raises:
             RegionStoppedError: the region has stopped, or refused this member.
-            TimedOutError: `close` was called in this loop, and no sequence completed in time after it.
+            TimedOutError: `close` was called in this loop, and no checkpoint completed in time after it.
             KafkaError: the group can't be joined, or the topics can't be read.
         """
         while (piece := self._next_piece()) is not None:
@@ -154,7 +156,7 @@ class RegionConsumer(OneProcess):
             self._wait_for_the_end()
 
     def _next_piece(self) -> FetchedTable | None:
-        """Count the current table as processed, and wait for the next one."""
+        """Count the current table as processed, and wait for the next one; return None when the member has ended."""
         self._refuse_handler("tables")
         with self._in_use():
             try:
@@ -184,7 +186,7 @@ class RegionConsumer(OneProcess):
     def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
         """Put a table that the application left in progress back into the queue, unless a reset has discarded it.
 
-        Do nothing in a forked child.
+        Rows submitted for it are dropped. Do nothing in a forked child.
         """
         if os.getpid() != self._pid:
             return
@@ -202,7 +204,7 @@ class RegionConsumer(OneProcess):
                 self._hand = None  # last: a signal handler must not wait for this thread before
 
     def submit(self, table: pa.Table | pa.RecordBatch, *, records: pa.Table | pa.RecordBatch | None = None) -> None:
-        """Submit rows to the sink: they are published with the sequence that covers their records, or never.
+        """Submit rows to the sink: they are published with the checkpoint that covers their records, or never.
 
         While the sink is unavailable (`OSError`, `RetriableError`), this call waits.
 
@@ -230,10 +232,10 @@ class RegionConsumer(OneProcess):
             self._wait_for_sink(lambda piece: self._add(rows, made_of, piece))
 
     def dead_letter(self, rows: pa.Table | pa.RecordBatch, reason: str) -> None:
-        """Put aside rows that the application can't use, as `submit` does with rows that the sink refuses.
+        """Write rows that the application can't use to the dead-letter sink, as `submit` does with refused rows.
 
-        The rows go to the sink that `dead_letters=` names, with the sequence that covers their records, or never.
-        Rows of `tables()` are kept unchanged; other rows also as JSON.
+        They are published with the checkpoint that covers their records, or never. Rows of `tables()` are kept
+        unchanged; other rows also as JSON.
 
         Args:
             rows: such as `table.filter(mask)`.
@@ -252,10 +254,10 @@ class RegionConsumer(OneProcess):
     def partition_state(self, topic: str, partition: int) -> StateMapping:
         """Return the keyed state of a partition of the current table: a mapping of bytes to bytes.
 
-        Its changes are saved with the sequence that covers the table's records, or never. The state moves with the
-        partition to another member, and goes back with it at a reset. A state is loaded when it is first asked for;
-        this call waits while its place is unavailable. If the region resets meanwhile, nothing of the table counts,
-        and the mapping may be empty.
+        Its changes are saved with the checkpoint that covers the table's records, or never. The state moves with the
+        partition to another member, and a reset returns it to the last complete checkpoint. A state is loaded when it
+        is first asked for; this call waits while its storage is unavailable. If the region resets meanwhile, nothing of
+        the table counts, and the mapping may be empty.
 
         Args:
             topic: the partition's topic.
@@ -280,7 +282,10 @@ class RegionConsumer(OneProcess):
             return StateMapping(self._loaded_state(self._states, part), lambda: self._flow.in_hand is piece)
 
     def _loaded_state(self, states: KeyedStates, part: Part) -> LoadedState:
-        """Load a state as soon as its place is available; return an empty one if the region resets meanwhile."""
+        """Load a partition's keyed state, retrying while its storage is unavailable.
+
+        If the region resets meanwhile, return a state that is never saved.
+        """
         wait = RetryWait(
             f"[member {self.name}] the keyed state of {part} can't be loaded at the moment, retrying",
             f"[member {self.name}] the keyed state of {part} is loaded",
@@ -308,7 +313,7 @@ class RegionConsumer(OneProcess):
                 self._events.sink_waits("")
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Check the rows that the application passes while it processes a table, and return them as a table."""
+        """Check rows that the application passes while it processes a table, and return them as a pyarrow Table."""
         self._check_process()
         self._refuse_handler(what)
         if isinstance(table, pa.RecordBatch):
@@ -322,7 +327,7 @@ class RegionConsumer(OneProcess):
         return table
 
     def _wait_for_sink(self, give: Callable[[FetchedTable], None]) -> None:
-        """Submit rows to a sink as soon as it is available."""
+        """Retry `give`, which submits rows, until the sink takes them or a reset discards them."""
         wait, taken = sink_wait(self.name), False
         try:
             while not taken and not self._flow.discards_rows and (piece := self._flow.in_hand) is not None:
@@ -332,7 +337,7 @@ class RegionConsumer(OneProcess):
                 self._events.sink_waits("")
 
     def _add(self, rows: pa.Table, records: pa.Table | None, piece: FetchedTable) -> None:
-        """Submit rows to the stager; an error or a dead letter names the records that they may come from."""
+        """Pass rows to the stager; an error or a dead letter names the records that the rows may come from."""
 
         def made_of() -> str:
             return f"; {_made_of(piece)}" if records is None and not has_source(rows) else ""
@@ -347,7 +352,7 @@ class RegionConsumer(OneProcess):
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
     def _try_to_give(self, give: Callable[[FetchedTable], None], piece: FetchedTable, wait: RetryWait) -> bool:
-        """Submit rows once; return True. If the sink is unavailable, wait at most one retry delay; return False."""
+        """Submit rows once and return True. If the sink is unavailable, wait at most one retry delay; return False."""
         try:
             give(piece)
         except AWAY as error:
@@ -365,14 +370,17 @@ class RegionConsumer(OneProcess):
         self._post(CheckpointWanted())
 
     def reset(self, cause: str) -> None:
-        """Request a reset of all members to the last complete sequence.
+        """Request a reset of all members to the last complete checkpoint.
 
-        Something downstream of this member has failed.
+        For a failure downstream of this member, of which the region can't know.
         """
         self._post(ResetWanted(cause))
 
     def _post(self, event: Event) -> None:
-        """Post an event to the member's thread. Do not wake it if the calling thread may hold one of its locks."""
+        """Queue an event for the member's thread, and wake that thread.
+
+        A call from a signal handler does not wake it: that takes locks which the interrupted method may hold.
+        """
         post = self._events.post_quietly if self._callers.include_this_thread() else self._events.post
         with self._in_use():
             post(event)
@@ -387,16 +395,16 @@ class RegionConsumer(OneProcess):
     # -- shutdown
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Leave with the next complete sequence. Do nothing on a second call.
+        """Leave with the next complete checkpoint. Do nothing on a second call.
 
-        From the thread that is processing a table, also in a signal handler, `close` returns at once. The table
-        counts when the next one is requested, and the loop ends when the member has left.
+        From the thread that is processing a table, also in a signal handler, `close` returns at once. The table counts
+        when the next one is requested, and the loop ends when the member has left.
 
-        From another thread, `close` waits for that. If a signal handler has interrupted another method of the member,
-        `close` returns at once too.
+        From another thread, `close` waits until the member has left. If a signal handler has interrupted another method
+        of the member, `close` returns at once too.
 
         Raises:
-            TimedOutError: no sequence completed in time. The member has left nevertheless, and the region resets.
+            TimedOutError: no checkpoint completed in time. The member has left nevertheless, and the region resets.
         """
         if os.getpid() != self._pid:
             return
@@ -405,14 +413,15 @@ class RegionConsumer(OneProcess):
             self._wait_for_the_end()
 
     def is_in_use_here(self) -> bool:
-        """Return whether the calling thread processes a table, or is inside a method, so that it must not wait."""
+        """Return whether the calling thread processes a table or is inside a method, so that it must not wait."""
         ident = threading.get_ident()
         return ident == self._hand or self._callers.include_this_thread() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """Leave without a last checkpoint: the whole region resets to the last complete sequence.
+        """Leave without a last checkpoint: the whole region resets to the last complete checkpoint.
 
-        The call waits for the member's end in the same cases as `close`.
+        Like `close`, the call waits for the member's end only if this thread neither processes a table nor is inside a
+        method.
         """
         if os.getpid() != self._pid:
             return
@@ -426,7 +435,7 @@ class RegionConsumer(OneProcess):
             self._wait_for_the_end()
 
     def ask_to_close(self, timeout_s: float = CLOSE_S) -> None:
-        """Request to leave with the next complete sequence, without waiting.
+        """Request to leave with the next complete checkpoint, without waiting.
 
         This method takes no lock: a signal handler may have interrupted the thread that holds it.
         """
@@ -448,7 +457,7 @@ class RegionConsumer(OneProcess):
         self._raise_if_late()
 
     def _raise_if_late(self) -> None:
-        """Raise the timeout error of a late close, once."""
+        """Raise TimedOutError, once, if no checkpoint was complete within the timeout of `close`."""
         late, self._events.late = self._events.late, ""
         if late:
             raise TimedOutError(late)
@@ -484,7 +493,7 @@ class RegionConsumer(OneProcess):
 
 
 def _part_in(piece: FetchedTable, topic: str, partition: int) -> Part | None:
-    """Return the partition with its topic id; None: the table has no record of it."""
+    """Return a partition of the current table with its topic id; None: the table has no record of it."""
     return next((part for part in piece.ends if (part.topic, part.partition) == (topic, partition)), None)
 
 

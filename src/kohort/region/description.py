@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[dict[str, Any]]:
-    """Return a row for each region of the topic, with its groups."""
+    """Return a row for each region that the topic records, with its consumer groups."""
     return [
         {
             "region": name,
@@ -26,14 +26,14 @@ def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[d
 
 
 def why_stopped(saved: SavedFacts) -> str:
-    """Return why a region is stopped; empty: it is not stopped."""
+    """Return why a region is stopped, or why its records are ignored here; empty: neither."""
     if saved.birth is None and saved.ignored_because:
         return f"its records are ignored here: the last {saved.ignored_because}"
     return "" if saved.stopped is None else saved.stopped.cause
 
 
 def region_row(seen: RegionSeen) -> dict[str, Any]:
-    """Return the row of a region."""
+    """Return the status of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
         "state": seen.state,
@@ -49,7 +49,7 @@ def region_row(seen: RegionSeen) -> dict[str, Any]:
 
 
 def member_row(seen: RegionSeen, member: MemberStatus) -> dict[str, Any]:
-    """Return the row of a region's member."""
+    """Return the status of one member of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
         "member": member.name,
@@ -65,7 +65,7 @@ def member_row(seen: RegionSeen, member: MemberStatus) -> dict[str, Any]:
 
 
 def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
-    """Return the row of a region's sink."""
+    """Return the status of one sink of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
         "sink": sink.place,
@@ -89,7 +89,7 @@ def state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
 
 
 def region_view(seen: RegionSeen) -> dict[str, Any]:
-    """Return a region with its members, sinks and positions."""
+    """Return a region's row with those of its members, sinks and positions, as one nested mapping."""
     positions = [
         {
             "group": position.group,

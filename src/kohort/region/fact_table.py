@@ -37,7 +37,13 @@ REASONS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record of the region's topic, of a committed transaction or of none, with the producer that wrote it."""
+    """A record of the region's metadata topic as it was read, with its producer and its seal.
+
+    Attributes:
+        author: the producer id and epoch of its batch.
+        transactional: whether a committed transaction holds it.
+        seal: the value of its seal header; empty: it has none.
+    """
 
     offset: int
     author: Author
@@ -50,20 +56,20 @@ class StoredRecord:
 def seal_headers(
     key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
 ) -> list[tuple[str, bytes]]:
-    """Return the headers that make a record valid: its seal."""
+    """Return the record headers with a record's seal, an HMAC without which readers ignore the record."""
     return [(SEAL, key.seal(region, author, record_key, value))]
 
 
 class FactTable:
-    """The region's valid records in one partition of its topic, the newest for each key.
+    """The valid records of one partition of the region's metadata topic, decoded, the newest for each key.
 
     Attributes:
-        facts: by the record's key, each with its offset.
+        facts: the decoded records by key, each with its offset.
         ignored: the number of records that were ignored.
     """
 
     def __init__(self, key: RegionKey, region: str) -> None:
-        """Initialise an empty table of a reader that belongs to `region`; empty: an operator's, of all regions."""
+        """Initialise an empty table for a reader of one region; an empty name: an operator's, who reads all regions."""
         self._key, self._region = key, region
         self.facts: dict[bytes, tuple[int, Fact]] = {}
         self.ignored = 0
@@ -73,11 +79,11 @@ class FactTable:
         self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
 
     def in_order(self) -> list[Fact]:
-        """Return all facts, in the order of the log."""
+        """Return all decoded records, in the order of the log."""
         return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
 
     def keys_of(self, region: str) -> list[bytes]:
-        """Return the keys of a region's records, of strangers' records too; claims are left out."""
+        """Return the keys of all records that name a region, ignored ones too; claims of groups are left out."""
         own = [key for key in self.facts if about_region(key) == region]
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
@@ -85,7 +91,7 @@ class FactTable:
     def ignored_because(self) -> dict[str, str]:
         """The reasons why transactional records were ignored, by region; regions without such records are left out.
 
-        Their seal is missing, does not fit, or is of another key, for example.
+        For example, their seal is missing, does not fit, or is of another key.
         """
         return {region: why for region, why in self._strange.values() if why}
 
@@ -95,14 +101,18 @@ class FactTable:
         return -1 if author is None else author.producer_id
 
     def resealed(self, region: str, producer_id: int) -> str:
-        """Return why records that this producer sealed with another key are ignored; empty: there are none.
+        """Return why this producer's records are ignored, if it sealed them with another key; empty: it did not.
 
-        Asked of the region's own producer, which only a process with the right to its transactional id can be.
+        The caller passes the region's own producer id, which only a process with the right to its transactional id can
+        get.
         """
         return self._other_keys.get(region, {}).get(producer_id, "")
 
     def apply_record(self, record: StoredRecord) -> tuple[Fact | None, str]:
-        """Apply the next record of the log; return its fact, or the reason for which it is ignored."""
+        """Apply the next record of the log; return it decoded, or the reason for which it is ignored.
+
+        A tombstone returns neither.
+        """
         if record.key is None:
             return self._ignore(record, "", "has no key")
         claims = claimed_region(record.key)
@@ -128,7 +138,7 @@ class FactTable:
         return fact, ""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
-        """Return why a record is not accepted: no transaction, no valid seal, or an outdated author; empty: it is."""
+        """Return why a record is not accepted: no transaction, no valid seal, or an outdated producer; empty: it is."""
         if not record.transactional:
             return "is of no transaction"
         assert record.key is not None
@@ -146,7 +156,7 @@ class FactTable:
         return why
 
     def _see_other_key(self, author: Author, region: str, why: str) -> None:
-        """Forget the region's facts if its own producer has sealed later ones with another key (`reseal`)."""
+        """Forget a region's records if its own producer has sealed later ones with another key (`reseal`)."""
         producers = self._other_keys.setdefault(region, {})
         if len(producers) < STRANGE_KEYS_MAX:
             producers[author.producer_id] = why
@@ -191,7 +201,7 @@ class FactTable:
 
 
 class TrustingTable(FactTable):
-    """A table that takes all records of committed transactions, for `reseal` alone: an operator vouches for them."""
+    """A table that accepts any record of a committed transaction, for `reseal` alone: an operator vouches for them."""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
         del region, is_claim
@@ -209,7 +219,7 @@ class IgnoredLog:
         self._partition, self._throttle = partition, IntervalThrottle(SAY_S, time.monotonic, REASONS_MAX)
 
     def add(self, offset: int, author: Author, why: str) -> None:
-        """Count a record, and log it unless another one was logged for the same reason a moment ago."""
+        """Count an ignored record, and log it unless one was logged for the same reason in the last 60 s."""
         count = self._throttle.count_event(why)
         if not count:
             return
@@ -221,7 +231,7 @@ class IgnoredLog:
 
 
 def valid_facts(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> Iterator[Fact]:
-    """Apply records to a fact table in the order of the log, and yield the facts of the valid ones."""
+    """Apply records to a table in the order of the log, and yield the valid ones, decoded."""
     for record in records:
         fact, why = table.apply_record(record)
         if why:

@@ -47,7 +47,7 @@ class FileCalls(Protocol):
         """Return a file's size, times and mode; only the size is used."""
 
     def listdir(self, path: str) -> list[str]:
-        """Return the names in a folder, in any order."""
+        """Return the names of the files and folders in a folder, in any order."""
 
     def mkdir(self, path: str) -> None:
         """Create a folder."""
@@ -56,13 +56,13 @@ class FileCalls(Protocol):
         """Create a hard link to a file; fail if the new name exists."""
 
     def utime(self, path: str) -> None:
-        """Set the time at which a file was changed to now."""
+        """Set a file's modification time to now."""
 
     def rename(self, src: str, dst: str) -> None:
         """Rename atomically, over a file or an empty folder that has the new name."""
 
     def unlink(self, path: str) -> None:
-        """Remove a file's name."""
+        """Remove a file's name; its content goes with the last name."""
 
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""
@@ -132,7 +132,7 @@ class Output(io.RawIOBase):
         return size
 
     def sync(self) -> None:
-        """Make the bytes survive a power loss."""
+        """Flush the written bytes to the disk, so that they survive a power loss."""
         self._files.fsync(self._fd)
 
     def close(self) -> None:
@@ -155,14 +155,14 @@ def read_file(files: FileCalls, path: str) -> bytes:
 
 
 def write_file(files: FileCalls, path: str, data: bytes) -> None:
-    """Write a new file whose bytes survive a power loss; its name does not yet."""
+    """Write a new file and flush its bytes to the disk; its name needs a `sync_folder`."""
     with contextlib.closing(Output(files, path)) as output:
         output.write(data)
         output.sync()
 
 
 def copy_file(files: FileCalls, src: str, dst: str) -> None:
-    """Copy a file into a new one whose bytes survive a power loss; its name does not yet."""
+    """Copy a file into a new one and flush its bytes to the disk; its name needs a `sync_folder`."""
     fd = files.open(src, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.closing(Output(files, dst)) as output:
@@ -174,10 +174,10 @@ def copy_file(files: FileCalls, src: str, dst: str) -> None:
 
 
 def sync_file(files: FileCalls, path: str) -> None:
-    """Make the bytes of a file that another writer, such as a library, has written survive a power loss.
+    """Flush the bytes of a file, which another writer such as a library has written, to the disk.
 
-    After a failure they are written again. The kernel takes them for written from then on, and the next call would
-    succeed without having written them. Source: "Can Applications Recover from fsync Failures?" (2020).
+    If that fails, write the bytes again, for the next call. After a failure the kernel counts them as written, and the
+    next `fsync` would succeed without writing them. Source: "Can Applications Recover from fsync Failures?" (2020).
 
     Raises:
         OSError: the disk failed this time.
@@ -204,7 +204,7 @@ def _write_again(files: FileCalls, path: str) -> None:
 
 
 def sync_folder(files: FileCalls, path: str) -> None:
-    """Make the names in a folder survive a power loss."""
+    """Flush the names in a folder to the disk, so that new files there survive a power loss."""
     fd = files.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         files.fsync(fd)
@@ -221,10 +221,10 @@ def names_in(files: FileCalls, path: str) -> list[str]:
 
 
 def make_folder(files: FileCalls, path: str) -> None:
-    """Create a folder and its parents if they are missing; they survive a power loss.
+    """Create a folder and its missing parents, so that they survive a power loss.
 
-    A parent that exists is taken for durable. A folder whose name can't be made so is therefore removed again: the next
-    call would find it, and sync the names in it alone.
+    A folder that exists is taken for durable. So a new one whose name can't be flushed to the disk is removed again:
+    the next call would take it for durable.
     """
     above = os.path.dirname(path)
     is_new = _makes_folder(files, path)
@@ -239,7 +239,7 @@ def make_folder(files: FileCalls, path: str) -> None:
 
 
 def _makes_folder(files: FileCalls, path: str) -> bool:
-    """Create a folder, and its missing parents so that they survive a power loss; return whether it is new."""
+    """Create a folder and its missing parents; return whether it is new. Only parents are durable then."""
     try:
         files.mkdir(path)
     except FileExistsError:
@@ -256,10 +256,10 @@ def _makes_folder(files: FileCalls, path: str) -> bool:
 
 
 def make_folders(files: FileCalls, root: str, below: str) -> None:
-    """Create a folder, and those between it and a root, each so that it survives a power loss.
+    """Create a folder and those between it and a root, and flush the name of each to the disk.
 
-    `make_folder` of the last one alone does nothing for a folder above it that is there already. Its name may not be on
-    the disk: the call that made it may have failed, or ended with its process.
+    `make_folder` alone takes an existing parent for durable. Its name may not be on the disk: the call that made it may
+    have failed, or ended with its process.
     """
     make_folder(files, root)
     path = root
@@ -269,13 +269,13 @@ def make_folders(files: FileCalls, root: str, below: str) -> None:
 
 
 def remove(files: FileCalls, path: str) -> None:
-    """Remove a file's name if it exists."""
+    """Remove a file; do nothing if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
 
 
 def remove_folder(files: FileCalls, path: str) -> None:
-    """Remove a folder of files, also while another process removes it."""
+    """Remove a folder and the files in it; another process may remove it at the same time."""
     for name in names_in(files, path):
         remove(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):
@@ -283,7 +283,10 @@ def remove_folder(files: FileCalls, path: str) -> None:
 
 
 def remove_tree(files: FileCalls, path: str) -> None:
-    """Remove a folder of files and of partitions' folders (names with `=`), also while another process removes it."""
+    """Remove a folder, its files and its partition folders (names with `=`).
+
+    Another process may remove it at the same time.
+    """
     for name in names_in(files, path):
         if "=" in name:
             remove_tree(files, f"{path}/{name}")

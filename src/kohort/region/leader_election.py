@@ -37,11 +37,11 @@ class NobodyServesError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneAddress:
-    """The address of a control plane, with its term.
+    """The address of a region's control plane, with its term.
 
     Attributes:
-        token: the secret that both ends prove; the topic does not have it.
-        pin: the SHA-256 of the certificate that it shows; empty: it speaks no TLS.
+        token: the secret that both ends of a connection prove to each other; the topic does not have it.
+        pin: the SHA-256 of the TLS certificate that it shows; empty: it speaks no TLS.
     """
 
     term: int
@@ -65,7 +65,7 @@ class ElectionTopic(Protocol):
 
 
 class LeaderElection:
-    """The candidate of one application. Any thread may call its methods; calls are serialised.
+    """The part of one application in electing its region's control plane. Calls from several threads are serialised.
 
     Attributes:
         replaced: set when this application no longer serves the region: another application has begun a later term, or
@@ -80,7 +80,7 @@ class LeaderElection:
         serves: bool = True,
         host: str = "127.0.0.1",
     ) -> None:
-        """Initialise a candidate that listens on `host`, where others reach it too."""
+        """Initialise the election; if this process becomes the control plane, it listens on `host`."""
         self._place, self._config, self._serves = place, config, serves
         self._host = host
         self._lock = threading.Lock()
@@ -95,11 +95,11 @@ class LeaderElection:
         """Return a connection to the current control plane.
 
         Args:
-            retries: take over if there is no control plane and this application may serve.
+            retries: become the control plane if none answers, and if this application may serve; False: fail at once.
 
         Raises:
             OSError: there is none at the moment; the caller should retry.
-            KafkaError: the region's topic can't be read or written.
+            KafkaError: the region's metadata topic can't be read or written.
         """
         with self._lock:
             if self._closed:
@@ -134,8 +134,8 @@ class LeaderElection:
     def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
         """Raise the connection error while the caller should retry; return once the control plane may be replaced.
 
-        One that runs here is asked on its own loop, and not replaced while it answers. Strangers may use up its places
-        for new connections, and a new term would take its members back.
+        If it runs in this process and still answers there, it is not replaced. Strangers may only have taken its places
+        for new connections, and its members would have to register with a new term.
         """
         until_s = self._missed.setdefault(address.term, time.monotonic() + CHANCE.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
@@ -155,7 +155,7 @@ class LeaderElection:
             )
 
     def _compete(self) -> ControlPlaneAddress:
-        """Take over as control plane, unless another candidate does; after a lost election, back off exponentially."""
+        """Try to become the control plane; after an election lost to another application, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
             raise NobodyServesError("another application is taking over")
         try:
@@ -183,16 +183,16 @@ class LeaderElection:
         return ControlPlaneAddress(known.term, self._host, listening.port, token, listening.pin)
 
     def plane(self) -> ControlPlane | None:
-        """Return the control plane, if this process runs it."""
+        """Return the control plane that runs in this process; None: none does."""
         plane = self._plane
         return None if plane is None or plane.over.is_set() else plane
 
     def serve(self) -> ControlPlane:
-        """Take over as control plane now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
+        """Become the control plane now; retry up to `LOSSES_MAX` times if another application wins or the topic fails.
 
         Raises:
-            TermOverError: another candidate won each time.
-            KafkaError: the region's topic can't be read or written.
+            TermOverError: another application won each time.
+            KafkaError: the region's metadata topic can't be read or written.
         """
         with self._lock:
             for losses in range(1, LOSSES_MAX + 1):
@@ -251,6 +251,6 @@ class LeaderElection:
 
 
 def _backoff_s(losses: int) -> float:
-    """Return the wait after this many lost elections in a row."""
+    """Return the seconds to wait after this many lost elections in a row."""
     base_s = CHANCE.uniform(*ELECTION_DELAY_S)
     return exponential_backoff(losses, base_s, base_s * 2**LOSSES_MAX)

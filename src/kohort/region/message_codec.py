@@ -26,7 +26,7 @@ def encode(message: Order | Report | Ask | Answer) -> bytes:
 
 
 def decode_report(body: bytes) -> Report | Ask:
-    """Decode a message to a control plane.
+    """Decode a message that a member or an operator has sent to a control plane.
 
     Raises:
         UnknownMessageError: the body is no message to a control plane.
@@ -36,7 +36,7 @@ def decode_report(body: bytes) -> Report | Ask:
 
 
 def decode_order(body: bytes) -> Order | Answer:
-    """Decode a message of a control plane.
+    """Decode a message that a control plane has sent to a member or an operator.
 
     Raises:
         UnknownMessageError: the message is unknown to this release.

@@ -23,6 +23,7 @@ class Identity:
     Attributes:
         member_id: empty before the member has joined.
         generation: the classic generation or the member epoch of KIP-848.
+        instance_id: Kafka's `group.instance.id`; None: the member is no static one.
     """
 
     member_id: str = ""
@@ -32,7 +33,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAttempt:
-    """The identity of a checkpoint attempt: the sequence that it would complete, and the number of the attempt."""
+    """The identity of one attempt at a checkpoint: the id that the checkpoint would have, and the attempt's number."""
 
     sequence: int
     attempt: int
@@ -43,17 +44,17 @@ class CheckpointAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The registration of a member, for the first time or again; the member continues with its buffered records.
+    """The control plane's answer to `Register`: the member is registered, and continues with its buffered records.
 
     Attributes:
         epoch: of what it stages; new for a member that has just started.
-        sequence: the last complete one; 0: the initial state.
+        sequence: the id of the last complete checkpoint; 0: the initial state.
         names: all registered members, including this one.
-        state: for a member that has just started, the state that a member of its name saved with that sequence; None:
+        state: for a member that has just started, the state that a member of its name saved with that checkpoint; None:
             none.
         cut: the checkpoint in progress; a member that is drained for it stays drained.
-        counts: that sequence has the member's contribution, if it made one; a control plane of an earlier release does
-            not say.
+        counts: the last checkpoint has the member's contribution, if it made one; a control plane of an earlier release
+            does not say.
         moves_state: the control plane hands keyed states on with their partitions; one of an earlier release does not.
     """
 
@@ -69,7 +70,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The refusal of a registration; the member ends with this error."""
+    """The control plane's refusal to register a member, which ends with this error."""
 
     term: int
     why: str
@@ -78,7 +79,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The notice of the names of all registered members, sent when the list has changed."""
+    """The control plane's notice of the names of all registered members, sent when the list has changed."""
 
     term: int
     names: tuple[str, ...]
@@ -86,7 +87,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An order to stop polling, finish the table in progress and commit, then send `Drained`."""
+    """The control plane's order to stop polling, finish the table in progress and commit, then send `Drained`."""
 
     term: int
     cut: CheckpointAttempt
@@ -94,10 +95,11 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An order to save the state, because all are drained, then send `Contributed`.
+    """The control plane's order to save the state, because all members are drained, then send `Contributed`.
 
     Attributes:
-        names: the contributors to this sequence.
+        cut: the checkpoint attempt.
+        names: the members that contribute to this checkpoint.
     """
 
     term: int
@@ -107,7 +109,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """A request for the current generation, sent in `AssignmentChanged`: the coordinator refused the one before."""
+    """The control plane's request for the member's present group generation, sent in `AssignmentChanged`.
+
+    The group coordinator has refused the member's offsets under the generation before.
+    """
 
     term: int
     cut: CheckpointAttempt
@@ -115,11 +120,12 @@ class Identify:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The notice that the sequence is the last complete one.
+    """The control plane's notice that a checkpoint is complete.
 
     Attributes:
-        retired: the sequences up to this one can no longer be returned to.
-        counts: the sequence has the member's contribution, if it made one.
+        sequence: its id.
+        retired: no reset returns to the checkpoints up to this id.
+        counts: the checkpoint has the member's contribution, if it made one.
     """
 
     term: int
@@ -130,13 +136,17 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """An order to publish a sequence to one sink, for all members that write there; repeated until `Published`.
+    """The control plane's order to publish the last checkpoint to one sink, for all members that write there.
+
+    The order is repeated until the member sends `Published`.
 
     Attributes:
-        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, are never published.
+        sequence: the checkpoint's id.
+        keys: the keys of the rows to publish.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this checkpoint, are never published.
         empties: publish it by emptying the sink.
         place: the sink or the dead-letter sink of the member; empty: its sink.
-        positions: where the sequence ends, for sinks that record it; two orders of one sequence have the same.
+        positions: where the checkpoint ends, for sinks that record it; two orders of one checkpoint have the same.
     """
 
     term: int
@@ -150,7 +160,9 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The start offsets of those requested partitions that no other member holds; the others follow when released.
+    """The control plane's answer to `AskStarts`: partitions that the member may read, with their start offsets.
+
+    Partitions that another member holds are not among them; they follow when released.
 
     Attributes:
         found: positions of the last checkpoint, or initial offsets.
@@ -168,14 +180,14 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An order to return to the last complete sequence, or to the initial state.
+    """The control plane's order to return to the last complete checkpoint, or to the initial state.
 
     The member requests start offsets with `AskStarts` after it has sent `WasReset`.
 
     Attributes:
         epoch: of what is staged from now on; it names the attempt.
-        sequence: the sequence to return to; 0: the initial state.
-        state: what the member's `on_checkpoint` returned for that sequence; None: nothing, or the initial state.
+        sequence: the id of the checkpoint to return to; 0: the initial state.
+        state: what the member's `on_checkpoint` returned for that checkpoint; None: nothing, or the initial state.
     """
 
     term: int
@@ -186,7 +198,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An order to end: the region has stopped, or the member leaves.
+    """The control plane's order to end: the region has stopped, or the member leaves.
 
     `cause` is empty if the member asked to leave.
     """
@@ -212,17 +224,17 @@ class Register:
         incarnation: the id of the consumer object: the same one reconnects, another one fences it.
         epoch: the epoch in which it works; -1: it has just started.
         holds: the partitions that it was given, each with the offset where its next contribution begins.
-        contributed: the sequence that it has contributed to, while the outcome is unknown to it; 0: none.
-        ends: the ends of that contribution: the next one begins there if that sequence is complete.
+        contributed: the id of the checkpoint that it has contributed to, while the outcome is unknown to it; 0: none.
+        ends: the ends of that contribution: the next one begins there if that checkpoint is complete.
         sink: the name of the sink that it writes to, common to all its writers; empty: none.
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
         of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a query.
         sources: the number of members of its query.
         pinned: all queries of the group, when each partition belongs to one of them for ever; empty: not so.
         process: its name, by which the control plane can see that it has ended; empty: it is on another host.
-        shows: the last sequence that its sink shows, read on this connection; -1: unknown.
+        shows: the id of the last checkpoint in its sink, read on this connection; -1: unknown.
         letters: the name of its dead-letter sink; empty: none.
-        letters_show: the last sequence that the dead-letter sink shows, like `shows`.
+        letters_show: the same for its dead-letter sink.
         keyed: it saves a keyed state for each partition.
     """
 
@@ -248,19 +260,22 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A member's request to leave: with the next complete sequence, or at once if it and its siblings hold nothing."""
+    """A member's request to leave: with the next complete checkpoint, or at once if its query holds no partitions.
+
+    A member that reads with a consumer counts as a query of its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The report that no table is in progress, and the offsets of submitted records are committed."""
+    """A member's report that no table is in progress, and the offsets of submitted records are committed."""
 
     cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """The report that the member could not drain: the commit of an offset failed for good, or the deadline passed."""
+    """A member's report that it could not do its part of a checkpoint: drain, commit, save state or contribute."""
 
     cut: CheckpointAttempt
     cause: str
@@ -268,7 +283,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """The report that carries a member's contribution to a checkpoint: offsets, staged keys and state."""
+    """A member's report with its contribution to a checkpoint: offsets, staged keys and state."""
 
     cut: CheckpointAttempt
     contribution: Contribution
@@ -276,14 +291,14 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The report that the member holds revoked partitions until a sequence that began later is complete."""
+    """A member's report that it keeps revoked partitions until a checkpoint that begins after this is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentChanged:
-    """The report of a changed group identity, or of released partitions.
+    """A member's report of its changed identity in its consumer group, or of partitions that it has released.
 
-    It does not list the partitions that the member still holds: start offsets may be on their way to it.
+    The partitions that the member still holds are left out: start offsets may be on their way to it.
     """
 
     identity: Identity
@@ -292,7 +307,7 @@ class AssignmentChanged:
 
 @dataclass(frozen=True, slots=True)
 class AskStarts:
-    """A request for the start offsets of assigned partitions."""
+    """A member's request for the start offsets of partitions that its group has assigned to it."""
 
     number: int
     parts: tuple[Part, ...]
@@ -300,9 +315,11 @@ class AskStarts:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The start offsets of partitions that nobody has read.
+    """A member's report of the start offsets that it has looked up, for partitions that nobody has read.
 
     Attributes:
+        number: the number of the `AskStarts` request.
+        found: the start offsets.
         topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 
@@ -313,16 +330,16 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class AskCheckpoint:
-    """A request for a checkpoint, by an application that has counted its records or by an operator."""
+    """A request for a checkpoint, by an operator or an application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emptying:
-    """The confirmation of a request that deletes published rows: which region's, and from which sinks.
+    """The confirmation that a reset to the initial state may delete published rows.
 
     Attributes:
         region_id: the region's id, which a region of the same name does not have.
-        places: the sinks, all that the reset empties.
+        places: the names of the sinks to empty, all that the reset empties.
     """
 
     region_id: UUID
@@ -331,13 +348,14 @@ class Emptying:
 
 @dataclass(frozen=True, slots=True)
 class AskReset:
-    """A request for a reset of the region.
+    """A request for a reset of the region, by a member or an operator.
 
     Attributes:
-        forced: the limit of resets in a row leaves it out, and starts again with it.
+        cause: for the log.
+        forced: the count of resets in a row, which stops the region at a limit, starts again.
         initial: reset to the initial state; only an operator requests it.
         confirms: what an initial reset deletes. The control plane declines a request without a confirmation once
-            sequences are complete.
+            checkpoints are complete.
     """
 
     cause: str
@@ -348,7 +366,7 @@ class AskReset:
 
 @dataclass(frozen=True, slots=True)
 class UnrecoverableFailure:
-    """The report of an error that no reset repairs: the region stops."""
+    """A member's report of an error that no reset repairs: the region stops."""
 
     cause: str
     remedy: str
@@ -356,16 +374,17 @@ class UnrecoverableFailure:
 
 @dataclass(frozen=True, slots=True)
 class WasReset:
-    """The report that the member has reset: it reads again, in this epoch."""
+    """A member's report that it has reset: it reads again, in this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The report that a sink of the member shows a sequence, whichever member has published it.
+    """A member's report that a sink shows a checkpoint, whichever member has published it.
 
     Attributes:
+        sequence: the checkpoint's id.
         place: the sink of the `Publish` order.
     """
 
@@ -375,9 +394,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """The report that an attempt to publish a sequence to one of the member's sinks failed; the member retries.
+    """A member's report that an attempt to publish a checkpoint to one of its sinks failed; the member retries.
 
     Attributes:
+        sequence: the checkpoint's id.
+        cause: the error.
         place: the sink of the `Publish` order.
     """
 
@@ -388,11 +409,11 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The report that the member waits for its sink, and the checkpoint with it; an empty cause ends the wait.
+    """A member's report that it waits for its sink, and the checkpoint with it; an empty cause ends the wait.
 
     Attributes:
-        member, group, sink: of a member that is not registered on this connection. Its sink is compared with the
-            region's topic first, and does not answer.
+        member, group, sink: of a member that can't register on this connection yet, because its sink does not answer.
+            Empty: the member is registered.
     """
 
     cause: str
@@ -427,24 +448,24 @@ Report = (
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """A request for the description of the region."""
+    """An operator's request for the description of the region, `RegionSeen`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopMember:
-    """A request that a member leaves with the next complete sequence."""
+    """An operator's request that a member leaves with the next complete checkpoint."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRegion:
-    """A request to resume a stopped region."""
+    """An operator's request to resume a stopped region."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A keep-alive message: an end that receives nothing for too long counts the other as dead."""
+    """A keep-alive message: an end of a connection that receives nothing for too long takes the other for dead."""
 
 
 Ask = Describe | StopMember | ResumeRegion | Alive
@@ -453,7 +474,7 @@ Ask = Describe | StopMember | ResumeRegion | Alive
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """The state of a member, as its control plane reports it.
+    """The state of a member, as the control plane describes it to operators.
 
     Attributes:
         phase: what it is doing, in words.
@@ -462,7 +483,7 @@ class MemberStatus:
         waits_for: the reason for which its sink accepts no rows or does not answer; empty: the sink accepts rows.
         registered: whether the member has registered; False: it is connected, and waits for its sink to answer.
         letters: the name of its dead-letter sink; empty: none.
-        dead_letters: the number of its dead letters in complete sequences, since the control plane's term began.
+        dead_letters: the number of its dead letters in complete checkpoints, since the control plane's term began.
     """
 
     name: str
@@ -480,13 +501,13 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """The description of a sink by the region's control plane.
+    """The state of a sink, as the control plane describes it to operators.
 
     Attributes:
         place: its name.
-        published: the last sequence that it shows.
+        published: the id of the last checkpoint that it shows.
         publisher: the member that publishes to the sink; empty: no connected member writes there.
-        waits_for: the error of the last attempt to publish the last sequence; empty: no attempt has failed.
+        waits_for: the error of the last attempt to publish the last checkpoint; empty: no attempt has failed.
     """
 
     place: str
@@ -497,14 +518,16 @@ class SinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class RegionSeen:
-    """The state of a region, as its control plane reports it.
+    """The state of a region, as its control plane describes it to operators.
 
     Attributes:
         state: in one word.
-        published: the last sequence that all its sinks show.
+        sequence: the id of the last complete checkpoint.
+        published: the id of the last checkpoint that all its sinks show.
         resets: the number of resets in this term, by cause.
         sequence_ms: duration of the last checkpoint; -1: none yet.
         longest_ms: the longest duration in this term.
+        stopped: why the region is stopped; empty: it is not.
         sinks: all sinks that a member writes to, or the region has published to.
         region_id: the region's id.
     """
@@ -527,7 +550,7 @@ class RegionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The refusal of a request to reset to the initial state (`AskReset`), of which nothing was carried out."""
+    """The control plane's refusal of a reset to the initial state (`AskReset`), of which nothing was carried out."""
 
     why: str
 

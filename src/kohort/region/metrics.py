@@ -34,7 +34,7 @@ PLANE = (
 
 
 class MeasuredMember(Protocol):
-    """A member of any kind with metrics."""
+    """A member whose metrics are exported: a consumer or a Spark query."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class RegionExporter(Collector):
     Args:
         region: the region's name.
         members: returns the members of this application.
-        plane: returns the description of the region, if its control plane is here.
+        plane: returns the description of the region if its control plane runs in this process; else None.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class RegionExporter(Collector):
         self._region, self._members, self._plane = region, members, plane
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: no metric is known before the first scrape."""
+        """Return nothing, because metrics are not known before the first scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics; what has not been measured is left out."""
+        """Yield the metrics of members and, if it runs here, of the control plane; unmeasured times are left out."""
         yield from self._of_members()
         plane = self._plane()
         if plane is not None:

@@ -51,7 +51,7 @@ _NO_KEY = ValueError, TypeError, RecursionError
 
 
 def key_of(fact: Fact) -> bytes:
-    """Return the key under which a fact replaces earlier ones."""
+    """Return the key of a fact's record: a later record of the same key replaces it in the compacted topic."""
     match fact:
         case Claim(group, region):
             about: list[Any] = [group, region]
@@ -71,7 +71,7 @@ def key_of(fact: Fact) -> bytes:
 
 
 def value_of(fact: Fact) -> bytes:
-    """Encode a fact as a record's value.
+    """Encode a fact, a data class of `records`, as the value of a Kafka record.
 
     Raises:
         InvalidInputError: the value is larger than a record may be.
@@ -104,7 +104,7 @@ def _too_large(fact: Fact, size: int) -> str:
 
 
 def fact_of(key: bytes, value: bytes) -> Fact:
-    """Decode a fact from a record.
+    """Decode a fact, a data class of `records`, from a Kafka record.
 
     Raises:
         CorruptDataError: the record is of another release, or damaged.
@@ -139,7 +139,7 @@ def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
 
 
 def _state(given: Position | Span) -> tuple[StateHead, ...]:
-    """Return the keyed state as the last field of a row; empty without one, as in rows of earlier releases."""
+    """Return the keyed state as the last field of an encoded row; empty without one, as in earlier releases."""
     return () if given.state is None else (given.state,)
 
 
@@ -161,7 +161,7 @@ def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]
 
 
 def about_region(key: bytes) -> str | None:
-    """Return the region that a record's key names; None if it is a claim, or of an unknown kind."""
+    """Return the region that a record's key names; None: the record is a claim of a group, or of an unknown kind."""
     try:
         kind, *about = msgspec.json.decode(key)
     except _NO_KEY:
@@ -170,7 +170,7 @@ def about_region(key: bytes) -> str | None:
 
 
 def claimed_region(key: bytes) -> str | None:
-    """Return the region that a claim's key names; None if the key is not a claim's."""
+    """Return the region that claims a group in a record of this key; None: the record is no claim."""
     try:
         kind, *about = msgspec.json.decode(key)
     except _NO_KEY:
@@ -179,6 +179,6 @@ def claimed_region(key: bytes) -> str | None:
 
 
 def tombstones_of_sequence(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
-    """Return the tombstones that delete a retired sequence, to which no reset returns, from the region's topic."""
+    """Return the tombstones for the records of a checkpoint to which no reset returns any more."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {msgspec.json.encode(name): None for name in names}

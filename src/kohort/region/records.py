@@ -15,7 +15,7 @@ from kohort.region.staged import StagedKey
 
 
 class Part(NamedTuple):
-    """One partition that a group of the region reads, identified by its topic's id.
+    """One partition that a consumer group of the region reads; a recreated topic has another topic id.
 
     Attributes:
         topic_id: NO_TOPIC_ID if the broker reports none.
@@ -34,10 +34,10 @@ class StateHead(NamedTuple):
     """The newest file of a partition's keyed state, which names the files before it.
 
     Attributes:
-        base: the sequence of the oldest file that counts: files of earlier sequences can be removed.
-        sequence: the sequence for which the newest file was written.
+        base: the checkpoint id of the oldest file that is needed: files of earlier checkpoints can be removed.
+        sequence: the id of the checkpoint for which the newest file was written.
         digest: the digest of that file's content, 16 bytes.
-        size: the bytes of all files that count.
+        size: the size in bytes of all files that are needed.
     """
 
     base: int
@@ -48,7 +48,7 @@ class StateHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset to read of a partition.
+    """The next offset to read of a partition, with the keyed state at that offset.
 
     Attributes:
         state: the keyed state that the records before this offset have made; None: there is none.
@@ -65,11 +65,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of a group for a region; the first claim in the log is valid.
+    """A record by which a region takes a consumer group for itself; the first such record in the log is valid.
 
     Attributes:
         application: the application that wrote it, for humans.
-        at_ms: the wall-clock time in ms since 1970, here as in the other facts; for humans.
+        at_ms: the wall-clock time in ms since 1970, here as in the other records; for humans.
     """
 
     group: str
@@ -80,7 +80,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The creation of a region. Names may be used again, ids are not."""
+    """A record of the creation of a region. Names may be used again, ids are not."""
 
     region: str
     region_id: UUID
@@ -89,9 +89,10 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A term of the control plane; the newest is the present one.
+    """A record of the beginning of a control plane's term; the newest term is the present one.
 
     Attributes:
+        host, port: the address of the control plane.
         pin: the SHA-256 of the certificate that it shows; empty: it listens on loopback, without TLS.
         stated: how often it was stated again for another producer id.
     """
@@ -107,7 +108,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The beginning of an epoch; the newest is the present one.
+    """A record of the beginning of an epoch, with each reset and each start of a member; the newest is the present one.
 
     Attributes:
         floor: the minimum valid epoch, that of the last reset; what was staged in earlier ones is discarded.
@@ -126,7 +127,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """The offset at which the region began to read a partition."""
+    """A record of the offset at which the region began to read a partition."""
 
     region: str
     group: str
@@ -139,9 +140,9 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The fact that records the topics which a group's pattern matched when the group began to read.
+    """A record of the topics that a group's pattern matched when the group began to read.
 
-    Partitions of later ones begin at the earliest offset.
+    Partitions of topics that match later begin at the earliest offset.
 
     Attributes:
         topics: their names.
@@ -154,7 +155,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of a partition that a member read in one sequence: from `begin` to before `end`.
+    """The offsets of a partition that a member read for one checkpoint: from `begin` to before `end`.
 
     Attributes:
         state: the keyed state at `end`; None: there is none.
@@ -171,22 +172,25 @@ class Span:
 
 
 def part_of(given: Position | Span | Initial) -> Part:
-    """Return the partition of a position, a span or an initial offset."""
+    """Return the partition of which a position, a span or an initial offset is."""
     return Part(given.group, given.topic, given.partition, given.topic_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of one member to a sequence.
+    """A record of what one member contributes to a checkpoint: offsets, keys of staged rows, and state.
 
     Attributes:
+        sequence: the checkpoint's id.
         members: the names of all members of the region that the contributor knew of.
         member_id, generation, instance_id: the contributor's identity in its consumer group at that time.
+        spans: the offsets that it has read since the last checkpoint.
+        keys: the keys of the rows that it staged of them.
         state: the application's state, at most 512 KiB.
-        sink: the sink of these keys; empty: it has none, or an earlier release wrote this.
+        sink: the name of the sink of these keys; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; otherwise it is discarded then.
         letters: the name of its dead-letter sink; empty: none.
-        letter_keys: the keys that it staged there.
+        letter_keys: the keys of the dead letters that it staged there.
         dead_letters: the number of dead letters.
         shares, pinned, process: as in the member's registration; the control plane adds them.
     """
@@ -216,7 +220,9 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A group that no other member may read while a state waits: that state would lack the records.
+    """A consumer group that no other member may read while the saved state of an absent member waits for it.
+
+    That state would lack the records of the other member.
 
     Attributes:
         pinned: queries that may read nevertheless, each its own partitions; empty: none.
@@ -227,7 +233,7 @@ class Reserved:
 
 
 def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
-    """Return the reserved groups, by the member whose state waits when it is away."""
+    """Return the groups that saved states reserve, by the member to which the state belongs."""
     return {
         contribution.member: Reserved(contribution.group, contribution.pinned)
         for contribution in contributions
@@ -236,12 +242,12 @@ def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
 
 
 def _is_whole(given: Contribution) -> bool:
-    """Return whether a member's state must include all records of its group, or of its pinned partitions."""
+    """Return whether a member's state has to include all records of its group, or of its pinned partitions."""
     return bool(given.pinned) or not given.shares
 
 
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
-    """Return the keys that a sequence staged, by sink."""
+    """Return the keys of the rows that members staged for a checkpoint, by the name of the sink."""
     keys: dict[str, tuple[StagedKey, ...]] = {}
     for given in contributions:
         for place, staged in ((given.sink, given.keys), (given.letters, given.letter_keys)):
@@ -252,18 +258,19 @@ def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[Stag
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The manifest of a complete sequence. The contributions of a sequence without a manifest are ignored.
+    """The record that makes a checkpoint complete: without it, the checkpoint's contributions are ignored.
 
     Attributes:
-        epoch: the minimum valid epoch when the sequence was committed.
+        sequence: the checkpoint's id.
+        epoch: the minimum valid epoch when the checkpoint was committed.
         members: the contributors.
-        stay: the contributors that continue; the other contributors left the region with this sequence.
-        positions: of every partition that the region has ever read.
+        stay: the contributors that continue; the other contributors left the region with this checkpoint.
+        positions: the next offset of every partition that the region has ever read.
         empties: a reset to the initial state: what the sinks show is invalid, and emptying them publishes this
-            sequence.
-        places: all sinks that the region has published to since they were last emptied, including this sequence.
-        away: members that did not contribute and whose state waits, each with the sequence that has it.
-        made_as: the number of the sequence before `adopt` renumbered it, which other sinks still have; 0: it was not
+            checkpoint.
+        places: all sinks that the region has published to since they were last emptied, including this checkpoint.
+        away: members that did not contribute and whose state waits, each with the id of the checkpoint that has it.
+        made_as: the checkpoint's id before `adopt` renumbered it, which other sinks still have; 0: it was not
             renumbered.
     """
 
@@ -284,7 +291,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The fact that the region was stopped; with an empty cause, that it was resumed."""
+    """A record that the region was stopped; with an empty cause, that it was resumed."""
 
     region: str
     cause: str
@@ -295,13 +302,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The last sequence that a sink shows; the newest fact applies.
+    """A record that a checkpoint is published to a sink; the newest one of each sink is valid.
 
     Without it, a new control plane could not know this if no member is left that writes to the sink. `agreement`
-    compares this number with what the sink itself shows.
+    compares it with what the sink itself shows.
 
     Attributes:
-        empty: the sink was emptied as this sequence.
+        place: the name of the sink.
+        sequence: the checkpoint's id.
+        empty: the sink was emptied as this checkpoint.
     """
 
     region: str

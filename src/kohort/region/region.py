@@ -67,7 +67,7 @@ LIKE_SECONDS_MAX = 100
 
 
 def _interval_ms(text: str) -> int:
-    """Return the checkpoint interval.
+    """Return the checkpoint interval in ms, from a duration such as '5s'.
 
     Raises:
         InvalidInputError: the text is no duration, or a small number without a unit.
@@ -193,7 +193,7 @@ class Region(ClosedOnExit):
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT where Prometheus reads; None: nowhere."""
+        """The address HOST:PORT at which Prometheus reads metrics; None: `metrics_listen` is not set."""
         return None if self._metrics is None else self._metrics.address
 
     # -- members
@@ -271,7 +271,7 @@ class Region(ClosedOnExit):
 
     @staticmethod
     def _states_in(place: KeyedState | None, region_id: UUID) -> KeyedStates | None:
-        """Return the keyed states of the region, after checking that their folder or store can be written."""
+        """Return the keyed states of a member, after checking that their storage can be written; None: none."""
         if place is None:
             return None
         bound = place.bind(region_id)
@@ -281,13 +281,15 @@ class Region(ClosedOnExit):
     def admit(
         self, applicant: Applicant, into: Sink | None, letters: Sink | None = None
     ) -> tuple[UUID, Sink | None, Sink | None]:
-        """Check a member's group and sinks and claim the group, as any kind of member needs before it starts.
+        """Check a member's group and sinks, then record that the group belongs to the region.
+
+        Members of any kind need this before they start.
 
         Returns:
             The region's id, and the sink and the dead-letter sink, both bound to the region.
 
         Raises:
-            InvalidInputError: the group or a sink can't be the region's. Nothing is claimed then; `admission` has the
+            InvalidInputError: the group or a sink can't be the region's. Nothing is recorded then; `admission` has the
                 checks.
             KafkaError: a permission is missing, or there is no control plane.
         """
@@ -302,7 +304,7 @@ class Region(ClosedOnExit):
         return admit_member(self.name, self._home, self._election.connect_to_control_plane, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
-        """Return the state from which a member continues, according to the region's topic; None: no state.
+        """Return the saved state with which a member would start, read from the region's metadata topic; None: none.
 
         Raises:
             KafkaError: the topic can't be read.
@@ -311,7 +313,7 @@ class Region(ClosedOnExit):
             return self._home.saved().states().get(member)
 
     def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
-        """Create a consumer for a member of the region: it commits nothing and has no start offset of its own.
+        """Create the Kafka consumer of a member: it commits nothing by itself, and has no start offset of its own.
 
         Raises:
             InvalidInputError: a setting is invalid, or is one that the region sets.
@@ -335,7 +337,7 @@ class Region(ClosedOnExit):
 
         Raises:
             OSError: there is none at the moment; the caller should retry.
-            KafkaError: the region's topic can't be read or written.
+            KafkaError: the region's metadata topic can't be read or written.
         """
         with self._call("connect_to_control_plane"):
             return self._election.connect_to_control_plane()
@@ -359,7 +361,7 @@ class Region(ClosedOnExit):
             return self._ask(messages.Describe(), timeout_s=timeout_s)
 
     def complete(self) -> int:
-        """Return the last sequence that all sinks show; 0: none. Readers of several sinks read up to it.
+        """Return the id of the last checkpoint that all sinks show; 0: none. Readers of several sinks read up to it.
 
         Raises:
             TimedOutError: the control plane does not answer.
@@ -374,15 +376,15 @@ class Region(ClosedOnExit):
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
     ) -> None:
-        """Reset the region to the last complete sequence, or to its initial offsets.
+        """Reset the region to the last complete checkpoint, or to its initial offsets.
 
         Args:
             cause: for the log.
-            to_initial: reset to the initial offsets: all records are read again, in further sequences.
+            to_initial: reset to the initial offsets: all records are read again, in further checkpoints.
             empty_sinks: remove published rows from the sinks, so that no row is there twice.
 
         Raises:
-            InvalidInputError: sequences were published, and `empty_sinks` is not set; or no member is registered that
+            InvalidInputError: checkpoints were published, and `empty_sinks` is not set; or no member is registered that
                 would empty them. The control plane checks itself that the request names every sink that it empties.
         """
         with self._call("reset"):
@@ -406,12 +408,12 @@ class Region(ClosedOnExit):
         self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms))
 
     def stop_member(self, name: str) -> None:
-        """Request that a member leaves with the next complete sequence."""
+        """Request that a member leaves with the next complete checkpoint, and return without waiting for that."""
         with self._call("stop_member"):
             self._ask(messages.StopMember(name))
 
     def resume(self) -> None:
-        """Resume a stopped region whose problem is repaired. The topic has the change when this returns.
+        """Resume a stopped region whose problem is repaired, and wait until the region's metadata topic records it.
 
         Raises:
             TimedOutError: the control plane can't write it.
@@ -428,7 +430,7 @@ class Region(ClosedOnExit):
             time.sleep(0.05)
 
     def serve(self) -> ControlPlane:
-        """Become the control plane, until another takes over or `close` is called."""
+        """Become the region's control plane, until another process takes over or `close` is called."""
         with self._call("serve"):
             return self._election.serve()
 
@@ -453,7 +455,7 @@ class Region(ClosedOnExit):
         return True
 
     def adopt(self, into: Sink) -> None:
-        """Continue from what a sink shows that disagrees with the region's topic, or has a new name.
+        """Continue from what a sink shows that disagrees with the region's metadata topic, or has a new name.
 
         No application may serve the region. If the sink is ahead, the region continues numbering from there. If it is
         behind, the rows that it lacks stay missing. `reset(to_initial=True, empty_sinks=True)` reads everything again
@@ -479,7 +481,7 @@ class Region(ClosedOnExit):
             sink.adopt()  # last: until then a repeated call finds the earlier name
 
     def compared(self, into: Sink) -> str:
-        """Return how a sink and the region's topic disagree; empty: they agree. Nothing is changed.
+        """Return how a sink and the region's metadata topic disagree; empty: they agree. Nothing is changed.
 
         Raises:
             InvalidInputError: the region does not exist; or the sink is another region's.
@@ -498,7 +500,7 @@ class Region(ClosedOnExit):
     def reseal(self) -> int:
         """Trust the region's records, whichever key sealed them, and seal them with this process's key.
 
-        No application serves the region. For a key that was lost or replaced.
+        No application may serve the region. For a key that was lost or replaced.
 
         Returns:
             The number of records.
@@ -525,7 +527,9 @@ class Region(ClosedOnExit):
 
     @contextmanager
     def _call(self, method: str) -> Iterator[None]:
-        """Guard a public method: refuse a call by a signal handler that has interrupted another call (a deadlock).
+        """Guard a public method: refuse it to a signal handler that has interrupted another call, which could deadlock.
+
+        A `close` that came meanwhile is carried out afterwards.
 
         Raises:
             InvalidInputError: such a handler has made this call.
@@ -580,7 +584,7 @@ class Region(ClosedOnExit):
         that call ends.
 
         Raises:
-            TimedOutError: a member's last sequence did not complete in time; everything is closed nevertheless.
+            TimedOutError: a member's last checkpoint did not complete in time; everything is closed nevertheless.
         """
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:

@@ -35,7 +35,7 @@ _PRESENT: Final = b"\1"
 
 
 class Author(NamedTuple):
-    """The author of a record batch, by producer id and epoch."""
+    """The producer id and producer epoch of a record batch, to which a record's seal binds it."""
 
     producer_id: int
     epoch: int
@@ -54,7 +54,7 @@ class RegionKey:
 
     @property
     def name(self) -> str:
-        """A short name of the key, which distinguishes two keys and reveals neither."""
+        """A short id of the key, to tell two keys apart; it does not reveal the key."""
         return self._id().hex()
 
     def seal(self, region: str, author: Author, key: bytes, value: bytes | None) -> bytes:
@@ -64,7 +64,7 @@ class RegionKey:
         return self._id() + hmac.digest(self._derived(f"records of {region}"), said, "sha256")
 
     def verifies(self, region: str, author: Author, key: bytes, value: bytes | None, seal: bytes) -> bool:
-        """Return whether this key made a seal, for this record and this author."""
+        """Return whether this key made a seal, for this record and this producer."""
         return hmac.compare_digest(seal, self.seal(region, author, key, value))
 
     def is_named_in(self, seal: bytes) -> bool:
@@ -83,7 +83,9 @@ class RegionKey:
 
 
 def region_key(given: str | None = None) -> RegionKey:
-    """Return the key to use: the given one, that of the environment, or this user's on this machine.
+    """Return the key to use: the given one, that of `$KOHORT_REGION_KEY`, or this user's on this machine.
+
+    This user's key is created if it does not exist.
 
     Raises:
         InvalidInputError: the key is too short, or the machine's can't be kept or is open to other users.
@@ -92,7 +94,7 @@ def region_key(given: str | None = None) -> RegionKey:
 
 
 def found_key() -> RegionKey | None:
-    """Return the environment's key or this user's on this machine, and create none; None: there is none.
+    """Return the key of `$KOHORT_REGION_KEY` or this user's on this machine; None: there is neither. Create none.
 
     Raises:
         InvalidInputError: the key is too short, or the machine's can't be read or is open to other users.
@@ -104,12 +106,12 @@ def found_key() -> RegionKey | None:
 
 
 def no_key() -> RegionKey:
-    """Return a random key, which has sealed no record, for readers that have no key."""
+    """Return a random key for a reader that has none: it verifies no record."""
     return RegionKey(secrets.token_bytes(KEY_CHARACTERS_MIN), "no key")
 
 
 def is_operators(given: str | None) -> bool:
-    """Return whether an operator gives the key, so that other machines can have it too."""
+    """Return whether the key is given or in `$KOHORT_REGION_KEY`, so that other machines can have it too."""
     return bool(given or os.environ.get(KEY_VARIABLE))
 
 
@@ -130,13 +132,13 @@ def _operators_key(text: str, origin: str) -> RegionKey:
 
 
 def _machine_folder() -> Path:
-    """Return the folder of this user's state. Source: XDG Base Directory Specification."""
+    """Return the folder in which this user's key is kept. Source: XDG Base Directory Specification."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path("~/.local/state").expanduser()) / "kohort"
 
 
 def _machine_key(folder: Path) -> RegionKey:
-    """Read this user's key, or create it: a process that is slower uses the file of the faster one."""
+    """Read this user's key, or create it; if two processes create it at once, both use the first one's."""
     path = folder / FILE
     try:
         if not path.is_symlink() and not path.exists():

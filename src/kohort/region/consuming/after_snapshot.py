@@ -20,19 +20,20 @@ _REGION: Final = "kohort.region-id"
 
 @dataclass(frozen=True)
 class AfterSnapshot:
-    """A start position: the next offset of each partition whose records a table has.
+    """A start position for the option `start`: behind the records that an Iceberg table already has.
 
     Attributes:
-        offsets: the offsets.
+        offsets: the next offset of each partition.
     """
 
     offsets: Mapping[TopicPartition, int]
 
 
 def after(snapshot: Any, *, group: str | None = None) -> AfterSnapshot:
-    """Return where the records begin that an Iceberg table does not have yet, for the option `start`.
+    """Return the offsets behind the records that an Iceberg table already has, for the option `start`.
 
-    Of each region that has written the table, the newest snapshot counts that is `snapshot` or an ancestor of it.
+    A region notes its offsets in each snapshot that it writes. Of each region that has written the table, the newest
+    snapshot counts that is `snapshot` or an ancestor of it.
 
     Args:
         snapshot: a table of pyiceberg, for its current snapshot; or one snapshot, which a region has written.

@@ -54,7 +54,7 @@ class Callbacks(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """The deferred work that waits until the application processes no table; each iteration of the thread checks it."""
+    """The deferred work of the thread: a drain, a reset, or a state to save. Each iteration tries it again."""
 
     drain: CheckpointAttempt | None = None
     drain_since_s: float = 0.0
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class EventThread(MemberThread):
-    """The event thread of a member that reads with a consumer."""
+    """The thread that polls, commits and takes part in checkpoints for a member with a consumer."""
 
     def __init__(
         self,
@@ -91,21 +91,24 @@ class EventThread(MemberThread):
         flow.on_change(self._flow_changed)
 
     def _flow_changed(self) -> None:
-        """Wake the thread when a table was taken or finished and something waits for that."""
+        """Wake the thread after a table was taken or finished, if a drain, a reset or a full queue waits for that."""
         waiting = self._waiting
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
     def post_quietly(self, event: events.Event) -> None:
-        """Post an event that is handled with the next poll. This takes no lock: a signal handler may call it."""
+        """Queue an event without waking the thread, which handles it after its current poll.
+
+        This takes no lock: a signal handler may call it.
+        """
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """Set the deadline for closing: after `timeout_s` the member ends without a checkpoint.
+        """Set the deadline for closing: after `timeout_s` seconds the member ends without a checkpoint.
 
         `late` then has the error text.
 
-        A later call does not give more time.
+        A later call can only make the deadline earlier.
         """
         wanted = (time.monotonic() + timeout_s, timeout_s)
         self._end_by = wanted if self._end_by is None else min(self._end_by, wanted)
@@ -162,7 +165,7 @@ class EventThread(MemberThread):
             self._fetched(batch)
 
     def _poll_once(self) -> pa.RecordBatch | None:
-        """Poll for as many records as are processed together: a poll costs about the same however many it returns."""
+        """Poll for as many records as the application takes at once: a poll costs about the same for more records."""
         most = max(self._most(), min(self._flow.room(), self._flow.at_once))
         try:
             return self._consumer.poll_arrow(POLL_MS, max_records=most)
@@ -193,7 +196,7 @@ class EventThread(MemberThread):
         self._flow.put(FetchedTable(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
-        """Handle a read position that the partition's log no longer has: skip to the earliest offset, or fail."""
+        """Handle a read position that the log no longer has: skip to the earliest offset, or stop the region."""
         if not self._config.fail_on_data_loss and error.partition is not None:
             if error.partition in self._reads:
                 log.warning(
@@ -216,9 +219,10 @@ class EventThread(MemberThread):
     # -- deferred work
 
     def _continue_draining(self) -> None:
-        """Commit the offsets of all partitions at once, when no table is in progress. Source: spec 5.9.
+        """Commit the offsets of all partitions in one request, then report the drain. Source: spec 5.9.
 
-        If the generation is over, the next poll brings another generation or the loss of the partitions.
+        Nothing happens while a table is in progress. A failed commit is retried after the next poll, which brings the
+        new generation or the loss of the partitions.
         """
         cut = self._waiting.drain
         if cut is None or not self._flow.is_idle():
@@ -337,7 +341,10 @@ class EventThread(MemberThread):
         self._continue_saving()
 
     def _continue_saving(self) -> None:
-        """Stage the remaining rows, retrying while the sink is unavailable; polls continue meanwhile."""
+        """Stage the remaining rows, save all state, and contribute to the checkpoint.
+
+        While the sink is unavailable, this is retried, and polls continue.
+        """
         cut = self._waiting.save
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
@@ -394,7 +401,7 @@ class EventThread(MemberThread):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:
-        """Record that the sink accepts nothing at the moment, or accepts rows again. Any thread may call this."""
+        """Report why the sink accepts no rows at the moment; empty: it accepts rows again. Any thread may call this."""
         self.metrics.waits_to_stage = cause
         self.post(events.SinkWaits(cause))
 

@@ -52,7 +52,10 @@ from kohort.region.staged import Staged
 
 
 class GroupListener(HoldingListener):
-    """The rebalance listener: it records callbacks, and pauses new partitions until their start offset is known."""
+    """The rebalance listener: it passes revocations and losses on, and pauses newly assigned partitions.
+
+    A partition stays paused until its start offset is known.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class GroupListener(HoldingListener):
         self._wake()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Do nothing: these partitions were released before."""
+        """Do nothing: the member had finished with these partitions when it called the consumer's `release`."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         self._hear(events.PartitionsLost, partitions)
@@ -87,7 +90,7 @@ CLOSE_S = 5.0
 
 
 class PlaneLink:
-    """A connection to the control plane, made in the background and made again when it ends."""
+    """A member's connection to the control plane, made in a background thread and made again when it ends."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class PlaneLink:
         Args:
             reach: connects to the current control plane; raises OSError or KafkaError if there is none.
             connected: called with a new connection and this process's name on it. While the sink is unavailable, it
-                returns a message to send instead of a registration. It is then called again with the same connection.
+                returns a message to send instead of a registration. It is then called again for the same connection.
             heard: called with each message of the control plane.
             failed: called with an error that does not come from the connection; the link then stops.
             name: the member's name.
@@ -119,15 +122,15 @@ class PlaneLink:
         self._thread.start()
 
     def send_report(self, report: messages.Report) -> None:
-        """Send a message, if there is a connection; a member that reconnects sends its state again."""
+        """Send a message; drop it without a connection, since a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
             link.send(encode(report))
 
     def close(self) -> None:
-        """Close the connection.
+        """Close the connection and wait for its thread.
 
-        A thread that stays in a call for too long is left behind; it does nothing after that call.
+        A thread that stays in a call for more than 5 s is left behind; it does nothing after that call.
         """
         self._ended.set()
         link = self._link
@@ -188,7 +191,7 @@ class PlaneLink:
             link.close()
 
     def _is_connected(self, link: Link) -> bool:
-        """Return whether the member may register; if its sink does not answer, report the wait to the control plane."""
+        """Return whether the member may register now; if its sink does not answer, report that instead."""
         if self._ended.is_set():
             link.close()
             return True
@@ -213,7 +216,7 @@ class RegionStoppedError(KafkaError):
 
 @dataclass(slots=True)
 class _Later:
-    """The deferred work of a member's thread, which checks it again in every iteration.
+    """The deferred work of a member's thread: offsets to look up and to commit. Each iteration tries it again.
 
     Attributes:
         unanswered: offsets whose commit was not answered in time, and may still happen.
@@ -226,7 +229,7 @@ class _Later:
 
 
 class MemberThread(ABC):
-    """The base of the thread of a member; its subclasses add what a consumer or a Spark query needs."""
+    """The base of the thread that runs a member; its subclasses add what a consumer or a Spark query needs."""
 
     def __init__(
         self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
@@ -273,10 +276,12 @@ class MemberThread(ABC):
         self._link.start()
 
     def _connected(self, process: str) -> Waiting | None:
-        """Read the sinks before the member registers: the control plane compares them with the region's topic.
+        """Read the last checkpoint of each sink, and let the member register with these ids.
+
+        The control plane compares them with the region's metadata topic.
 
         Returns:
-            What the member waits for, in place of registering: a sink, which does not answer now.
+            A report to send in place of registering, if a sink does not answer now; else None.
         """
         machine, shown = self.machine, dict[str, int]()
         for place, publisher in self._publishers.items():
@@ -294,7 +299,7 @@ class MemberThread(ABC):
         return None
 
     def _end_with_error(self, error: BaseException) -> None:
-        """End with an error that another connection would not repair."""
+        """End the member with an error that another connection would not repair."""
         self._error = error
         self.abandon()
 
@@ -308,12 +313,12 @@ class MemberThread(ABC):
         self.wake()
 
     def abandon(self) -> None:
-        """End without leaving the region."""
+        """End the member's thread without asking the region for leave."""
         self._over = True
         self.wake()
 
     def discard(self) -> None:
-        """End a member that was never started."""
+        """Close the consumer of a member whose thread was never started."""
         self._consumer.close()
 
     def wake(self) -> None:
@@ -322,14 +327,14 @@ class MemberThread(ABC):
         self._consumer.wakeup()
 
     def _published(self, place: str, sequence: int, cause: str) -> None:
-        """Report to the machine that a sequence is published to a sink, or why it is not yet."""
+        """Post the outcome of an attempt to publish a checkpoint to a sink; an empty cause: it succeeded."""
         self.post(events.PublishEnded(sequence, cause, place))
 
     # -- what depends on the kind of member
 
     @abstractmethod
     def _work(self) -> None:
-        """Run one iteration of the member's thread: do what is due and poll once, for a second at most."""
+        """Run the part of an iteration that depends on the kind of member; it may block for a second at most."""
 
     @abstractmethod
     def _thread_ended(self, error: BaseException | None) -> None:
@@ -341,11 +346,11 @@ class MemberThread(ABC):
 
     @abstractmethod
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        """Read a partition from this position on; the member still owns it."""
+        """Start reading a partition, still assigned to the member, at this position."""
 
     @abstractmethod
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
-        """Stop reading these partitions."""
+        """Stop reading these partitions, and drop what is kept of them."""
 
     @abstractmethod
     def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
@@ -442,10 +447,11 @@ class MemberThread(ABC):
         self._step(events.StartsLookedUp(asked.number, found, topics))
 
     def _commit_deferred(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
-        """Commit the merged offsets to the group after a reset, as soon as the group accepts them.
+        """After a reset, commit the positions to which it went back, as the group's offsets.
 
-        Offsets that the group has already are not committed. Such a commit could arrive late, after that of a later
-        sequence, and set those offsets back.
+        One attempt is made; if it fails, the next checkpoint commits its offsets. Offsets that the group has already
+        are not committed. Such a commit could arrive late, after that of a later checkpoint, and set those offsets
+        back.
 
         Args:
             again: committed whatever the group has, because an earlier commit of them may still be under way.
@@ -512,9 +518,9 @@ class MemberThread(ABC):
             self._consumer.release()
 
     def _give(self, cut: CheckpointAttempt, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
-        """Send the member's contribution to a checkpoint to the control plane: its offsets, staged keys and state.
+        """Hand the member's contribution to a checkpoint to its state machine: offsets, staged keys and state.
 
-        A contribution that fits no record fails it here: after the commit point is too late.
+        If the contribution is too large for one record, the drain fails here: after the commit point is too late.
         """
         try:
             if (size := len(state)) > STATE_BYTES_MAX:
@@ -547,7 +553,7 @@ def _differs(found: OffsetAndMetadata | None, wanted: OffsetAndMetadata) -> bool
 
 
 def partition_of(part: Part) -> TopicPartition:
-    """Return a partition without its topic id."""
+    """Convert a region's partition to Kafka's `TopicPartition`, which has no topic id."""
     return TopicPartition(part.topic, part.partition)
 
 

@@ -17,11 +17,11 @@ CLOSE_S = 30.0
 
 
 class Publisher:
-    """The thread that publishes sequences to one sink of a member; a new order replaces the previous one.
+    """The thread that publishes complete checkpoints to one sink of a member; a new order replaces the previous one.
 
     Attributes:
         refused: Whether the last attempt failed with an error that waiting does not end. It is repeated all the same,
-            because the sequence is committed.
+            because the checkpoint is committed.
     """
 
     def __init__(self, sink: Sink, name: str) -> None:
@@ -35,27 +35,29 @@ class Publisher:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
 
-    def start(self, ended: Callable[[int, str], None], failed: Callable[[BaseException], None]) -> None:
+    def start(
+        self, on_attempt_ended: Callable[[int, str], None], on_thread_failed: Callable[[BaseException], None]
+    ) -> None:
         """Start the thread.
 
-        After each attempt it calls `ended(sequence, cause)`; an empty cause means success. `failed` gets the error that
-        ends the thread.
+        After each attempt it calls `on_attempt_ended(checkpoint id, cause)`; an empty cause means success.
+        `on_thread_failed` gets the error that ends the thread.
         """
-        self._ended, self._failed = ended, failed
+        self._ended, self._failed = on_attempt_ended, on_thread_failed
         self._thread.start()
 
-    def order_publication(self, wanted: PublishKeys) -> None:
-        """Order the thread to publish a sequence's staged rows, in place of an earlier order."""
+    def order_publication(self, order: PublishKeys) -> None:
+        """Order the thread to publish a checkpoint's staged rows, in place of an earlier order."""
         with self._lock:
-            self._wanted = wanted
+            self._wanted = order
             self._lock.notify_all()
 
     def shown(self) -> int:
-        """Return the last sequence that the sink shows."""
+        """Return the id of the last checkpoint that is published in the sink."""
         return self._sink.published()
 
     def close(self) -> None:
-        """Finish the running attempt, unless that takes too long; another member takes over."""
+        """Stop the thread after its running attempt, waiting at most 30 s; another member publishes the rest."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()

@@ -34,7 +34,7 @@ class MemberSettings(ConsumerSettings, total=False):
             committed offset: as `auto_offset_reset` says, by default the beginning), a time in ms since the epoch, or
             `after(table)`, behind what a table has.
         on_rebalance: 'reset': a member that must give up partitions it has read from resets the whole region.
-            'checkpoint': it keeps them until a sequence is complete.
+            'checkpoint': it keeps them until a checkpoint is complete.
         every_records: request a checkpoint after this many records; the region's `checkpoint_every` may be None then.
         queue_max_bytes: limit on records that are fetched and not processed yet, in addition to the limit on their
             number (the records of 100 polls). By default 128 MiB, as much as the consumer itself buffers
@@ -51,10 +51,10 @@ class MemberSettings(ConsumerSettings, total=False):
         keyed_state: where the member saves a keyed state for each partition, which moves with the partition. All
             members of the group have the same place. `RegionConsumer.partition_state` has the states.
         on_drain: called when all submitted records are committed.
-        on_checkpoint: returns the application's state for a sequence, at most 512 KiB.
-        on_reset: restores the state that `on_checkpoint` returned for that sequence; None: no state, or the initial
-            state (sequence 0).
-        on_retire: called when no reset can return to this sequence, or an earlier one.
+        on_checkpoint: returns the application's state for a checkpoint, by its id; at most 512 KiB.
+        on_reset: restores the state that `on_checkpoint` returned for that checkpoint; None: no state, or the initial
+            state (id 0).
+        on_retire: called when no reset can return to this checkpoint, or an earlier one.
     """
 
     start: str | int | AfterSnapshot
@@ -74,7 +74,7 @@ class MemberSettings(ConsumerSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:
-    """The options of `MemberSettings` that the region handles itself."""
+    """The options of `MemberSettings` that the region handles; the others are settings of the Kafka consumer."""
 
     start: str | int | AfterSnapshot = "committed"
     auto_offset_reset: str = "earliest"
@@ -93,7 +93,7 @@ class RegionOptions:
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether the application has checkpointed state, which an abandoned table may have changed already."""
+        """Return whether the member has state in checkpoints: an abandoned table may have changed it already."""
         return self.on_checkpoint is not _no_state or self.keyed_state is not None
 
 
@@ -124,6 +124,8 @@ class MemberConfig:
     """The subscription of a member, and where it starts to read.
 
     Attributes:
+        topics, pattern: the topics, or the regular expression, to subscribe to.
+        start: the start position of partitions that the region has never read.
         fail_on_data_loss: stop the region when the log no longer has a needed offset.
         states: the keyed states of its partitions; None: it keeps none.
     """
@@ -140,9 +142,10 @@ class MemberMetrics:
     """The metrics of a member. Times are in ms; -1: not measured yet. Source: spec 5.13.
 
     Attributes:
-        waits_for_its_place: why its sink does not answer a member that has connected; the member waits for it.
-        waits_to_stage: why its sink accepts nothing at the moment.
-        dead_letters: rows in complete sequences that its sink refused.
+        sequences: the number of complete checkpoints that it heard of.
+        waits_for_its_place: why the member can't register, because its sink does not answer; empty: it can.
+        waits_to_stage: why its sink accepts no rows at the moment; empty: it accepts them.
+        dead_letters: rows in complete checkpoints that its sink refused.
     """
 
     partitions: int = 0
@@ -157,5 +160,5 @@ class MemberMetrics:
 
     @property
     def waits_for(self) -> str:
-        """The reason why the member's sink accepts no rows at the moment; empty when it accepts rows."""
+        """The reason why the member's sink does not answer or accepts no rows now; empty: it accepts rows."""
         return self.waits_for_its_place or self.waits_to_stage

@@ -25,7 +25,7 @@ are 0.15 s of rows. Below that the files of a checkpoint become many, and the me
 
 
 def sink_wait(name: str) -> RetryWait:
-    """Return the retry state with which a member, or a Spark task, waits for an unavailable sink."""
+    """Return the backoff and log throttle with which a member, or a Spark task, waits for an unavailable sink."""
     return RetryWait(
         f"[member {name}] the sink accepts nothing at the moment, retrying",
         f"[member {name}] the sink accepts rows again",
@@ -33,9 +33,9 @@ def sink_wait(name: str) -> RetryWait:
 
 
 def _give_memory_back() -> None:
-    """Give memory back to the operating system that allocators retain after a unit was staged.
+    """Return memory to the operating system that allocators keep after a batch of rows was staged.
 
-    Freed columns leave holes between those of the next unit, and the encoder's buffers stay with the allocator.
+    Freed columns leave holes between those of the next batch, and the encoder's buffers stay with the allocator.
     Arrow's system pool asks the C library for its part.
     """
     pa.default_memory_pool().release_unused()
@@ -43,7 +43,10 @@ def _give_memory_back() -> None:
 
 
 class _Units:
-    """The rows of one member for one sink, staged unit by unit. `Stager` lets one thread in at a time."""
+    """The rows of one member for one sink, staged in units: batches that have a key each.
+
+    `Stager` lets one thread in at a time.
+    """
 
     def __init__(self, sink: Sink, region_id: UUID, name: str, unit_bytes: int) -> None:
         self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
@@ -59,7 +62,7 @@ class _Units:
         self._epoch, self._small = epoch, 0
 
     def make_room(self) -> None:
-        """Stage the collected rows if they have reached the size of a unit."""
+        """Stage the collected rows if they have reached the size of a unit (`unit_bytes`)."""
         if self.bytes >= self._unit_bytes:
             self.stage_rest()
 
@@ -87,9 +90,9 @@ class _Units:
         self.bytes = sum(table.nbytes for table in self.tables)
 
     def stage_units(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
-        """Stage the collected rows; with a schema, stage an empty table if nothing is staged since the last sequence.
+        """Stage the collected rows; with a schema, stage an empty table if no key would be returned.
 
-        Return all keys that no complete sequence covers yet.
+        Return the keys of all units that no complete checkpoint covers yet.
         """
         if self.tables or (schema is not None and not self.staged):
             self._stage(self.tables, schema)
@@ -99,18 +102,18 @@ class _Units:
         return tuple(key for key, _ in self.staged)
 
     def forget_contribution(self) -> int:
-        """Forget the keys that `stage_units` returned: their sequence is complete. Return the number of their rows."""
+        """Forget the keys that `stage_units` returned, as their checkpoint is complete; return their number of rows."""
         rows = self.contributed_rows()
         self._settled_keys = max(0, self._settled_keys - self._given)
         self.staged, self._given = self.staged[self._given :], 0
         return rows
 
     def contributed_rows(self) -> int:
-        """Return the number of rows that `stage_units` has contributed to a sequence which is not complete yet."""
+        """Return the number of rows that `stage_units` has contributed to a checkpoint which is not complete yet."""
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:
-        """Stage the rows of finished tables, and those of the current table under a separate key."""
+        """Stage the rows of finished tables, and those of the current table under another key, which can be dropped."""
         settled, unsettled = self.tables[: self._settled_tables], self.tables[self._settled_tables :]
         if settled:
             self._stage(settled)
@@ -135,7 +138,7 @@ class _Units:
 
 
 class Stager:
-    """The collector of a member's rows, which it stages in the sink; application and event thread use it in turn."""
+    """The collector of the rows that a member submits; it stages them in the sink. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -153,8 +156,8 @@ class Stager:
             sink: the sink of the rows; None: submitted rows are discarded.
             region_id: the region's id.
             name: the member's name.
-            unit_bytes: stage a unit when it has reached this size.
-            letters: the dead-letter sink, which has checked its schema.
+            unit_bytes: stage the collected rows, under one key, when they have reached this size.
+            letters: the dead-letter sink, if there is one; it has accepted the schema of dead letters already.
             divides: turn rows that the sink refuses into dead letters; otherwise refuse their whole table.
         """
         self._sink, self._name, self._letters_sink, self._divides = sink, name, letters, divides
@@ -167,7 +170,7 @@ class Stager:
         self.rows = 0
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch, in which nothing is staged yet; discard what was staged before."""
+        """Begin an epoch, as after each start and reset: forget the rows and keys of the epoch before."""
         with self._lock:
             for units in self._units:
                 units.begin(epoch)
@@ -215,7 +218,7 @@ class Stager:
                 self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
             self._add_table(good)  # after the dead letters nothing can fail
 
-    def add_dead_letters(self, letters: pa.Table) -> None:
+    def add_dead_letters(self, dead_letters: pa.Table) -> None:
         """Collect dead letters for their sink.
 
         Raises:
@@ -223,7 +226,7 @@ class Stager:
             InvalidInputError: the member has no dead-letter sink.
         """
         with self._lock:
-            self._add_dead_letters(letters)
+            self._add_dead_letters(dead_letters)
 
     def _add_dead_letters(self, letters: pa.Table) -> None:
         if self._letters is None or self._letters_sink is None:
@@ -243,21 +246,21 @@ class Stager:
         self.rows += table.num_rows
 
     def settle(self) -> None:
-        """Mark all rows so far as made from finished tables."""
+        """Mark the table in progress as finished, so that `drop_unsettled` keeps its rows."""
         with self._lock:
             for units in self._units:
                 units.settle()
 
     def drop_unsettled(self) -> None:
-        """Drop the rows of an abandoned table; no sequence names what was staged of them."""
+        """Drop the rows of a table that the application abandoned; staged ones are never published."""
         with self._lock:
             for units in self._units:
                 units.drop_unsettled()
 
     def stage_rest(self) -> tuple[StagedKey, ...]:
-        """Stage all collected rows, and return every key staged since this member's last complete contribution.
+        """Stage all collected rows, and return the keys of all rows staged since the last complete contribution.
 
-        An empty table is staged too: lost output must not look like no output.
+        If there are none, an empty table is staged once a schema is known: lost output must not look like no output.
 
         Raises:
             OSError, RetriableError: the sink accepts nothing at the moment; no row is lost.
@@ -266,7 +269,9 @@ class Stager:
             return () if self._rows is None else self._rows.stage_units(self._schema)
 
     def stage_dead_letters(self) -> tuple[tuple[StagedKey, ...], int]:
-        """Stage the remaining dead letters, and return their keys and number. Without dead letters nothing is staged.
+        """Stage the collected dead letters, and return their keys and their number.
+
+        Both cover all dead letters since the last complete contribution. Without dead letters nothing is staged.
 
         Raises:
             OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row is lost.
@@ -279,7 +284,7 @@ class Stager:
             )
 
     def forget_contribution(self) -> int:
-        """Forget the keys of the last contribution, as its sequence is complete; return its number of dead letters."""
+        """Forget the last contribution's keys, as its checkpoint is complete; return its number of dead letters."""
         with self._lock:
             if self._rows is not None:
                 self._rows.forget_contribution()

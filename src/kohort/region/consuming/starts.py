@@ -15,7 +15,7 @@ from kohort.region.records import Part, Position
 
 
 class StartAt(Enum):
-    """The kind of a region's start position."""
+    """The kinds of start positions, for partitions that the region has never read."""
 
     BEGINNING = "beginning"
     END = "end"
@@ -26,9 +26,10 @@ class StartAt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start position of a region.
+    """The start position of partitions that the region has never read.
 
     Attributes:
+        at: the kind of position.
         time_ms: for TIME, ms since the epoch.
         otherwise: for COMMITTED, the start where no offset is committed.
         offsets: for AFTER, the next offset of each partition that the snapshot has.
@@ -40,41 +41,49 @@ class Start:
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def start_of(given: str | int | AfterSnapshot, otherwise: str) -> Start:
-    """Return the start position that an application has set.
+def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start:
+    """Return the start position for the option `start` of `Region.consumer`.
 
     Args:
-        given: 'beginning', 'end', 'committed', ms since the epoch, or what `after` returns.
-        otherwise: `auto_offset_reset`: earliest or latest.
+        option: 'beginning', 'end', 'committed', ms since the epoch, or what `after` returns.
+        auto_offset_reset: earliest or latest, for partitions without a committed offset.
 
     Raises:
         InvalidInputError: the value is an offset, or no valid start position.
     """
-    after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
-    if isinstance(given, AfterSnapshot):
-        return Start(StartAt.AFTER, offsets=given.offsets)
-    if isinstance(given, int) and given >= 10**11:
-        return Start(StartAt.TIME, given)
+    after = StartAt.END if auto_offset_reset == "latest" else StartAt.BEGINNING
+    if isinstance(option, AfterSnapshot):
+        return Start(StartAt.AFTER, offsets=option.offsets)
+    if isinstance(option, int) and option >= 10**11:
+        return Start(StartAt.TIME, option)
     names = {kind.value: kind for kind in StartAt if kind not in (StartAt.TIME, StartAt.AFTER)}
-    if given in names:
-        return Start(names[str(given)], otherwise=after)
+    if option in names:
+        return Start(names[str(option)], otherwise=after)
     raise InvalidInputError(
-        f"start={given!r}: say 'beginning', 'end', 'committed', a time in ms since the epoch, or after(table); "
+        f"start={option!r}: say 'beginning', 'end', 'committed', a time in ms since the epoch, or after(table); "
         "an offset belongs to one partition, and which partitions a member reads is its group's choice"
     )
 
 
-def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tuple[Part, ...]) -> tuple[Position, ...]:
-    """Look up start offsets: of `first` by the start position; of `added`, later partitions, the earliest offset.
+def look_up(
+    consumer: Consumer, start: Start, at_start_position: tuple[Part, ...], at_earliest: tuple[Part, ...]
+) -> tuple[Position, ...]:
+    """Look up the start offsets of partitions that the region has never read.
+
+    Args:
+        consumer: asks the brokers.
+        start: the region's start position.
+        at_start_position: partitions that begin there.
+        at_earliest: partitions created after their group began to read, which begin at their earliest offset.
 
     Raises:
         KafkaError: the offsets can't be looked up now.
     """
-    by_partition = {TopicPartition(part.topic, part.partition): part for part in (*first, *added)}
-    wanted = [TopicPartition(part.topic, part.partition) for part in first]
+    by_partition = {TopicPartition(part.topic, part.partition): part for part in (*at_start_position, *at_earliest)}
+    wanted = [TopicPartition(part.topic, part.partition) for part in at_start_position]
     found = _find_offsets(consumer, start, wanted) if wanted else {}
-    if added:
-        begin = consumer.beginning_offsets([TopicPartition(part.topic, part.partition) for part in added])
+    if at_earliest:
+        begin = consumer.beginning_offsets([TopicPartition(part.topic, part.partition) for part in at_earliest])
         found.update({part: OffsetAndMetadata(offset) for part, offset in begin.items()})
     return tuple(
         Position(part.group, part.topic, part.topic_id, part.partition, found[at].offset, found[at].leader_epoch)
@@ -105,7 +114,7 @@ def _find_offsets(
 def _after_snapshot(
     consumer: Consumer, offsets: Mapping[TopicPartition, int], wanted: list[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return where a snapshot ends; partitions that were added to its topics later are read from their beginning.
+    """Return the offsets at which a snapshot ends; partitions added to its topics since begin at their earliest offset.
 
     Raises:
         OffsetError: the snapshot has nothing of a topic, or the log does not have the offset.

@@ -40,7 +40,10 @@ class RetryWait:
         return cause
 
     def end_wait(self, *, works: bool = True) -> bool:
-        """Reset failures and backoff; return whether there were failures. `works`: the operation has succeeded."""
+        """Reset failures and backoff; return whether there were failures.
+
+        `works` is whether the operation has succeeded, rather than been given up.
+        """
         if self.failures and works and self._works:
             log.info("%s: the operation succeeded after %s failures", self._works, self.failures)
         failed, self.failures, self.again_s = bool(self.failures), 0, 0.0

@@ -33,7 +33,7 @@ def merged_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class FetchedTable:
-    """One table of records that were fetched together.
+    """A table of records between the consumer and the application, with the offsets at which it ends.
 
     Attributes:
         ends: the next offset of each partition in it.
@@ -53,11 +53,12 @@ class RecordQueue:
 
     Attributes:
         bytes: the size of the queued records, as Arrow counts it.
-        dirty: a table was abandoned, and nothing since the last complete sequence can be contributed.
+        dirty: submitted rows or the application's state may have part of an abandoned table. The member can't
+            contribute to a checkpoint before a reset.
     """
 
     def __init__(self, most: int, at_once: int, bytes_max: int = QUEUE_MAX_BYTES) -> None:
-        """Create a closed queue.
+        """Create a closed queue, which gives out no table until `open`.
 
         Args:
             most: the maximum number of queued records.
@@ -78,14 +79,16 @@ class RecordQueue:
         self.submitted = 0
         self.dirty = False
 
-    def on_change(self, changed: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """Set the callback for when the application's thread has taken or finished a table."""
-        self._changed = changed
+        self._changed = callback
 
     # -- the application's thread
 
     def take(self) -> FetchedTable | None:
-        """Return the next table; the one taken before counts as submitted. Return None when the member has ended.
+        """Wait for the next table and return it; return None when the member has ended.
+
+        The table taken before counts as submitted.
 
         Raises:
             BaseException: the error with which the member has ended.
@@ -128,7 +131,10 @@ class RecordQueue:
         return FetchedTable(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
 
     def finish(self) -> None:
-        """Count the table that was taken as submitted, and advance the read positions to its end offsets."""
+        """Count the table in progress as submitted, and advance the next offsets of its partitions.
+
+        A table that a reset has discarded does not count.
+        """
         with self._lock:
             piece, self._busy = self._busy, None
             if piece is None:
@@ -140,7 +146,7 @@ class RecordQueue:
         self._changed()
 
     def put_back(self, *, dirty: bool) -> None:
-        """Put an abandoned table back; it is taken again.
+        """Put a table that the application abandoned back at the head of the queue, unless a reset has discarded it.
 
         Args:
             dirty: submitted rows, or the application's state, may contain part of the table.
@@ -176,13 +182,13 @@ class RecordQueue:
         return self._error
 
     def wait_void(self, timeout_s: float) -> None:
-        """Wait until submitted rows are discarded, by a reset or the member's end, or the timeout has passed."""
+        """Wait until a reset or the member's end discards submitted rows, or the timeout has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.discards_rows, timeout_s)
 
     @property
     def discards_rows(self) -> bool:
-        """Whether submitted rows are discarded, because the region has reset since their table was taken."""
+        """Whether submitted rows are discarded: no table is in progress, it was reset, or the member has ended."""
         return self._busy is None or self._void or self._ended
 
     # -- the event thread
@@ -202,14 +208,14 @@ class RecordQueue:
         """Return whether no table is in progress."""
         return self._busy is None
 
-    def put(self, piece: FetchedTable) -> None:
+    def put(self, fetched: FetchedTable) -> None:
         """Queue fetched records for the application."""
         with self._lock:
             before = min(self._small, len(self._queue))
-            self._queue.append(piece)
-            self._records += piece.table.num_rows
-            self.bytes += piece.bytes
-            self._small = before + 1 if piece.bytes < SMALL_TABLE_BYTES else 0
+            self._queue.append(fetched)
+            self._records += fetched.table.num_rows
+            self.bytes += fetched.bytes
+            self._small = before + 1 if fetched.bytes < SMALL_TABLE_BYTES else 0
             if self._small >= SMALL_TABLES:
                 self._merge_small()
             self._lock.notify_all()
@@ -226,11 +232,11 @@ class RecordQueue:
         self._small = int(self._queue[-1].bytes < SMALL_TABLE_BYTES)
 
     def room(self) -> int:
-        """Return for how many records there is room; 0 when their size has reached the limit."""
+        """Return how many more records the queue takes; 0 when their number or size has reached the limit."""
         return max(0, self.most - self._records) if self.bytes < self.bytes_max else 0
 
     def queued(self, part: Part) -> bool:
-        """Return whether records of a partition are queued or in progress."""
+        """Return whether the queue or the table in progress has records of a partition."""
         with self._lock:
             return any(part in piece.ends for piece in self._all())
 
@@ -238,7 +244,7 @@ class RecordQueue:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
     def discard_all(self) -> None:
-        """Discard all queued records, and the table that the application is processing."""
+        """Discard all queued records, and the rows of the table that the application is processing."""
         with self._lock:
             self._queue.clear()
             self._records, self.bytes, self._void = 0, 0, True
@@ -267,7 +273,7 @@ class RecordQueue:
             return dict(self._next)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the queue, even with tables in it; `take` then raises the error or returns None."""
+        """End the queue for good, even with tables in it: `take` raises the error, or returns None without one."""
         with self._lock:
             if not self._ended:
                 self._ended, self._error, self._open = True, error, False

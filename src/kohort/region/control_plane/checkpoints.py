@@ -76,7 +76,7 @@ KEPT = 2
 
 
 class Checkpoints:
-    """The machine of checkpoints: it begins, restarts, commits and publishes them."""
+    """The part of the control plane that begins, restarts, commits and publishes checkpoints."""
 
     def __init__(self, plane: Plane, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
@@ -84,20 +84,20 @@ class Checkpoints:
     # -- beginning a checkpoint
 
     def schedule(self) -> None:
-        """Schedule the next periodic checkpoint."""
+        """Set the time of the next periodic checkpoint; do nothing if checkpoints are made on request only."""
         plane = self.plane
         if plane.config.checkpoint_every_ms is not None:
             plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
     def want_if_due(self) -> None:
-        """Request a checkpoint if the next periodic one is due."""
+        """Request a checkpoint if the time of the next periodic one has come."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
             del plane.due["checkpoint"]
             self.want()
 
     def on_request(self, event: MessageReceived) -> None:
-        """Handle a request for a checkpoint by an operator, or by a member that counts records or lost partitions."""
+        """Handle a request for a checkpoint: an operator's, an application's, or one to give partitions up."""
         assert isinstance(event.report, AskCheckpoint | Holding)
         self.want()
 
@@ -135,13 +135,16 @@ class Checkpoints:
             plane.members[name].phase = MemberPhase.READING
             plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
 
-    def begin_again(self, why: str) -> None:
-        """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
+    def begin_again(self, reason: str) -> None:
+        """Restart the checkpoint in progress with a new attempt: contributions are invalid, but no data is lost.
+
+        Members that are drained stay so. If no participant is left, the checkpoint is abandoned.
+        """
         plane = self.plane
         ongoing = plane.ongoing
         if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or ongoing is None:
             return
-        plane.log(LogLevel.INFO, f"region {plane.region}: {ongoing.cut} restarts: {why}")
+        plane.log(LogLevel.INFO, f"region {plane.region}: {ongoing.cut} restarts: {reason}")
         checkpoint_participants = plane.checkpoint_participants()
         names = tuple(name for name in ongoing.names if name in checkpoint_participants)
         if names:
@@ -153,7 +156,10 @@ class Checkpoints:
             self.schedule()
 
     def fail_if_overdue(self) -> None:
-        """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
+        """Reset the region if a member does not drain, contribute or report its generation before the deadline.
+
+        If all late members wait for their sinks, set a new deadline instead.
+        """
         plane = self.plane
         ongoing = plane.ongoing
         if ongoing is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
@@ -169,10 +175,7 @@ class Checkpoints:
         )
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
-        """Return whether an overdue checkpoint keeps waiting for late members, although the deadline calls for a reset.
-
-        The sinks of all late members are unavailable, which no reset repairs.
-        """
+        """Return whether every late member waits for an unavailable sink, which no reset repairs."""
         return bool(late) and all(self.plane.members[name].waits_for for name in late if name in self.plane.members)
 
     # -- contributions
@@ -185,7 +188,10 @@ class Checkpoints:
         return member
 
     def drained(self, event: MessageReceived) -> None:
-        """Handle a drained member; when all are drained, let them save their state."""
+        """Handle the report that a member is drained: it has finished its table and committed.
+
+        After the last one, order all members to save their state.
+        """
         plane = self.plane
         report, ongoing = event.report, plane.ongoing
         assert isinstance(report, Drained)
@@ -199,7 +205,7 @@ class Checkpoints:
                 plane.send(plane.members[name], Checkpoint(plane.term, ongoing.cut, ongoing.names))
 
     def drain_failed(self, event: MessageReceived) -> None:
-        """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
+        """Reset the region, because a member can't drain: an offset can't be committed, or a state can't be saved."""
         report = event.report
         assert isinstance(report, DrainFailed)
         member = self._sender_in_checkpoint(event, report.cut)
@@ -209,7 +215,10 @@ class Checkpoints:
             )
 
     def contributed(self, event: MessageReceived) -> None:
-        """Handle a contribution; commit when all members have contributed."""
+        """Check and keep a member's contribution; commit when all members have contributed.
+
+        An invalid contribution resets the region.
+        """
         report, ongoing = event.report, self.plane.ongoing
         assert isinstance(report, Contributed)
         member = self._sender_in_checkpoint(event, report.cut)
@@ -226,7 +235,7 @@ class Checkpoints:
         self.commit_if_whole()
 
     def _wrong(self, ongoing: OngoingCheckpoint, member: RegisteredMember, given: Contribution) -> str:
-        """Return why a contribution is invalid: gaps, repeated offsets, two owners, another epoch; empty: valid."""
+        """Return why a contribution is invalid, such as a gap or a partition of another member; empty: it is valid."""
         meant = (given.member, given.term, given.epoch, given.sequence, given.group)
         if meant != (member.name, self.plane.term, member.epoch, ongoing.cut.sequence, member.group):
             return f"as of another time: {meant}"
@@ -255,7 +264,7 @@ class Checkpoints:
         return ""
 
     def invalidate_contribution(self, name: str, parts: Iterable[Part]) -> None:
-        """Invalidate a member's contribution if the member has released partitions of it."""
+        """Restart the checkpoint if a member has released partitions that it had contributed."""
         ongoing = self.plane.ongoing
         given = None if ongoing is None else ongoing.contributions.get(name)
         if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
@@ -264,7 +273,7 @@ class Checkpoints:
     # -- the commit point
 
     def commit_if_whole(self) -> None:
-        """Commit the checkpoint if all members have contributed and the previous sequence is published in all sinks."""
+        """Commit the checkpoint if all members have contributed and the previous one is published in all sinks."""
         plane = self.plane
         ongoing = plane.ongoing
         if plane.state is not RegionState.CHECKPOINTING or ongoing is None:
@@ -322,7 +331,11 @@ class Checkpoints:
         self.plane.effects.append(Commit(ongoing.cut, ongoing.manifest, given, offsets))
 
     def commit_ended(self, event: CommitEnded) -> None:
-        """Handle the outcome of a commit: the sequence is complete, or nothing of it was written."""
+        """Handle the outcome of a commit: the checkpoint is complete, or offsets were refused and nothing was written.
+
+        A member whose offsets were refused is asked for its new generation. If it is gone from its group, the region
+        resets.
+        """
         plane = self.plane
         ongoing = plane.ongoing
         if ongoing is None or ongoing.cut != event.cut:
@@ -345,7 +358,10 @@ class Checkpoints:
                 plane.send(member, Identify(plane.term, ongoing.cut))
 
     def ended_when_stopped(self, event: CommitEnded) -> None:
-        """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
+        """Handle the outcome of a commit that was pending when the region stopped.
+
+        If it succeeded, the region continues from this checkpoint when it is resumed.
+        """
         ongoing = self.plane.ongoing
         if ongoing is None or ongoing.cut != event.cut:
             return
@@ -355,9 +371,9 @@ class Checkpoints:
         self.plane.request(CommitSettled())
 
     def commit_with_new_generation(self, member: RegisteredMember) -> None:
-        """Retry the commit with the new group generation that a refused member reported.
+        """Retry the commit with the new group generation that a refused member has reported.
 
-        The member must still hold all partitions that it contributed.
+        If the member no longer holds all partitions that it contributed, the checkpoint restarts.
         """
         ongoing = self.plane.ongoing
         if ongoing is None or member.name not in ongoing.unidentified:
@@ -377,7 +393,7 @@ class Checkpoints:
             self._commit(ongoing)
 
     def _stands(self, ongoing: OngoingCheckpoint) -> None:
-        """Update the control plane's state after a checkpoint was committed as the last complete sequence."""
+        """Make the checkpoint that was just committed the last complete one in the control plane's state."""
         plane = self.plane
         assert ongoing.manifest is not None
         plane.sequence, plane.ongoing, plane.consecutive = ongoing.cut.sequence, None, 0
@@ -421,7 +437,7 @@ class Checkpoints:
         self.begin_if_ready()
 
     def _log_completed(self, ongoing: OngoingCheckpoint) -> None:
-        """Log each complete sequence; one without records only at debug level."""
+        """Log a complete checkpoint; one without records only at debug level."""
         plane = self.plane
         records = sum(
             span.end - span.begin for contribution in ongoing.contributions.values() for span in contribution.spans
@@ -434,9 +450,10 @@ class Checkpoints:
         )
 
     def _let_leave(self, names: Iterable[str]) -> None:
-        """Release members that have requested to leave.
+        """Unregister members that leave with this checkpoint.
 
-        The only member that can publish a sink's rows stays until it has, with its siblings.
+        If a member is the only one that can still publish to a sink, it stays until it has, with all members of its
+        query.
         """
         plane = self.plane
         going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
@@ -459,7 +476,7 @@ class Checkpoints:
     # -- publication
 
     def published(self, event: MessageReceived) -> None:
-        """Write to the topic that a sink shows the last sequence; any member may have published it."""
+        """Record in the region's metadata topic that a sink shows the last checkpoint, whoever has published it."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
         assert isinstance(report, Published)
@@ -479,10 +496,10 @@ class Checkpoints:
 
         plane.save([shown], continue_after_save)
 
-    def _after_publication(self, place: str) -> None:
-        """Continue after a publication to a sink: members that stayed for it leave, and the next commit may follow."""
+    def _after_publication(self, sink_name: str) -> None:
+        """Let members leave that stayed for a publication, and commit the next checkpoint if it waited for it."""
         plane = self.plane
-        plane.record_published(place)
+        plane.record_published(sink_name)
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
@@ -491,7 +508,7 @@ class Checkpoints:
         self.commit_if_whole()
 
     def publish_failed(self, event: MessageReceived) -> None:
-        """Log a failed publication. The member retries without limit, and the next sequence waits."""
+        """Log a failed publication. The member retries without limit, and the next checkpoint can't commit before."""
         plane = self.plane
         report = event.report
         assert isinstance(report, PublishFailed)
@@ -503,7 +520,10 @@ class Checkpoints:
         )
 
     def waiting(self, event: MessageReceived) -> None:
-        """Keep a checkpoint open while a member's sink does not accept submitted rows."""
+        """Record that a member waits for its sink, or no longer does; an empty cause ends the wait.
+
+        A checkpoint in progress waits with it, and gets a new deadline when the wait ends.
+        """
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
         assert isinstance(report, Waiting)
@@ -521,7 +541,7 @@ class Checkpoints:
                 plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
     def _waits_to_register(self, connection: int, report: Waiting) -> None:
-        """Record a connected member whose sink does not answer: it registers when the sink does."""
+        """Record a connected member that can't register yet, because its sink does not answer."""
         plane = self.plane
         if report.member and connection not in plane.waiting_to_register:
             text = f"waiting for sink {report.sink} before {report.member} can register: {report.cause}"
@@ -530,7 +550,10 @@ class Checkpoints:
             plane.waiting_to_register[connection] = report
 
     def _look_for_lone(self) -> None:
-        """Request descriptions of groups with partitions that no member has held for long: outsiders may read them."""
+        """Request descriptions of groups with partitions that no member has held for several checkpoints.
+
+        Clients outside the region may read these partitions.
+        """
         plane = self.plane
         held = {part for member in plane.members.values() for part in member.handed}
         wanted = {(asked.member, part) for asked in plane.start_requests for part in asked.parts}
@@ -545,7 +568,7 @@ class Checkpoints:
             plane.effects.append(DescribeGroup(group, tuple(part for part in long if part.group == group)))
 
     def group_seen(self, event: GroupSeen) -> None:
-        """Stop the region if a client outside it reads in its groups.
+        """Stop the region if a client outside it reads in one of its groups.
 
         The region lacks the records that this client reads.
         """

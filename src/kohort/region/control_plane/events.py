@@ -11,7 +11,10 @@ from kohort.region.records import Contribution, Fact, Manifest, Part, Position
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message on a connection; its `Register` message has named the member."""
+    """The event that a member or an operator has sent a message.
+
+    An earlier `Register` message on the connection tells which member it is; without one, it is no member.
+    """
 
     connection: int
     report: Report
@@ -19,31 +22,31 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The event that a connection has ended."""
+    """The event that the connection of a member or an operator has ended."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The event that a process has ended for certain, and with it all members in it."""
+    """The event that an operating system process has ended for certain, and with it all members in it."""
 
     process: str
 
 
 @dataclass(frozen=True, slots=True)
 class FactsSaved:
-    """The event that requested facts are committed."""
+    """The event that the records of the `SaveFacts` with this token are committed to the region's metadata topic."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommitEnded:
-    """The event that the outcome of a commit is known.
+    """The event that the outcome of a checkpoint's commit is known.
 
     Attributes:
-        refused: members whose offsets were refused, with the coordinator's reason; empty: all is committed.
+        refused: members whose offsets the group coordinator refused, each with its reason; empty: all is committed.
         gone: those among them that the coordinator does not know any more.
     """
 
@@ -54,7 +57,7 @@ class CommitEnded:
 
 @dataclass(frozen=True, slots=True)
 class Outsider:
-    """A client outside the region that holds partitions in a stable group."""
+    """A client outside the region to which one of the region's groups has assigned partitions."""
 
     group: str
     client_id: str
@@ -64,7 +67,11 @@ class Outsider:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """The coordinator's description of a group."""
+    """The event that a group's coordinator has described it, in answer to `DescribeGroup`.
+
+    Attributes:
+        outsiders: clients outside the region that are assigned partitions; empty: there are none.
+    """
 
     group: str
     outsiders: tuple[Outsider, ...]
@@ -72,7 +79,7 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class MemberStopRequested:
-    """An operator's request that a member leaves with the next complete sequence."""
+    """An operator's request that a member leaves with the next complete checkpoint."""
 
     name: str
 
@@ -84,7 +91,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClockTick:
-    """The event that time has passed."""
+    """The event that time has passed, so that deadlines are checked."""
 
 
 Event = (
@@ -104,7 +111,7 @@ Event = (
 
 
 class ResetCause(Enum):
-    """The cause of a reset."""
+    """The kind of cause for which a region resets; metrics count resets by it."""
 
     ASKED = "a person, or what is behind a member"
     PARTITIONS = "partitions that were read were revoked or lost"
@@ -117,12 +124,14 @@ class ResetCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """A machine's request for a reset, which may wait for the outcome of a commit, or until the region is formed.
+    """The request for a reset of the region. It waits for a pending commit, or until all members have registered.
 
     Attributes:
+        why: the kind of cause, for metrics.
+        cause: the cause, for the log.
         member: the member that is the cause; empty: none.
-        forced: the limit of resets in a row leaves it out.
-        initial: the region returns to its initial state.
+        forced: starts the count of resets in a row again, which stops the region at a limit.
+        initial: the region returns to its initial offsets.
     """
 
     why: ResetCause
@@ -139,7 +148,7 @@ class DeferredResetDue:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """The request to reset the region, whatever it waits for, after a checkpoint of which nothing was written."""
+    """The request for a reset at once, because a checkpoint has failed and nothing of it was written."""
 
     why: ResetCause
     cause: str
@@ -156,39 +165,39 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitSettled:
-    """The notice that the outcome of a commit is known which was pending when the region stopped."""
+    """The notice that a commit which was pending when the region stopped has succeeded or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRuns:
-    """The notice that the region runs: all members have registered or reset."""
+    """The notice that the region runs: all members have registered, or have reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaverWantsCheckpoint:
-    """The request for a checkpoint, because a member wants to leave with one."""
+    """The request for a checkpoint, with which a member can leave the region."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMayBegin:
-    """The request to begin a wanted checkpoint, which may have waited only for a member that is connected now."""
+    """The request to begin a wanted checkpoint, which may have waited only for a member that is ready now."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The event that a member is gone or has its epoch, so that what waited for it may continue."""
+    """The notice that a member is gone, has got its epoch or has published what others waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLost:
-    """The notice that a participant of the present checkpoint is gone."""
+    """The notice that a participant of the checkpoint in progress is gone."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsReleased:
-    """The notice that a member has released partitions, which it may have contributed to the present checkpoint."""
+    """The notice that a member has released partitions; they may be in its contribution to a checkpoint."""
 
     member: str
     parts: tuple[Part, ...]
@@ -196,7 +205,7 @@ class PartitionsReleased:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReported:
-    """The notice that a member has reported the generation of its group under which it works."""
+    """The notice that a member has reported its present generation in its consumer group."""
 
     member: str
 
@@ -231,7 +240,7 @@ class LogLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """A message to the member or operator on this connection."""
+    """An effect: send a message to the member or operator on this connection."""
 
     connection: int
     order: Order | Declined
@@ -239,14 +248,17 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndConnection:
-    """The end of a connection, after its queued messages are sent."""
+    """An effect: close a connection after its queued messages are sent."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveFacts:
-    """A transaction that writes facts, retried until it succeeds or the term ends; `FactsSaved` reports it."""
+    """An effect: write records to the region's metadata topic in one transaction.
+
+    The write is retried until it succeeds or the control plane's term ends. `FactsSaved` with the same token follows.
+    """
 
     token: int
     facts: tuple[Fact, ...]
@@ -254,7 +266,7 @@ class SaveFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemberOffsets:
-    """The offsets committed for one member: those of its own partitions, under its own group membership."""
+    """The offsets to commit for one member: those of its own partitions, under its identity in its group."""
 
     member: str
     group: str
@@ -264,7 +276,10 @@ class MemberOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit point of a checkpoint: one transaction. `CommitEnded` follows only when the outcome is known."""
+    """An effect: commit a checkpoint, with its manifest, contributions and offsets, in one transaction.
+
+    `CommitEnded` follows only when the outcome is known.
+    """
 
     cut: CheckpointAttempt
     manifest: Manifest
@@ -274,7 +289,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class DescribeGroup:
-    """A request to describe a group: somebody may read partitions that no member holds."""
+    """An effect: describe a group, because clients outside the region may read partitions that no member holds."""
 
     group: str
     parts: tuple[Part, ...]
@@ -282,7 +297,7 @@ class DescribeGroup:
 
 @dataclass(frozen=True, slots=True)
 class CheckProcess:
-    """A request to check the process of a disconnected member; `ProcessEnded` follows only if it has ended."""
+    """An effect: check whether the process of a disconnected member still runs; if not, `ProcessEnded` follows."""
 
     process: str
 

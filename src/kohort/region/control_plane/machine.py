@@ -58,7 +58,7 @@ class UnexpectedError(Exception):
 
 
 class RegionMachine:
-    """The state machine of one region's control plane."""
+    """The state machine of one region's control plane: events go in, effects come out, and no I/O is done."""
 
     def __init__(self, known: RegionFacts, config: RegionConfig, now_ms: int) -> None:
         self.plane = Plane(known, config, now_ms)
@@ -80,7 +80,7 @@ class RegionMachine:
         return self.plane.state
 
     def due_ms(self) -> int | None:
-        """Return when the next Tick is due; None: no Tick is needed."""
+        """Return the time of the earliest deadline, when a `ClockTick` is needed; None: there is no deadline."""
         return min(self.plane.due.values(), default=None)
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
@@ -101,7 +101,7 @@ class RegionMachine:
         return effects
 
     def _answer(self, request: Request) -> None:
-        """Pass a request that one of the three machines makes to those that handle it."""
+        """Pass a request of one part of the control plane on to the parts that handle it."""
         match request:
             case ResetRequest():
                 self.recovery.reset(request)
@@ -136,11 +136,11 @@ class RegionMachine:
                 assert_never(request)
 
     def saved(self, event: FactsSaved) -> None:
-        """Run the continuations that waited for facts to be committed to the region's topic."""
+        """Continue what waited for records to be committed to the region's metadata topic."""
         self.plane.saved(event.token)
 
     def check_deadlines(self, event: ClockTick) -> None:
-        """Let each of the three machines check its deadlines."""
+        """Handle the deadlines that have passed, of members, checkpoints and resets."""
         del event
         self.membership.remove_unregistered()
         self.membership.remove_disconnected()

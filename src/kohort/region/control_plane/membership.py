@@ -58,13 +58,17 @@ _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, R
 
 
 class RegionMembers:
-    """The machine of a region's members: they register, reconnect, move, leave and are lost."""
+    """The part of the control plane that registers members, and notices when they reconnect, leave or are lost."""
 
     def __init__(self, plane: Plane, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
 
     def register(self, event: MessageReceived) -> None:
-        """Register a new or returning member. A second member of a name fences the first, unless it has only slept."""
+        """Register a new or returning member.
+
+        A new member fences a registered one of its name. A member that was only paused, and finds its name taken by a
+        newer one, is refused instead.
+        """
         plane, report = self.plane, event.report
         assert isinstance(report, Register)
         plane.waiting_to_register.pop(event.connection, None)
@@ -106,7 +110,10 @@ class RegionMembers:
         plane.offer_publish()
 
     def _is_of_another_history(self, report: Register) -> bool:
-        """Stop the region if a sink disagrees with the region's topic, before anything is published there."""
+        """Stop the region if a sink of the member disagrees with the region's metadata topic; return whether one does.
+
+        This precedes any order to publish there.
+        """
         plane = self.plane
         for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
             found = disagreement_with(plane.region, place, shows, plane.bounds(place))
@@ -117,20 +124,20 @@ class RegionMembers:
         return False
 
     def _inherit(self, member: RegisteredMember) -> None:
-        """Assign unpublished keys that an earlier release left without a sink's name to the first registered sink."""
+        """Give the first member's sink the unpublished keys of an earlier release, which stored no sink's name."""
         plane = self.plane
         if member.sink and SOMEWHERE in plane.unpublished:
             plane.unpublished[member.sink] = plane.unpublished.pop(SOMEWHERE)
             plane.places.add(member.sink)
 
     def _is_refused(self, member: RegisteredMember) -> bool:
-        """Refuse a new member that can't share its group, and return whether it was refused.
+        """Refuse a new member that can't share its consumer group, and return whether it was refused.
 
-        The cause is its state, or that of another member of the group, which does not move with partitions. Another
-        cause is that only some members of the group keep keyed states.
+        Its state, or that of another member of the group, may not move with partitions. Another cause is that only some
+        members of the group keep keyed states.
 
-        The other member may be away while its state waits. A member that was there before and returns with its
-        partitions is never refused.
+        The other member may be absent, if its saved state waits for it. A member that was there before and returns with
+        its partitions is never refused.
         """
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
@@ -175,9 +182,10 @@ class RegionMembers:
         return True
 
     def _owners_of_reserved_state(self, member: RegisteredMember) -> str:
-        """Return the members whose saved state reserves this group, so that no other member may read in it.
+        """Return the names of members whose saved state keeps others out of this member's group; empty: none.
 
-        Only absent members count; of pinned queries, connected members count too.
+        Their state would lack the records that another member reads. Only absent members count; of pinned queries,
+        connected members count too.
         """
         return ", ".join(
             sorted(
@@ -191,9 +199,9 @@ class RegionMembers:
         )
 
     def _refuse_members_that_cannot_share(self) -> None:
-        """Refuse members that can't share a group.
+        """Refuse members that can't share a consumer group, when the region begins to run.
 
-        Earlier members win, then owners of waiting state, then by registration.
+        The member with the higher epoch stays, then the owner of saved state, then the one that registered first.
         """
         newcomers = [
             newcomer
@@ -212,14 +220,17 @@ class RegionMembers:
         self.remove_dead(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
-        """Refuse a member that returns after another took its name; its work since the last sequence is discarded."""
+        """Refuse a paused member whose name a newer one has taken; its work since the last checkpoint is discarded."""
         plane = self.plane
         why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
         plane.send_to(connection, Refused(plane.term, why))
         plane.close(connection)
 
     def _take_on(self, member: RegisteredMember, report: Register) -> None:
-        """Accept a member of an earlier control plane with its partitions, or let it reset alone."""
+        """Accept a member that an earlier control plane knew, with its partitions.
+
+        It resets alone if its epoch or offsets are outdated, or if another member holds its partitions.
+        """
         plane = self.plane
         counts = report.contributed == plane.sequence and plane.contributed_to_last(report.name, report.epoch)
         begins = report.ends if counts else ()
@@ -234,7 +245,7 @@ class RegionMembers:
             member.phase = MemberPhase.GOING_BACK
 
     def refuse_while_stopped(self, event: MessageReceived) -> None:
-        """Refuse a member of a stopped region, with the cause."""
+        """Refuse a member of a stopped region: send it the cause, and close its connection."""
         plane = self.plane
         plane.send_to(
             event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.how_to_resume()}")
@@ -242,7 +253,7 @@ class RegionMembers:
         plane.close(event.connection)
 
     def admit(self, member: RegisteredMember) -> None:
-        """Admit a member to work: in a new epoch if it has just started or must reset alone."""
+        """Let a registered member work: in a new epoch if it has just started or must reset alone."""
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
             plane.send(member, plane.welcome(member))
@@ -267,7 +278,10 @@ class RegionMembers:
         )
 
     def _reconnect(self, member: RegisteredMember, report: Register, connection: int) -> None:
-        """Attach a known member's new connection: send its orders again, and drop its requests: it sends them again."""
+        """Continue with a known member on its new connection, and send it the orders again that it may have missed.
+
+        Its requests for start offsets are dropped, because the member repeats them.
+        """
         plane = self.plane
         if member.connection not in (NOWHERE, connection):
             plane.by_connection.pop(member.connection, None)
@@ -318,9 +332,9 @@ class RegionMembers:
         plane.request(RegionRuns())
 
     def _drop_expected_that_ended(self) -> None:
-        """Stop waiting for members whose process has ended, if others are working.
+        """Reset without waiting longer if all members still waited for have died, and others are working.
 
-        If none is, waiting for all loses nothing: whoever starts them again starts them together.
+        If none works, waiting loses nothing: whoever starts members again starts them together.
         """
         plane = self.plane
         dead = sorted(name for name, process in plane.expected.items() if process in plane.ended)
@@ -329,7 +343,7 @@ class RegionMembers:
             plane.request(ResetRequest(ResetCause.DEAD, f"{', '.join(dead)}: the process has ended"))
 
     def assignment_changed(self, event: MessageReceived) -> None:
-        """Record a member's new generation in its consumer group, and the partitions that it has released."""
+        """Record a member's new identity in its consumer group, and the partitions that it has released."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, AssignmentChanged)
         if member is None:
@@ -343,14 +357,14 @@ class RegionMembers:
         self.starts.serve()
 
     def leave_requested(self, event: MessageReceived) -> None:
-        """Handle a member's request to leave."""
+        """Handle a member's request to leave; the other members of its query leave too."""
         assert isinstance(event.report, Leave)
         member = self.plane.member_on(event.connection)
         if member is not None:
             self._release_member(member)
 
     def stop_member(self, event: MemberStopRequested) -> None:
-        """Handle an operator's request that a member leaves."""
+        """Handle an operator's request that a member leaves, with the other members of its query."""
         plane = self.plane
         member = plane.members.get(event.name)
         if member is None:
@@ -386,7 +400,10 @@ class RegionMembers:
                 self.plane.complete_leave(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
-        """Return whether a leaving member must stay: one of its sinks lacks a sequence that no other can publish."""
+        """Return whether no other connected member can publish what one of this member's sinks still lacks.
+
+        The member must then stay.
+        """
         if member.lost_ms is not None:
             return False
         others = [other for other in self.plane.members.values() if other is not member and other.lost_ms is None]
@@ -437,7 +454,7 @@ class RegionMembers:
             self.run_if_all_registered()
 
     def remove_incomplete_queries(self) -> None:
-        """Remove a query if one of its members has not registered in time and any was given partitions.
+        """Remove a Spark query if not all of its members have registered in time and one was given partitions.
 
         If all its registered members want to leave, they leave.
         """
@@ -461,7 +478,7 @@ class RegionMembers:
                 )
 
     def remove_dead(self, member: RegisteredMember, cause: str) -> None:
-        """Remove a dead member and its siblings: their work since the last sequence is lost."""
+        """Remove a dead member and the other members of its query, and reset the region if they held partitions."""
         plane = self.plane
         those, ongoing = plane.siblings(member), plane.ongoing
         held = any(sibling.handed for sibling in those)

@@ -38,7 +38,7 @@ from kohort.region.states import RegionState
 
 
 class Recovery:
-    """The machine of resets, of a stopped region and of its resumption."""
+    """The part of the control plane that resets the region, stops it, and resumes a stopped one."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
@@ -64,7 +64,7 @@ class Recovery:
         self.reset(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
 
     def _unconfirmed(self, confirms: Emptying | None) -> str:
-        """Return why a reset to the initial state may not delete published rows; empty: it may, or there are none."""
+        """Return why a reset to the initial state must not delete published rows; empty: it may, or there are none."""
         plane = self.plane
         if plane.sequence == 0 and not plane.is_commit_pending():
             return ""
@@ -76,11 +76,14 @@ class Recovery:
         return f"the request does not confirm that {', '.join(sorted(left))} is to be emptied" if left else ""
 
     def _written(self) -> set[str]:
-        """Return all sinks that the region writes to, or has published to since they were last emptied."""
+        """Return the names of all sinks that may have rows of the region, or to which a member writes."""
         return self.plane.places_with_rows().union(*(member.places for member in self.plane.members.values()))
 
     def reset(self, wanted: ResetRequest) -> None:
-        """Begin a reset, or defer it; during one, the next attempt begins at once."""
+        """Begin a reset, or defer it while members register or a commit is pending.
+
+        During a reset, the next attempt begins at once. A stopped region does nothing.
+        """
         if self.plane.state is RegionState.STOPPED:
             return
         if self._waits():
@@ -97,7 +100,7 @@ class Recovery:
             self._begin_reset(wanted)
 
     def fail(self, why: ResetCause, cause: str) -> None:
-        """Begin a reset after a failed checkpoint, of which nothing was written."""
+        """Begin a reset after a failed checkpoint, of which nothing was written; a deferred reset takes precedence."""
         wanted, self.plane.pending = self.plane.pending, None
         self.plane.ongoing = None
         self._begin_reset(wanted or ResetRequest(why, cause))
@@ -147,7 +150,7 @@ class Recovery:
         plane.save(facts, continue_after_save)
 
     def _to_initial(self) -> Manifest:
-        """Return a manifest with all partitions at their initial offsets, and all sinks ever written to empty."""
+        """Return a manifest with all partitions at their initial offsets, and the sinks that are to be emptied."""
         plane = self.plane
         written = self._written()
         places = written if plane.sequence > 0 else set()
@@ -166,7 +169,7 @@ class Recovery:
         )
 
     def _is_initial(self, manifest: Manifest) -> None:
-        """Update the state after the commit of a reset to the initial state: only now are the sinks emptied."""
+        """Continue from the initial state, after the reset to it is committed: only now are the sinks emptied."""
         plane = self.plane
         plane.sequence, plane.empties, plane.made_as = manifest.sequence, manifest.empties, 0
         plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
@@ -176,7 +179,7 @@ class Recovery:
         plane.offer_publish()
 
     def was_reset(self, event: MessageReceived) -> None:
-        """Handle a member that has reset, with all others or alone; ignore an answer to an earlier reset."""
+        """Handle the report of a member that has reset, with all others or alone; ignore one of an earlier reset."""
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)
         assert isinstance(report, WasReset)
@@ -239,7 +242,7 @@ class Recovery:
             self.stop(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
 
     def resume(self, event: ResumeRequested) -> None:
-        """Resume on an operator's request: as after a takeover, but no member is expected."""
+        """Resume the region on an operator's request: members register as after a takeover, but none is waited for."""
         del event
         self.plane.resumes = True
         self.resume_if_settled()

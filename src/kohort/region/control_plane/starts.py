@@ -28,13 +28,13 @@ from kohort.region.states import RegionState
 
 
 class StartOffsets:
-    """The start offsets that members have asked for, and those that are handed out."""
+    """The part of the control plane that hands out partitions to members, each with its start offset."""
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
 
     def ask(self, event: MessageReceived) -> None:
-        """Handle a member's request for the start offsets of assigned partitions."""
+        """Handle a member's request for the start offsets of partitions that its group has assigned to it."""
         report, member = event.report, self.plane.member_on(event.connection)
         assert isinstance(report, AskStarts)
         if member is not None and report.parts:
@@ -51,10 +51,10 @@ class StartOffsets:
         self.plane.start_requests = [request for request in self.plane.start_requests if request.parts]
 
     def serve(self) -> None:
-        """Assign the requested partitions that no other member holds, and whose start offset no other looks up.
+        """Hand out the requested partitions that no other member holds, or looks up the start offset of.
 
-        That happens only while the region runs. A member contributes every partition that it was given, so no start
-        may come between its contribution and the sequence.
+        Only a running region does this. During a checkpoint, a member has to contribute every partition that it was
+        given.
         """
         plane = self.plane
         if plane.state is not RegionState.RUNNING:
@@ -86,15 +86,15 @@ class StartOffsets:
         plane.send(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
     def _came_later(self, part: Part) -> bool:
-        """Return whether a partition was created after its group began to read, in an old topic or with a new one."""
+        """Return whether a partition was created after its group began to read: it begins at its earliest offset."""
         if any((before.group, before.topic) == (part.group, part.topic) for before in self.plane.initial):
             return True
         return part.group in self.plane.began and part.topic not in self.plane.began[part.group]
 
     def looked(self, event: MessageReceived) -> None:
-        """Write the start offsets that a member has looked up to the region's topic.
+        """Write the start offsets that a member has looked up to the region's metadata topic.
 
-        They are in the topic before a record of them is handed out.
+        The partitions are handed out only after that.
         """
         plane = self.plane
         report, member = event.report, plane.member_on(event.connection)

@@ -44,7 +44,7 @@ from kohort.region.states import RegionState
 
 @dataclass(frozen=True, slots=True)
 class RegionConfig:
-    """The settings of a control plane.
+    """The settings of a control plane. Times are in ms.
 
     Attributes:
         checkpoint_every_ms: interval between two checkpoints; None: only members or operators request them.
@@ -52,9 +52,9 @@ class RegionConfig:
         drain_ms: time for a checkpoint from its beginning until all have contributed: a member's longest batch, with a
             margin. Below `max.poll.interval.ms`, so that a checkpoint ends before the group removes the member.
         reset_ms: time for one attempt at a reset.
-        resets_most: number of resets in a row that stops the region; forced ones and those before a complete sequence
-            don't count.
-        lone_sequences: after this many sequences in which no member held a partition, its group is described.
+        resets_most: the region stops at this number of resets in a row without a complete checkpoint between; a forced
+            one starts the count again.
+        lone_sequences: after this many checkpoints in which no member held a partition, its group is described.
     """
 
     checkpoint_every_ms: int | None = 5_000
@@ -74,7 +74,7 @@ WAITS = "waits for its sink before it registers"
 
 
 class MemberPhase(Enum):
-    """A member's phase in the present checkpoint or reset, by the reports that the control plane has received."""
+    """A member's progress in the present checkpoint or reset, as its reports tell the control plane."""
 
     READING = "it reads, or may"
     DRAINED = "drained for the present cut"
@@ -108,12 +108,14 @@ class RegisteredMember:
     """A registered member.
 
     Attributes:
-        handed: offset where its next contribution begins, for each partition that it was given and has not released.
+        handed: the partitions that it was given and has not released, each with the offset where its next contribution
+            begins.
         epoch: the epoch in which the member works; -1: the member has just started and has no epoch yet.
         lost_ms: the time at which the member's connection ended; None: the member is connected.
-        leaves: the member leaves with the next complete sequence; the member, a sibling or an operator wants that.
+        leaves: the member leaves with the next complete checkpoint; the member, another of its query or an operator
+            wants that.
         stop: an operator has asked for the member to leave; the member gets this cause when it leaves.
-        left: the member has left with the last sequence, and stays only to publish that, because no other member can.
+        left: the member has left with the last checkpoint, and stays only to publish that, because no other member can.
         sink: the name of the sink that the member writes to; empty: none.
         shares: whether other members may be in its consumer group; False: its state can't move with partitions.
         of: the name of its Spark query, common to the query's members; empty: the member is no Spark query's.
@@ -122,7 +124,7 @@ class RegisteredMember:
         process: the name of its process; empty: its end can't be seen from here, because it runs on another host, say.
         waits_for: the reason for which its sink accepts no rows now; empty: the sink accepts rows.
         letters: the name of its dead-letter sink; empty: none.
-        dead_letters: the number of its dead letters in complete sequences of this term.
+        dead_letters: the number of its dead letters in complete checkpoints of this term.
         keyed: it saves a keyed state for each partition.
     """
 
@@ -151,16 +153,18 @@ class RegisteredMember:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The names of the sinks that the member writes to, and can publish to."""
+        """The names of the member's sink and dead-letter sink, without those that it does not have."""
         return tuple(place for place in (self.sink, self.letters) if place)
 
 
 @dataclass(slots=True)
 class StartOffsetRequest:
-    """A member's request for start offsets of assigned partitions.
+    """A member's request for the start offsets of partitions that its group has assigned to it.
 
     Attributes:
-        looking: partitions whose start offset the member was asked to look up, and has not reported yet.
+        number: the member's number of the request, which the answer repeats.
+        parts: the partitions that are not handed out yet.
+        looking: those whose start offset the member was asked to look up, and has not reported yet.
     """
 
     member: str
@@ -175,6 +179,9 @@ class OngoingCheckpoint:
 
     Attributes:
         names: the members that were registered when it began.
+        contributions: what they have contributed so far, by member.
+        manifest: what is being committed; None: not all have contributed.
+        unidentified: members whose offsets were refused, and whose new generation is awaited.
     """
 
     cut: CheckpointAttempt
@@ -186,22 +193,23 @@ class OngoingCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RegionFacts:
-    """The durable facts with which a control plane begins.
+    """The saved state of a region, with which a new control plane begins.
 
     Attributes:
         epoch: the newest epoch.
         floor: the minimum valid epoch, that of the last reset; what was staged in earlier ones is discarded.
+        sequence: the id of the last complete checkpoint; 0: none.
         expected: members that hold partitions, according to the topic. A member that does not register again is dead.
-        keys: the keys staged for the last sequence, published or not, by sink.
+        keys: the keys of the rows staged for the last checkpoint, published or not, by sink.
         states: the states that members saved with it, and those that wait for absent members.
-        empties: the last sequence is published by emptying the sinks.
-        made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
+        empties: the last checkpoint is published by emptying the sinks.
+        made_as: the id of the last checkpoint before `adopt` renumbered it; 0: it was not renumbered.
         places: all sinks to which the region has published.
-        waiting: members whose state waits while they are absent, each with the sequence that has the state.
-        contributors: members that contributed to the last sequence, each with the epoch in which it worked.
+        waiting: members whose state waits while they are absent, each with the id of the checkpoint that has the state.
+        contributors: members that contributed to the last checkpoint, each with the epoch in which it worked.
         reserved: those among them whose group no other member may read meanwhile.
-        processes: the processes of the contributors to the last sequence, if known.
-        shown: the last sequence that each sink is known to show.
+        processes: the processes of the contributors to the last checkpoint, if known.
+        shown: the last checkpoint that each sink is known to show.
         began: for each group, the topics that its pattern matched when it began.
     """
 
@@ -229,22 +237,25 @@ class RegionFacts:
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def unpublished(self) -> dict[str, tuple[StagedKey, ...]]:
-        """Return the unpublished keys of the last sequence by sink. A sink without keys is to be emptied."""
+        """Return the keys of the last checkpoint's rows that are not published, by sink.
+
+        A sink without keys is to be emptied.
+        """
         keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
 
-    def _shows_the_last(self, place: str) -> bool:
-        return self.last().is_shown(self.shown.get(place))
+    def _shows_the_last(self, sink_name: str) -> bool:
+        return self.last().is_shown(self.shown.get(sink_name))
 
     def last(self) -> LastSequence:
-        """The last complete sequence."""
+        """The last complete checkpoint."""
         return LastSequence(self.sequence, self.empties, self.made_as)
 
-    def bounds(self, place: str) -> SequenceBounds:
-        """Return the range in which the number that a sink shows must lie, according to the topic."""
+    def bounds(self, sink_name: str) -> SequenceBounds:
+        """Return the range in which the id of a sink's last checkpoint must lie, according to the topic."""
         unpublished = self.unpublished()
-        unpublished |= dict.fromkeys((place,), ()) if SOMEWHERE in unpublished else {}
-        return bounds_of(place, self.last(), unpublished, self.shown)
+        unpublished |= dict.fromkeys((sink_name,), ()) if SOMEWHERE in unpublished else {}
+        return bounds_of(sink_name, self.last(), unpublished, self.shown)
 
 
 def _nobody_answers(request: Request) -> None:
@@ -252,12 +263,12 @@ def _nobody_answers(request: Request) -> None:
 
 
 class Plane:
-    """The state of a control plane and its present step, with the operations that its machines share.
+    """The state of a region's control plane, with the operations that its parts share.
 
     Attributes:
-        request: asks the other machines for something, at once; `RegionMachine` sets it.
+        request: asks the other parts for something, at once; `RegionMachine` sets it.
         now_ms: the time of the current event.
-        positions: the positions of the last complete sequence, for each partition that the region has read.
+        positions: the offsets of the last complete checkpoint, for each partition that the region has read.
         initial: the initial offsets of partitions, for a reset to the initial state.
         begun: partitions whose initial offset is saved, or about to be: it is saved once.
         began: for each group, the topics that its pattern matched when it began; saved, or about to be.
@@ -275,16 +286,17 @@ class Plane:
         saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control plane
             has taken over: what other members stage before it may still count.
         places: all sinks to which the region has published since they were last emptied.
-        unpublished: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
-        unshown: the error of the last failed attempt to publish the last sequence, by sink.
+        unpublished: the keys of the last checkpoint's rows that are not published, by sink; a sink without keys is to
+            be emptied.
+        unshown: the error of the last failed attempt to publish the last checkpoint, by sink.
         emptying: resets to the initial state that the topic does not have yet; then their sinks must be emptied.
-        made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
-        published: the sequence up to which all that was staged is published in all sinks.
-        shown: the last sequence that each sink is known to show; `shown_before`: as the topic had it when this term
+        made_as: the id of the last checkpoint before `adopt` renumbered it; 0: it was not renumbered.
+        published: the id of the last checkpoint that is published in all sinks.
+        shown: the last checkpoint that each sink is known to show; `shown_before`: as the topic had it when this term
             began.
         emptied: sinks that were emptied in this term.
         due: deadlines in ms, by the name of what is awaited.
-        lone: the number of sequences in a row in which no member held a partition, by partition.
+        lone: the number of checkpoints in a row in which no member held a partition, by partition.
         waiting_to_register: connected members whose sink does not answer, so that they can't register yet, by
             connection.
     """
@@ -339,7 +351,7 @@ class Plane:
     # -- effects
 
     def send(self, member: RegisteredMember, order: Order) -> None:
-        """Send an order to a member, if it is connected; a member that reconnects gets its orders again."""
+        """Send a message to a member, or drop it without a connection: what counts is sent again on the next one."""
         if member.connection != NOWHERE:
             self.effects.append(SendMessage(member.connection, order))
 
@@ -357,23 +369,23 @@ class Plane:
     def log(self, level: LogLevel, text: str) -> None:
         self.effects.append(RegionLogLine(level, text))
 
-    def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
-        """Write facts to the region's topic in one transaction; call `then` when they are committed."""
+    def save(self, facts: Iterable[Fact], on_committed: Callable[[], None]) -> None:
+        """Write records to the region's metadata topic in one transaction, then call `on_committed`."""
         self._tokens += 1
         save = SaveFacts(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
-        self._saving[self._tokens] = (floor, then)
+        self._saving[self._tokens] = (floor, on_committed)
         self.effects.append(save)
 
     def saved(self, token: int) -> None:
-        """Handle the event that facts are committed: call what waited for it."""
+        """Call the `on_committed` of the `save` with this token, whose records are committed."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
             self.saved_floor = max(self.saved_floor, floor)
             then()
 
     def welcome(self, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
-        """Return the welcome message of a registered member."""
+        """Return the message that confirms a member's registration; `fresh`: it starts from its saved state."""
         state = self.states.get(member.name) if fresh else None
         ongoing = self.ongoing
         cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
@@ -381,11 +393,11 @@ class Plane:
         return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts, moves_state=True)
 
     def reset_order(self, member: RegisteredMember) -> Reset:
-        """Return the order that sends a member back to the last complete sequence."""
+        """Return the order by which a member resets to the last complete checkpoint."""
         return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
 
     def offer_publish(self) -> None:
-        """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
+        """Order the publication of the last checkpoint: for each sink that lacks it, one connected member."""
         ends = tuple(position for _, position in sorted(self.positions.items()))
         for place, keys in self.unpublished.items():
             publisher = self.publisher(place)
@@ -396,7 +408,7 @@ class Plane:
     # -- queries
 
     def is_commit_pending(self) -> bool:
-        """Return whether a commit is pending; a refused one that waits for a generation is not."""
+        """Return whether the outcome of a commit is awaited; a refused commit that waits for a generation is not."""
         ongoing = self.ongoing
         return ongoing is not None and ongoing.manifest is not None and not ongoing.unidentified
 
@@ -414,7 +426,10 @@ class Plane:
         return tuple(sorted(self.members))
 
     def start_of(self, part: Part) -> Position | None:
-        """Return the position where reading continues: that of the last complete sequence, else the initial offset."""
+        """Return the position where reading of a partition continues; None: the region has never read it.
+
+        That is the position of the last complete checkpoint, else the initial offset.
+        """
         return self.positions.get(part) or self.initial.get(part)
 
     def owner_of(self, part: Part) -> RegisteredMember | None:
@@ -422,23 +437,26 @@ class Plane:
         return next((member for member in self.members.values() if part in member.handed), None)
 
     def all_positions(self) -> dict[Part, Position]:
-        """Return the current position of every partition of the region: the last sequence's, else the initial one."""
+        """Return the position of every partition that the region reads: the last checkpoint's, else the initial one."""
         return {**self.initial, **self.positions}
 
     def contributed_to_last(self, name: str, epoch: int) -> bool:
-        """Return whether the last sequence includes this member's contribution of this epoch, and not a namesake's."""
+        """Return whether the last checkpoint has a contribution of this member in this epoch.
+
+        One of an earlier process with the same name has another epoch.
+        """
         return self.contributors.get(name) == epoch
 
     def checkpoint_participants(self) -> tuple[str, ...]:
-        """Return the participants of a checkpoint that begins now.
+        """Return the names of the members that take part in a checkpoint which begins now.
 
-        A member that has no partitions and waits for its siblings does not participate.
+        A member without partitions that waits for the other members of its query does not take part.
         """
         able = ((name, self.members[name]) for name in self.names())
         return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
 
     def siblings(self, member: RegisteredMember) -> list[RegisteredMember]:
-        """Return the registered members of a member's query: they checkpoint, leave and die together."""
+        """Return the registered members of a member's Spark query: they checkpoint, leave and die together."""
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
     def is_whole(self, member: RegisteredMember) -> bool:
@@ -452,49 +470,54 @@ class Plane:
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
-    def publisher(self, place: str) -> RegisteredMember | None:
-        """Return the member that publishes to a sink: of its connected writers, the one whose name sorts first."""
+    def publisher(self, sink_name: str) -> RegisteredMember | None:
+        """Return the member that publishes to a sink: the first by name of its connected writers; None: none."""
         able = [
-            member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
+            member
+            for _, member in sorted(self.members.items())
+            if sink_name in member.places and member.lost_ms is None
         ]
         return able[0] if able else None
 
-    def needs_publication(self, place: str) -> bool:
-        """Return whether a sink must be published to, or emptied after a reset that is deferred or being written."""
+    def needs_publication(self, sink_name: str) -> bool:
+        """Return whether the last checkpoint is to be published to a sink, or the sink is to be emptied by a reset.
+
+        The reset may be deferred, or on its way to the topic.
+        """
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
-        return place in self.unpublished or any(place in manifest.places for manifest in self.emptying)
+        return sink_name in self.unpublished or any(sink_name in manifest.places for manifest in self.emptying)
 
     def set_unpublished(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
-        """Set the keys of the last sequence that are still to be published, by sink."""
+        """Set the keys of the last checkpoint's rows that are still to be published, by sink."""
         self.unpublished = dict(keys)
         if not self.unpublished:
             self.published = self.sequence
 
-    def bounds(self, place: str) -> SequenceBounds:
-        """Return the range in which a sink's number must lie, for a number that was read after this term began."""
-        unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, place}
-        now = bounds_of(place, self.last(), unpublished, self.shown)
-        then = bounds_of(place, self.last(), unpublished, self.shown_before)
-        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
+    def bounds(self, sink_name: str) -> SequenceBounds:
+        """Return the range in which the id of a sink's last checkpoint must lie, if it was read in this term."""
+        unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, sink_name}
+        now = bounds_of(sink_name, self.last(), unpublished, self.shown)
+        then = bounds_of(sink_name, self.last(), unpublished, self.shown_before)
+        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or sink_name in self.emptied)
 
     def last(self) -> LastSequence:
-        """The last complete sequence."""
+        """The last complete checkpoint."""
         return LastSequence(self.sequence, self.empties, self.made_as)
 
-    def number_in(self, place: str) -> int:
-        """Return the number under which a sink shows the last sequence, before or after `adopt` renumbered it."""
-        return self.last().number_in(self.shown.get(place))
+    def number_in(self, sink_name: str) -> int:
+        """Return the id under which a sink shows the last checkpoint, before or after `adopt` renumbered it."""
+        return self.last().number_in(self.shown.get(sink_name))
 
-    def record_published(self, place: str) -> None:
-        """Record that the last sequence is published to this sink, according to the topic."""
-        self.unpublished.pop(place, None)
-        self.unshown.pop(place, None)
+    def record_published(self, sink_name: str) -> None:
+        """Record that the topic has the publication of the last checkpoint to this sink."""
+        self.unpublished.pop(sink_name, None)
+        self.unshown.pop(sink_name, None)
         if not self.unpublished:
             self.published = self.sequence
 
     def complete_leave(self, member: RegisteredMember) -> None:
-        """Unregister a member that leaves in order."""
+        """Order a member to end, as it or an operator has requested, and unregister it."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
         self.send(member, Stop(self.term, *stopped))
         self.log(LogLevel.INFO, f"region {self.region}: {member.name} has left")
@@ -502,7 +525,7 @@ class Plane:
         self.offer_publish()
 
     def unregister(self, member: RegisteredMember) -> None:
-        """Unregister a member."""
+        """Forget a registered member with its requests, and tell the others the new list of names."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
         self.start_requests = [request for request in self.start_requests if request.member != member.name]
@@ -513,7 +536,7 @@ class Plane:
     # -- description for operators
 
     def describe_region(self) -> RegionSeen:
-        """Return the description of the region."""
+        """Return the description of the region for operators: state, members, sinks, positions and metrics."""
         waits = {report.member: report for report in self.waiting_to_register.values()}
         members = [
             MemberStatus(
@@ -553,9 +576,10 @@ class Plane:
         )
 
     def places_with_rows(self) -> set[str]:
-        """Return the sinks that may contain rows: the region has published to them since they were last emptied.
+        """Return the names of the sinks that may contain rows of the region.
 
-        The manifest of a reset to the initial state has those that it empties, and not one that was adopted after it.
+        It has published to them since they were last emptied. `places` may lack a sink that was adopted after a reset
+        to the initial state, so `shown` counts too.
         """
         return self.places | {place for place, known in self.shown.items() if known.sequence and not known.empty}
 

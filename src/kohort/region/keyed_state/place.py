@@ -64,10 +64,13 @@ Write: TypeAlias = Callable[[int, ReadPart], None]
 
 
 class StateStore(Protocol):
-    """The files of keyed states; each is written once, and durable when the call returns. All calls raise OSError."""
+    """The storage of keyed state files: a folder or an object store.
+
+    Each file is written once, and is durable when `write` returns. All calls may raise OSError.
+    """
 
     def write(self, folder: str, name: str, content: ReadPart) -> None:
-        """Write a file; one of the same name has the same content."""
+        """Write a file durably. A file that has this name already has the same content."""
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
         """Yield a file's content in parts of some MiB at most; raise FileNotFoundError if there is none."""
@@ -76,21 +79,21 @@ class StateStore(Protocol):
         """Return the names in a folder; none if it does not exist."""
 
     def remove(self, folder: str, names: Iterable[str]) -> None:
-        """Remove the files that exist of these."""
+        """Remove files; those that do not exist are no error."""
 
     def remove_region(self, folder: str) -> int:
-        """Remove a region's folder with all that is in it; return the number of files."""
+        """Remove a region's folder with all that is in it; return the number of files removed."""
 
 
 class FolderStore:
-    """Files of states in a folder."""
+    """Keyed state files in a folder of a file system."""
 
     def __init__(self, path: str, files: FileCalls = SYSTEM) -> None:
         self._path, self._files = path, confined(files, path)
         self._made: set[str] = set()
 
     def write(self, folder: str, name: str, content: ReadPart) -> None:
-        """Write a file by a rename."""
+        """Write a file durably under a temporary name, then rename it."""
         path = f"{self._path}/{folder}"
         if folder not in self._made:
             make_folders(self._files, self._path, folder)  # others may have made them, and not have synced the names
@@ -98,7 +101,7 @@ class FolderStore:
         write_staged(self._files, path, name, lambda output: output.write(content))
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
-        """Yield a file's content. A named pipe that another user has put there reads as empty, and does not block."""
+        """Yield a file's content in parts. A named pipe in its place reads as empty, and does not block."""
         fd = self._files.open(f"{self._path}/{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             while part := self._files.read(fd, _READ_BYTES):
@@ -107,16 +110,16 @@ class FolderStore:
             self._files.close(fd)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
+        """Return the names in a folder; none if it does not exist."""
         return names_in(self._files, f"{self._path}/{folder}")
 
     def remove(self, folder: str, names: Iterable[str]) -> None:
-        """Remove files."""
+        """Remove files; those that do not exist are no error."""
         for name in names:
             remove(self._files, f"{self._path}/{folder}/{name}")
 
     def remove_region(self, folder: str) -> int:
-        """Remove a folder of files, and of folders of files."""
+        """Remove a region's folder, with a level of folders in it; return the number of files removed."""
         path, count = f"{self._path}/{folder}", 0
         for name in names_in(self._files, path):
             try:
@@ -132,17 +135,17 @@ class FolderStore:
 
 
 class ObjectStateStore:
-    """Files of states as objects of a store."""
+    """Keyed state files as objects in an object store."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def write(self, folder: str, name: str, content: ReadPart) -> None:
-        """Put an object."""
+        """Put an object with this content."""
         self._store.put_object(f"{folder}/{name}", content)
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
-        """Yield an object's content."""
+        """Yield an object's content in parts."""
         return self._store.read_parts(f"{folder}/{name}", _READ_BYTES)
 
     def names(self, folder: str) -> list[str]:
@@ -154,7 +157,7 @@ class ObjectStateStore:
         self._store.remove_objects([f"{folder}/{name}" for name in names])
 
     def remove_region(self, folder: str) -> int:
-        """Remove the objects below a folder."""
+        """Remove all objects below a region's folder; return their number."""
         count = 0
         while names := next((page for page in self._store.list_pages(folder) if page), []):
             self.remove(folder, names)
@@ -163,13 +166,13 @@ class ObjectStateStore:
 
 
 class SweepOrder(NamedTuple):
-    """An order to remove the files of a partition's keyed state that a newer sequence has replaced.
+    """An order to remove files of a partition's keyed state that are not needed any more.
 
     Attributes:
         part: the partition.
-        head: its state in the last manifest. Files of sequences before its base are removed.
-        names: the names of the files that the state consists of. Other files are removed too, unless their sequence is
-            later than the head's. None: the names are not known.
+        head: its state in the last manifest. Files of checkpoints before the state's oldest file are removed.
+        names: the names of the files that the state consists of. Other files are removed too, unless they are of a
+            later checkpoint than the state. None: the names are not known.
     """
 
     part: Part
@@ -177,16 +180,16 @@ class SweepOrder(NamedTuple):
     names: frozenset[str] | None = None
 
     def removes(self, name: str, sequence: int) -> bool:
-        """Return whether the sweep removes the file of this name and sequence."""
+        """Return whether the sweep removes the file of this name, which was written for this checkpoint id."""
         replaced = self.names is not None and name not in self.names and sequence <= self.head.sequence
         return sequence < self.head.base or replaced
 
 
 class KeyedState:
-    """The place where a region's Python members save the keyed states of partitions.
+    """The folder or object store in which a region's Python members save the keyed states of partitions.
 
-    All members of a group name the same place. Regions may share one: each has a folder of its own in it, named by the
-    region's id. `RegionConsumer.partition_state` has the states.
+    All members of a group name the same one. Regions may share it: each has a folder of its own in it, named by the
+    region's id. `RegionConsumer.partition_state` returns the states.
 
     Attributes:
         path: the absolute path, or the URL.
@@ -201,7 +204,7 @@ class KeyedState:
         storage_options: Mapping[str, str] | None = None,
         work_folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Name the place where the keyed states of regions are saved; it is not accessed yet.
+        """Set the folder or object store in which regions save keyed states; it is not accessed yet.
 
         Args:
             path: a folder that all members see, or the URL of an object store (`s3://`, `gs://`, `az://`).
@@ -226,18 +229,18 @@ class KeyedState:
         return f"KeyedState({self._name!r})"  # without credentials
 
     def bind(self, region_id: UUID) -> RegionStates:
-        """Return the keyed states of one region, in a folder of its own below this place."""
+        """Return the storage of one region's keyed states, a folder of its own below this path."""
         return RegionStates(self._store, self._name, region_id)
 
     def remove_region(self, folder: str) -> int:
-        """Remove the states of a region that was deleted; return how many files there were.
+        """Remove the keyed states of a region that was deleted; return the number of files removed.
 
         Args:
             folder: what `Region.delete` has returned.
 
         Raises:
             InvalidInputError: it is no such folder.
-            OSError, RetriableError: the place does not answer. Some files may be gone: the call can be repeated.
+            OSError, RetriableError: the storage does not answer. Some files may be gone: the call can be repeated.
         """
         if not _FOLDER.fullmatch(folder):
             raise InvalidInputError(f"{folder!r} is no folder of a region's states: give what Region.delete returned")
@@ -245,12 +248,14 @@ class KeyedState:
 
 
 class RegionStates:
-    """The keyed states of one region in their place.
+    """The storage of one region's keyed states.
+
+    A state is a chain of files: a base, which is a whole copy, then deltas, which have the changed keys.
 
     Attributes:
-        place: the name of the place, without credentials.
-        deltas_max: how many deltas may be behind a base before some are merged: a new owner reads each. 0: each
-            checkpoint saves a base.
+        place: the path or URL, without credentials.
+        deltas_max: how many deltas may follow a base before some are merged: a new owner reads each. 0: each checkpoint
+            saves a base.
     """
 
     def __init__(self, store: StateStore, place: str, region_id: UUID, deltas_max: int = DELTAS_MAX) -> None:
@@ -258,11 +263,11 @@ class RegionStates:
         self._writes = threading.BoundedSemaphore(_WRITTEN_AT_ONCE)
 
     def check(self) -> None:
-        """Check that files can be written, read, listed and removed.
+        """Check that files can be written, read and listed.
 
         Raises:
             NotAuthorizedError: a permission is missing.
-            InvalidInputError: the place does not exist, or has no file that was just written.
+            InvalidInputError: the folder or store does not exist, or does not list a file that was just written.
         """
         try:
             self._store.write(self._region, _PROBE, b"")
@@ -277,7 +282,14 @@ class RegionStates:
     def write_deltas(
         self, part: Part, sequence: int, chain: list[StateFile], payloads: Iterable[bytes]
     ) -> list[StateFile]:
-        """Write deltas that follow a chain, one after the other; return the longer chain."""
+        """Write files of changes (deltas) that follow a state's chain of files; return the longer chain.
+
+        Args:
+            part: the partition.
+            sequence: the id of the checkpoint for which they are saved.
+            chain: the files so far.
+            payloads: the content of each delta, without its header.
+        """
         chain = list(chain)
         for payload in payloads:
             with self._writes:
@@ -288,11 +300,11 @@ class RegionStates:
         return chain
 
     def write_base(self, part: Part, sequence: int, pieces: Sequence[Callable[[bytes], bytearray]]) -> list[StateFile]:
-        """Write a base, several pieces at once; return the new chain.
+        """Write a whole copy of a state (a base) as one file or several; return its files as the new chain.
 
         Args:
             part: the partition.
-            sequence: the sequence for which it is saved.
+            sequence: the id of the checkpoint for which it is saved.
             pieces: each returns the content of a file that begins with the given bytes.
         """
         chain: list[StateFile] = []
@@ -329,7 +341,7 @@ class RegionStates:
             self._writes.release()
 
     def read_head(self, part: Part, head: StateHead) -> tuple[list[StateFile], memoryview]:
-        """Return the chain of a state, and the payload of its newest file.
+        """Return a state's chain of files, and the payload of the newest one.
 
         Raises:
             CorruptDataError: the file is gone or damaged.
@@ -340,7 +352,11 @@ class RegionStates:
         return [*before, newest], payload
 
     def read_deltas(self, part: Part, files: list[StateFile]) -> Iterator[memoryview]:
-        """Yield the payloads of deltas in order, some of them read ahead; raise as `read_head`."""
+        """Yield the payloads of files of changes (deltas) in order; some files are read ahead.
+
+        Raises:
+            CorruptDataError: a file is gone or damaged.
+        """
 
         def payload(file: StateFile) -> memoryview:
             return decode_file(file.name, file.digest, self._content(part, file.name, file.size))[2]
@@ -361,10 +377,15 @@ class RegionStates:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def read_base(self, part: Part, files: list[StateFile], write: Write) -> int:
-        """Read the pieces of a base, several at once, and write their payloads in order; return where they end.
+        """Read the files of a base, several at once, and pass their payloads to `write`, each with its position.
 
-        What was written counts only if this call returns: each piece is checked at its end. Errors are as of
-        `read_head`.
+        What was written counts only if this call returns: each file is checked at its end.
+
+        Returns:
+            The size of the base, which is the position behind its end.
+
+        Raises:
+            CorruptDataError: a file is gone or damaged.
         """
         work: list[tuple[int, FileCheck, StateFile]] = []
         begin = 0
@@ -399,7 +420,11 @@ class RegionStates:
             return b"".join(parts)
 
     def file_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
-        """Yield a file in parts; raise CorruptDataError at the first byte beyond the size that was saved."""
+        """Yield a file in parts.
+
+        Raises:
+            CorruptDataError: the file is gone, or larger than `bytes_max`, the size that was saved.
+        """
         folder, size = self._folder(part), 0
         try:
             with closing(self._store.read(folder, name)) as parts:
@@ -415,7 +440,7 @@ class RegionStates:
             ) from error
 
     def sweep(self, order: SweepOrder) -> None:
-        """Remove the files that the state of the last manifest does not need."""
+        """Remove the files of a partition's keyed state that the last manifest does not need."""
         folder = self._folder(order.part)
         numbers = ((name, sequence_in(name)) for name in self._store.names(folder))
         self._store.remove(

@@ -33,10 +33,10 @@ ReadPart: TypeAlias = bytes | memoryview
 
 
 class StateFile(NamedTuple):
-    """A file of a chain.
+    """One file of a keyed state: a part of its base (a whole copy), or a delta (changed keys).
 
     Attributes:
-        sequence: the sequence for which it was written.
+        sequence: the id of the checkpoint for which it was written.
         digest: the digest of its content.
         size: its size in bytes.
         kind: a piece of the base, or a delta.
@@ -49,17 +49,17 @@ class StateFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file name."""
+        """The file's name, made from the checkpoint id and the digest."""
         return file_name(self.sequence, self.digest)
 
 
 def file_name(sequence: int, digest: bytes) -> str:
-    """Return the name of a state's file."""
+    """Return the name of a keyed state's file, made from the checkpoint id and the content's digest."""
     return f"{sequence:019d}-{digest.hex()}{SUFFIX}"
 
 
 def sequence_in(name: str) -> int | None:
-    """Return the sequence in the name of a state's file, finished or not; None: it is another file."""
+    """Return the checkpoint id in the name of a keyed state's file, also of an unfinished one; None: another file."""
     number, dash, _ = name.partition("-")
     return int(number) if dash and len(number) == 19 and number.isdecimal() else None
 
@@ -72,24 +72,24 @@ def folder_of(part: Part) -> str:
 
 
 def head_of(chain: list[StateFile]) -> StateHead:
-    """Return the head by which the region's topic identifies a chain of state files."""
+    """Return the entry by which the region's metadata topic names a state: its newest file, with the size of all."""
     newest, base = chain[-1], min(file.sequence for file in chain)
     return StateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
 
 
 def file_head(kind: Literal["base", "delta"], before: list[StateFile]) -> bytes:
-    """Encode the header of a state file: its kind, and the chain of files before it."""
+    """Encode the header of a state file: its kind, and the list of the files before it."""
     header = msgspec.msgpack.encode((kind, before))
     return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header))
 
 
 def written_file(sequence: int, kind: Literal["base", "delta"], content: bytes | bytearray) -> StateFile:
-    """Return the chain's entry for a file with this content: sequence, digest, size and kind."""
+    """Return the entry for a file with this content: checkpoint id, digest, size and kind."""
     return StateFile(sequence, _digest(content), len(content), kind)
 
 
 def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, list[StateFile], memoryview]:
-    """Return a file, the chain before it, and its payload.
+    """Check a file of a keyed state and decode it: its entry, the files before it, and its payload.
 
     Raises:
         CorruptDataError: it is not the file that was written.
@@ -110,7 +110,7 @@ def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, li
 
 
 class FileCheck:
-    """The check of a file that is read in parts: its size, head and digest must be those that a chain names."""
+    """The check of a state file that is read in parts: its size, header and digest must be the expected ones."""
 
     def __init__(self, file: StateFile, before: list[StateFile]) -> None:
         self._file, self._head = file, file_head(file.kind, before)
@@ -118,20 +118,20 @@ class FileCheck:
 
     @property
     def payload_bytes(self) -> int:
-        """The size of the payload."""
+        """The size of the file's payload, without its header."""
         return self._file.size - len(self._head)
 
-    def add(self, part: ReadPart) -> tuple[int, memoryview]:
-        """Add the next part to the digest; return the payload bytes in it, perhaps none, after their payload offset."""
-        self._hash.update(part)
+    def add(self, read: ReadPart) -> tuple[int, memoryview]:
+        """Check the next part of the file; return its payload's position and bytes, perhaps none."""
+        self._hash.update(read)
         at, head_bytes = self._size, len(self._head)
-        self._size += len(part)
+        self._size += len(read)
         if at < head_bytes:
-            self._begin += bytes(part[: head_bytes - at])
-        return max(0, at - head_bytes), memoryview(part)[max(0, head_bytes - at) :]
+            self._begin += bytes(read[: head_bytes - at])
+        return max(0, at - head_bytes), memoryview(read)[max(0, head_bytes - at) :]
 
     def end(self) -> None:
-        """Check the whole file.
+        """Check the file's size, digest and header, after its last part.
 
         Raises:
             CorruptDataError: it is not the file that was written.
@@ -151,7 +151,7 @@ def damaged(name: str, why: str) -> CorruptDataError:
 
 
 def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
-    """Encode changes as the payloads of one file or more; None means that a key was removed."""
+    """Encode changes of keys as the payloads of deltas, some 32 MiB each; a value of None removes the key."""
     rows: list[tuple[bytes, bytes | None]] = []
     size = 0
     for key, value in changes.items():
@@ -165,10 +165,10 @@ def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
 
 
 def changes_in(payload: Any) -> list[tuple[bytes, bytes | None]]:
-    """Decode the payload of a delta; None means that a key was removed.
+    """Decode the payload of a delta into keys and values; a value of None removes the key.
 
     Raises:
-        CorruptDataError: it has no changes.
+        CorruptDataError: the payload can't be decoded.
     """
     try:
         return msgspec.msgpack.decode(payload, type=list[tuple[bytes, bytes | None]])
@@ -177,12 +177,15 @@ def changes_in(payload: Any) -> list[tuple[bytes, bytes | None]]:
 
 
 def change_bytes(key: bytes, value: bytes | None) -> int:
-    """Return the approximate size of a change in a file."""
+    """Return the approximate number of bytes that a changed key and its value take in a delta."""
     return len(key) + len(value or b"") + 8
 
 
 def change_memory(key: bytes, value: bytes | None) -> int:
-    """Return the approximate memory that a change takes: two objects, and an entry in each of two tables."""
+    """Return the approximate bytes of memory that a changed key and its value take.
+
+    Counted are two objects, and an entry in each of two tables.
+    """
     return len(key) + len(value or b"") + OBJECTS_BYTES
 
 

@@ -61,16 +61,16 @@ _PAGE_KEYS: Final = 1000
 class WorkingCopy:
     """The keys and values of one partition, in a SQLite file without a name, which ends with its process.
 
-    It needs no durability: after a crash or a reset it is made again from the files that were saved. One thread at a
-    time may call its methods.
+    The file needs no durability: after a crash or a reset it is made again from the files that were saved. One thread
+    at a time may call the methods.
     """
 
     def __init__(self, work_folder: str | None, fill: Callable[[Write], None] | None = None) -> None:
-        """Make the file, and let `fill` write the bytes of a database into it; None: it is empty.
+        """Create the SQLite file, and let `fill` write the bytes of a saved database into it; None: it is empty.
 
-        The file has no name from the beginning, so that a process which is killed meanwhile leaves an empty folder. The
-        folder is this user's alone until SQLite has read the file. It would else take a journal that another user
-        puts beside it for its own, and change the file by it.
+        The file is unlinked before it has content, so that a process which is killed meanwhile leaves an empty folder.
+        The folder is this user's alone until SQLite has read the file. SQLite would otherwise apply a journal that
+        another user puts beside it.
 
         Raises:
             OSError: there is no room for it.
@@ -124,7 +124,7 @@ class WorkingCopy:
             raise CorruptDataError("The base of a keyed state is another database")
 
     def value(self, key: bytes) -> bytes | None:
-        """Return the value of a key; None: it is not there."""
+        """Return the value of a key; None: the key does not exist."""
         row = self._database.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
 
@@ -157,7 +157,7 @@ class WorkingCopy:
         return found[0]
 
     def keys_after(self, key: bytes | None) -> list[bytes]:
-        """Return some keys in order, those behind a key; None: the first ones."""
+        """Return up to 1000 keys in order, those behind the given key; None: the first ones."""
         where, values = ("WHERE key > ?", (key,)) if key is not None else ("", ())
         rows = self._database.execute(f"SELECT key FROM state {where} ORDER BY key LIMIT {_PAGE_KEYS}", values)
         return [bytes(row[0]) for row in rows]
@@ -170,7 +170,7 @@ class WorkingCopy:
             self._database.execute("VACUUM")
 
     def pieces(self) -> list[Callable[[bytes], bytearray]]:
-        """Return one function for each piece of a base: given a header's bytes, it returns header and piece."""
+        """Return one function for each file of a base: given the header's bytes, it returns the file's content."""
         size = os.fstat(self._fd).st_size
         return [partial(self._piece, at, min(FILE_BYTES, size - at)) for at in range(0, size, FILE_BYTES)]
 
@@ -186,20 +186,20 @@ class WorkingCopy:
         return content
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Close the database, with which the SQLite file is gone."""
         self._database.close()
         with contextlib.suppress(OSError):
             os.close(self._fd)
 
 
 class LoadedState:
-    """One partition's state: a working copy, the files that it is made of, and the changes since. It takes a lock."""
+    """The keyed state of one partition: a working copy, the saved files, and the changes since. It is thread-safe."""
 
     def __init__(self, part: Part, place: RegionStates, head: StateHead | None, work_folder: str | None) -> None:
-        """Load a state; None: it is empty.
+        """Load a saved state into a working copy; `head` None: the state is empty.
 
         Raises:
-            OSError, RetriableError: the place does not answer, or there is no room for a working copy.
+            OSError, RetriableError: the storage does not answer, or there is no room for a working copy.
             CorruptDataError: a file is gone or damaged.
         """
         self._part, self._place = part, place
@@ -224,7 +224,7 @@ class LoadedState:
             raise
 
     def _fill(self, base: list[StateFile], newest: ReadPart, write: Write) -> None:
-        """Write a base into the working copy. `newest` is its last piece, already read, or empty."""
+        """Write a base into the working copy. `newest` is its last file's payload, already read, or empty."""
         end = self._place.read_base(self._part, base[:-1] if newest else base, write)
         write(end, newest)
 
@@ -244,16 +244,16 @@ class LoadedState:
 
     @property
     def head(self) -> StateHead | None:
-        """The state that was saved last; None: nothing was saved."""
+        """The newest saved file of the state, which names the others; None: nothing was saved."""
         return head_of(self._chain) if self._chain else None
 
     def value(self, key: bytes) -> bytes | None:
-        """Return the value of a key; None: it is not there."""
+        """Return the value of a key; None: the key does not exist."""
         with self._lock:
             return self._waiting[key] if key in self._waiting else self._copy.value(key)
 
     def change(self, key: bytes, value: bytes | None) -> None:
-        """Change the value of a key; None removes it."""
+        """Set the value of a key, which the next `save` writes; None removes the key."""
         with self._lock:
             if key in self._changed:
                 self.changed_bytes -= change_memory(key, self._changed[key])
@@ -267,7 +267,7 @@ class LoadedState:
             return self._copy.key_count()
 
     def keys_after(self, key: bytes | None) -> list[bytes]:
-        """Return some keys in order, those behind a key; None: the first ones."""
+        """Return up to 1000 keys in order, those behind the given key; None: the first ones."""
         with self._lock:
             self._apply()
             return self._copy.keys_after(key)
@@ -279,16 +279,19 @@ class LoadedState:
             self._waiting = {}
 
     def revert(self) -> bool:
-        """Forget the changes since the last save; return False if the copy has some of them already."""
+        """Forget the changes since the last save.
+
+        Return False if the working copy has some of them already, so that it can't be used any more.
+        """
         with self._lock:
             self._waiting, self._changed, self.changed_bytes = {}, {}, 0
             return self._is_saved
 
     def save(self, sequence: int) -> None:
-        """Save the changes since the last save, durably. It may be repeated after an error.
+        """Save the changes since the last save durably, for this checkpoint id. It may be repeated after an error.
 
         Raises:
-            OSError, RetriableError: the place does not answer. Nothing is lost.
+            OSError, RetriableError: the storage does not answer. Nothing is lost.
             sqlite3.Error: the working copy is damaged.
         """
         with self._lock:
@@ -299,7 +302,7 @@ class LoadedState:
             self._changed, self.changed_bytes, self._is_saved = {}, 0, True
 
     def _saved_chain(self, sequence: int) -> list[StateFile]:
-        """Save the changes as a delta, as one merged with earlier deltas, or in a new base; return the new chain."""
+        """Save the changes as a delta, perhaps merged with earlier ones, or in a new base; return the new chain."""
         deltas = [file for file in self._chain if file.kind == "delta"]
         deltas_bytes = sum(file.size for file in deltas)
         base_bytes = sum(file.size for file in self._chain) - deltas_bytes
@@ -339,7 +342,7 @@ class LoadedState:
         return deltas[len(deltas) - found :]
 
     def replaced_by(self) -> frozenset[str] | None:
-        """Return the names of the chain's files if a file was replaced since the last call; None: no file was."""
+        """Return the names of the state's files if a merge has replaced some since the last call; None: none was."""
         with self._lock:
             names = frozenset(file.name for file in self._chain) if self._replaced else None
             self._replaced = False
@@ -354,8 +357,8 @@ class LoadedState:
 class StateMapping(MutableMapping[bytes, bytes]):
     """The keyed state of one partition: a mapping of bytes to bytes, in the order of keys.
 
-    It can be used while the table is in progress for which it was asked for. Changes count with that table. Every
-    call but those for one key takes time by the number of keys.
+    It can be used while the table is in progress for which `partition_state` returned it. Changes count with that
+    table. The time of a call grows with the number of keys, except for calls with a single key.
     """
 
     def __init__(self, state: LoadedState, is_current: Callable[[], bool]) -> None:
@@ -406,7 +409,7 @@ def _checked(key: bytes) -> bytes:
 
 
 class KeyedStates:
-    """The keyed states of all partitions that the control plane has given a member.
+    """The keyed states of all partitions that a member owns in its region.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
     only while none is, except for `begin` and `forget_partitions`.
@@ -424,22 +427,25 @@ class KeyedStates:
 
     @property
     def place(self) -> RegionStates:
-        """Where the states are saved."""
+        """The storage where the states are saved."""
         return self._place
 
-    def begin(self, part: Part, head: StateHead | None) -> None:
-        """Set a partition's saved state, which the first use loads unless an unchanged working copy exists."""
+    def begin(self, part: Part, saved: StateHead | None) -> None:
+        """Set the saved state with which a partition begins; None: an empty one.
+
+        The first use loads it, unless a working copy of that state was kept over a reset.
+        """
         with self._lock:
             self.forget_partitions([part])
-            self._heads[part] = head
+            self._heads[part] = saved
             if (kept := self._kept.pop(part, None)) is not None:
-                if kept.head == head:
+                if kept.head == saved:
                     self._loaded[part] = kept
                 else:
                     self._left.append(kept)
 
     def forget_partitions(self, parts: list[Part]) -> None:
-        """Forget partitions; the current table may still use their working copies."""
+        """Forget partitions that the member no longer owns; the current table may still use their working copies."""
         with self._lock:
             for part in parts:
                 self._heads.pop(part, None)
@@ -448,7 +454,10 @@ class KeyedStates:
                     self._left.append(state)
 
     def clear(self) -> None:
-        """Forget all partitions, for a reset. Working copies that are as last saved are kept until the next save."""
+        """Forget all partitions, for a reset.
+
+        Working copies without later changes are kept until the next save, in case the same states are asked for again.
+        """
         with self._lock:
             self._given = {}
             reverted = {part: state for part, state in self._loaded.items() if state.revert()}
@@ -459,17 +468,17 @@ class KeyedStates:
             self.remove_left()
 
     def remove_left(self) -> None:
-        """Remove the working copies of forgotten partitions, which no table uses any more."""
+        """Close the working copies of forgotten partitions, when no table is in progress that may use them."""
         with self._lock:
             left, self._left = self._left, []
         for state in left:
             state.close()
 
     def state_of(self, part: Part) -> LoadedState:
-        """Return a partition's state; if it was forgotten meanwhile, return a state that is never saved.
+        """Return a partition's state; load it if needed. If it was forgotten meanwhile, the state is never saved.
 
         Raises:
-            OSError, RetriableError: the place does not answer, or there is no room for a working copy.
+            OSError, RetriableError: the storage does not answer, or there is no room for a working copy.
             CorruptDataError: a file is gone or damaged.
         """
         with self._lock:
@@ -484,15 +493,17 @@ class KeyedStates:
             return state
 
     def changed_much(self) -> bool:
-        """Return whether a checkpoint should follow, because many changes are in memory."""
+        """Return whether the changes in memory have reached 128 MiB, so that a checkpoint should follow."""
         with self._lock:
             return sum(state.changed_bytes for state in self._loaded.values()) >= CHANGED_BYTES
 
     def save(self, sequence: int) -> dict[Part, StateHead | None]:
-        """Save all that has changed, and return the state of each partition. It may be repeated after an error.
+        """Save all changed states for this checkpoint id, and return the saved state of each partition.
+
+        None: the partition has none. The call may be repeated after an error.
 
         Raises:
-            OSError, RetriableError: the place does not answer. Nothing is lost.
+            OSError, RetriableError: the storage does not answer. Nothing is lost.
         """
         with self._lock:
             self._leave_kept()  # other members have these partitions
@@ -508,7 +519,7 @@ class KeyedStates:
             return dict(self._given)
 
     def completed(self) -> list[SweepOrder]:
-        """Record that the sequence of the last save is complete; return the sweeps of the files that it replaces."""
+        """Record that the checkpoint saved last is complete; return orders to remove the files that it replaces."""
         with self._lock:
             given, self._given = self._given, {}
             heads = {part: head for part, head in given.items() if head is not None}
@@ -534,24 +545,24 @@ class KeyedStates:
 
 
 class StateSweeper:
-    """The thread that removes files which no manifest names any more. What fails is removed by a later sweep."""
+    """The thread that removes keyed state files which no manifest needs; a later sweep retries failures."""
 
     def __init__(self, place: RegionStates, name: str) -> None:
-        """Initialise the sweeper for a place; its thread starts with the first order."""
+        """Initialise the sweeper; its thread starts with the first order."""
         self._place, self._name = place, name
         self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def queue_sweeps(self, due: list[SweepOrder]) -> None:
+    def queue_sweeps(self, orders: list[SweepOrder]) -> None:
         """Queue sweeps of old files for the sweeper's thread, which the first call starts."""
-        if due and self._thread is None:
+        if orders and self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"kohort-states-{self._name}", daemon=True)
             self._thread.start()
-        for entry in due:
+        for entry in orders:
             self._orders.put(entry)
 
     def close(self) -> None:
-        """Finish the ordered sweeps, unless that takes too long."""
+        """Finish the queued sweeps and end the thread, waiting at most 10 s."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(_CLOSE_S)

@@ -11,11 +11,11 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The event that a connection to a control plane exists; the one before has ended.
+    """The event that the member has a connection to a control plane; the one before has ended.
 
     Attributes:
         process: this process's name, if the control plane can see whether it has ended; else empty.
-        shows: the last sequence that the member's sink shows, read on this connection; -1: it has no sink.
+        shows: the id of the last checkpoint in the member's sink, read on this connection; -1: it has no sink.
         letters_show: the same for its dead-letter sink.
     """
 
@@ -26,14 +26,18 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class OrderReceived:
-    """The event that the control plane has sent an order."""
+    """The event that the control plane has sent the member a message."""
 
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAssigned:
-    """The event that the group has assigned partitions; `parts` is the full assignment."""
+    """The event that the member's consumer group has changed its assignment or its generation.
+
+    Attributes:
+        parts: the full assignment.
+    """
 
     identity: Identity
     parts: tuple[Part, ...]
@@ -41,33 +45,33 @@ class PartitionsAssigned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsRevoked:
-    """The event that the group revokes partitions, which the member keeps until `ReleasePartitions`."""
+    """The event that the consumer group revokes partitions, which the member keeps until `ReleasePartitions`."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsLost:
-    """The event that partitions were lost; another consumer may own them already."""
+    """The event that partitions were lost without a revocation; another consumer may own them already."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsFetched:
-    """The event that records were fetched."""
+    """The event that a poll has returned records, or that a Spark query is about to begin a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainCompleted:
-    """The event that no table is in progress, and the offsets of submitted records are committed."""
+    """The event that the member is drained: no table is in progress, and submitted records' offsets are committed."""
 
     cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class DrainError:
-    """The event that the member could not do its part of a checkpoint: to drain, commit, save state or contribute."""
+    """The event that the member could not do its part of a checkpoint: drain, commit, save state or contribute."""
 
     cut: CheckpointAttempt
     cause: str
@@ -75,12 +79,12 @@ class DrainError:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """The event that the application's state is saved, and all submitted rows are staged.
+    """The event that all submitted rows are staged, and the application's state is saved, for a checkpoint.
 
     Attributes:
         ends: the next offsets of all partitions that the member was given; if it reads on meanwhile, of what it has
             finished.
-        keys: keys of the rows that these ends cover, and the sequences before do not.
+        keys: keys of the staged rows of these records, without those of earlier checkpoints.
         letter_keys: the same for its dead letters.
         dead_letters: the number of dead letters.
     """
@@ -95,16 +99,17 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationReset:
-    """The event that `ResetApplication` is done: queue and drain buffer are empty, and the application has reset."""
+    """The event that `ResetApplication` is done: the queue is empty, and the application has reset."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartsLookedUp:
-    """The event that the start offsets which `LookUpStarts` asked for were found.
+    """The event that the start offsets for a `LookUpStarts` were found.
 
     Attributes:
+        number: the number of the request.
         topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 
@@ -115,11 +120,11 @@ class StartsLookedUp:
 
 @dataclass(frozen=True, slots=True)
 class PublishEnded:
-    """The event that an attempt to publish a sequence has ended.
+    """The event that an attempt to publish a checkpoint to a sink has succeeded or failed.
 
     Attributes:
         cause: why it failed; empty: it succeeded.
-        place: the sink of the order.
+        place: the name of the sink.
     """
 
     sequence: int
@@ -129,26 +134,26 @@ class PublishEnded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWanted:
-    """The application's request for a checkpoint, after a number of records."""
+    """The event that the application requests a checkpoint, itself or after a number of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetWanted:
-    """The application's request for a reset."""
+    """The event that the application requests a reset of the region."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class SinkWaits:
-    """The event that the sink refuses rows, which are retried; with an empty cause, it has accepted them."""
+    """The event that a sink accepts no rows at the moment; with an empty cause, it accepts them again."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberFailed:
-    """The event of an error that no reset repairs."""
+    """The event of an error in this member that no reset repairs, so that the region stops."""
 
     cause: str
     remedy: str
@@ -156,7 +161,7 @@ class MemberFailed:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """The event that the application has closed the member."""
+    """The event that the application closes the member."""
 
 
 Event = (
@@ -182,17 +187,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """An order to send a message to the control plane; without a connection the message is dropped."""
+    """An effect: send a message to the control plane; without a connection, drop it."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """An order to fetch records.
+    """An effect: poll for records from now on.
 
     Attributes:
-        slowly: poll once in 100 ms (spec 5.11).
+        slowly: poll only once in 100 ms (spec 5.11).
     """
 
     slowly: bool = False
@@ -200,10 +205,10 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class StopPolling:
-    """An order to fetch no more, and to submit nothing more of the queue.
+    """An effect: poll for no more records, and give the application none of the queue.
 
     Attributes:
-        clear: discard the queue.
+        clear: also discard the queue.
     """
 
     clear: bool = False
@@ -211,9 +216,9 @@ class StopPolling:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """An order to stop polling, finish the table in progress and commit, then post `DrainCompleted`.
+    """An effect: drain the member. Stop polling, finish the table in progress and commit, then post `DrainCompleted`.
 
-    The queue becomes the drain buffer. A member that does not stop for a checkpoint posts it at once, and reads on.
+    Records that are queued stay so. A member that does not stop for a checkpoint posts it at once, and reads on.
     """
 
     cut: CheckpointAttempt
@@ -221,7 +226,7 @@ class Quiesce:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """An order to stage the submitted rows and save the application's state, then post `StateSaved`."""
+    """An effect: stage the submitted rows and save the application's state, then post `StateSaved`."""
 
     cut: CheckpointAttempt
     names: tuple[str, ...]
@@ -229,15 +234,17 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSubmitting:
-    """An order to submit again, first from the drain buffer."""
+    """An effect: give tables to the application again, first those that are still queued."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetApplication:
-    """An order to empty queue and drain buffer and reset the application, then post `ApplicationReset`.
+    """An effect: empty the queue and reset the application's state, then post `ApplicationReset`.
 
     Attributes:
-        sequence: the sequence to return to; 0: the initial state.
+        epoch: the epoch in which the member works from then on.
+        sequence: the id of the checkpoint to return to; 0: the initial state.
+        state: what the application saved with it; None: nothing, or the initial state.
     """
 
     epoch: int
@@ -247,7 +254,12 @@ class ResetApplication:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """An order to work in this epoch; the application starts with a state that an earlier member of its name saved."""
+    """An effect: begin to work in this epoch, when the member has just started.
+
+    Attributes:
+        sequence: the id of the last complete checkpoint; 0: none.
+        state: what an earlier member of this name saved with it; None: nothing.
+    """
 
     epoch: int
     sequence: int
@@ -256,10 +268,10 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """An order to read partitions from these positions.
+    """An effect: read partitions from these positions on.
 
     Attributes:
-        commit: commit the positions to the group too: its offsets may be ahead.
+        commit: commit the positions to the group too, whose offsets may be ahead of them after a reset.
     """
 
     positions: tuple[Position, ...]
@@ -268,10 +280,11 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class LookUpStarts:
-    """An order to look up start offsets, then post `StartsLookedUp`.
+    """An effect: look up the start offsets of partitions that nobody has read, then post `StartsLookedUp`.
 
     Attributes:
-        first: partitions that begin at the start position.
+        number: the number of the request.
+        first: partitions that begin at the region's start position.
         added: partitions that begin at their earliest offset.
     """
 
@@ -282,18 +295,19 @@ class LookUpStarts:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePartitions:
-    """An order to release revoked partitions: none of their records is queued, read or submitted any more."""
+    """An effect: give up partitions; none of their records is queued, read or submitted any more."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RetireSequences:
-    """An order that a sequence is complete: release the state of sequences that no reset can return to.
+    """An effect: a checkpoint is complete; drop the state of checkpoints that no reset can return to.
 
     Attributes:
-        retired: the sequences up to this one can no longer be returned to.
-        counts: the sequence includes this member's last contribution; otherwise the member contributes that again.
+        sequence: the id of the complete checkpoint.
+        retired: no reset returns to the checkpoints up to this id.
+        counts: the checkpoint has this member's last contribution; otherwise the member contributes that again.
     """
 
     sequence: int
@@ -303,13 +317,15 @@ class RetireSequences:
 
 @dataclass(frozen=True, slots=True)
 class PublishKeys:
-    """An order to publish what a sequence staged, retrying until it succeeds; `PublishEnded` follows each attempt.
+    """An effect: publish the staged rows of a checkpoint, retrying until it succeeds.
+
+    `PublishEnded` follows each attempt.
 
     Attributes:
-        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, are never published.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this checkpoint, are never published.
         empties: empty the sink instead.
         place: the sink or the dead-letter sink of the member; empty: its sink.
-        positions: where the sequence ends, for sinks that record it.
+        positions: where the checkpoint ends, for sinks that record it.
     """
 
     sequence: int
@@ -322,10 +338,10 @@ class PublishKeys:
 
 @dataclass(frozen=True, slots=True)
 class EndMember:
-    """An order to end the member.
+    """An effect: end the member.
 
     Attributes:
-        cause: empty: the application asked for it.
+        cause: the reason; empty: the application asked for it.
     """
 
     cause: str = ""

@@ -29,10 +29,13 @@ class UnexpectedEventError(Exception):
 
 
 class MemberMachine(Member):
-    """The state machine of one member. `TABLE` says in which state each method named `on_...` applies."""
+    """The state machine of one member: `TABLE` names the handler of each event in each state. No I/O is done."""
 
     def step(self, event: Event) -> list[Effect]:
-        """Handle an event and return its effects, in order."""
+        """Handle an event and return its effects, in order.
+
+        Messages of a control plane that was replaced are ignored.
+        """
         before = self.state
         if isinstance(event, OrderReceived):
             if event.order.term < self.term:
@@ -91,7 +94,7 @@ class MemberMachine(Member):
         self.send_again()
 
     def send_again(self) -> None:
-        """Send the member's reports again that a new control plane may not have received."""
+        """Send the member's pending requests and reports again, which a new control plane may not have received."""
         if self.state is PENDING and not self.going_back:
             self.send(messages.AskReset("partitions were released", forced=True))
         if self.failure is not None:
@@ -143,7 +146,7 @@ class MemberMachine(Member):
             self.release_partitions(event.parts)
 
     def request_reset(self, cause: str, parts: tuple[Part, ...]) -> None:
-        """Request a reset of the region, because rows from these lost partitions are among the staged ones."""
+        """Request a reset of the region: partitions are gone whose rows no complete checkpoint covers yet."""
         self.do(events.StopPolling(clear=True))
         self.send(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}
@@ -177,7 +180,7 @@ class MemberMachine(Member):
             self.do(events.LookUpStarts(order.number, first, added))
 
     def _refuse_states(self, parts: list[Part]) -> None:
-        """Stop the region, because this member keeps no keyed state and would read partitions that have one."""
+        """Report a failure that stops the region: the member keeps no keyed states, and its partitions have some."""
         self.failure = messages.UnrecoverableFailure(
             f"{', '.join(map(str, parts))} of group {self.group!r} have keyed states, and {self.name} keeps none",
             "start all members of the group with keyed_state=, or reset the region to its initial state",
@@ -270,7 +273,10 @@ class MemberMachine(Member):
             self.resume_reading()
 
     def complete(self, sequence: int, retired: int, *, counts: bool) -> bool:
-        """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
+        """Handle the completion of a checkpoint; return False if the member knew of it already.
+
+        `counts` is whether the checkpoint has the member's contribution, if it made one.
+        """
         if sequence <= self.sequence:
             return False
         counts = counts and self.contributed == sequence
@@ -359,11 +365,10 @@ class MemberMachine(Member):
             self.do(events.StopPolling(clear=True), events.EndMember())
 
     def _awaits_stop(self) -> bool:
-        """Return whether the member waits for `Stop`.
+        """Return whether a leaving member waits for the control plane's `Stop`, rather than end at once.
 
-        It may be the only one that can publish to its sinks, or empty them.
-
-        The reason may be on its way to the topic, unknown to this member. Siblings end together.
+        It may be the only one that can publish to its sinks, or empty them. The control plane may know of that before
+        the member does. All members of a Spark query end together.
         """
         return bool(self.sink or self.how.of or self.contributed)
 

@@ -20,7 +20,7 @@ PENDING, RESET_COMPLETE = RegionMemberState.CR_RESET_PENDING, RegionMemberState.
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """A member's way of taking part in checkpoints and groups.
+    """How a member takes part in checkpoints and in its consumer group.
 
     Attributes:
         holds_back: revoked partitions are kept until a checkpoint is complete, instead of resetting the region.
@@ -50,22 +50,23 @@ BEHAVIOUR = Behaviour()
 
 
 class Member:
-    """The state of one member.
+    """The state of one member's state machine.
 
     Attributes:
         begins: offset where the next contribution begins, for each partition that the control plane handed out.
         assigned: the partitions that the group has assigned.
-        held: revoked partitions, held until a sequence is complete.
+        held: revoked partitions, held until a checkpoint is complete.
         covered: the held partitions that were revoked before the contribution, which has all records read from them.
         names: all members of the region that the control plane last reported.
         cut: the checkpoint attempt in which the member takes part: it drains, is drained or has contributed.
-        contributed: the sequence that it contributed to, and `ends` its end positions, until the outcome is known.
+        contributed: the id of the checkpoint that it contributed to, and `ends` its end positions, until the outcome is
+            known.
         failure: the error after which the member can't continue. It is sent to each new control plane, which may not
             know.
         wants_back: the reset that the member has requested, until one is ordered. Meanwhile the member takes part in no
             checkpoint, because its fetched records may be discarded already.
         going_back: a reset was ordered, and the application's state has not been reset yet.
-        went_back: the member has reset, and no sequence has been completed since.
+        went_back: the member has reset, and no checkpoint has been completed since.
     """
 
     def __init__(
@@ -120,11 +121,11 @@ class Member:
         self.do(events.SendReport(report))
 
     def set_state(self, state: RegionMemberState) -> None:
-        """Set the member's state, and make it the one to return to after a checkpoint."""
+        """Set the member's state, and return to it after the checkpoint in progress."""
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:
-        """Return the partitions that the control plane has handed out, each with the begin of its next contribution."""
+        """Return the partitions that the control plane handed out, each with the offset of its next contribution."""
         return tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, begin)
             for part, begin in sorted(self.begins.items())
