@@ -43,6 +43,20 @@ def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     assert len(driven.commits) == 1, "nothing of the cut goes on"
 
 
+def test_the_region_resets_when_who_was_asked_for_its_generation_has_let_go_and_died() -> None:
+    """Nobody waited for the dead member any more, and its deadline was set again for ever."""
+    driven, cut = committing()
+    driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
+    driven.do(plane_events.Disconnected(1))
+    known = driven.machine.plane.members["m1"]
+    driven.say(3, messages.Register("m1", known.incarnation, "etl", Identity("m1", 2), known.epoch, (), sink="s"))
+    driven.do(plane_events.Disconnected(3))
+    driven.tick(10_000)
+    assert "m1" not in driven.machine.plane.members
+    assert driven.stands(RegionState.RESETTING)
+    assert len(driven.commits) == 1, "nothing of the cut goes on"
+
+
 def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
     driven, cut = committing()
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))

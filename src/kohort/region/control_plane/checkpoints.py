@@ -176,7 +176,8 @@ class Checkpoints:
 
     def waiting_is_not_late(self, late: list[str]) -> bool:
         """Return whether every late member waits for an unavailable sink, which no reset repairs."""
-        return bool(late) and all(self.plane.members[name].waits_for for name in late if name in self.plane.members)
+        members = self.plane.members
+        return bool(late) and all(name in members and members[name].waits_for for name in late)
 
     # -- contributions
 

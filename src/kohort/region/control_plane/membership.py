@@ -478,10 +478,14 @@ class RegionMembers:
                 )
 
     def remove_dead(self, member: RegisteredMember, cause: str) -> None:
-        """Remove a dead member and the other members of its query, and reset the region if they held partitions."""
+        """Remove a dead member and the other members of its query.
+
+        The region resets if they held partitions, or if the generation of one of them is awaited for a commit.
+        """
         plane = self.plane
         those, ongoing = plane.siblings(member), plane.ongoing
-        held = any(sibling.handed for sibling in those)
+        awaited = frozenset() if ongoing is None else ongoing.unidentified
+        held = any(sibling.handed or sibling.name in awaited for sibling in those)
         for sibling in those:
             plane.unregister(sibling)
             if sibling.connection != NOWHERE:
