@@ -31,8 +31,8 @@ from bench.runners.state import ADD, KEY_BYTES, VALUE_BYTES
 from kohort import Broker, Producer
 from kohort.errors import CorruptDataError
 from kohort.region import KeyedState, Region
-from kohort.region.keyed_state.place import RegionStates
-from kohort.region.keyed_state.state_files import StateFile
+from kohort.region.keyed_state.place import RegionStateStore
+from kohort.region.keyed_state.state_files import KeyedStateFile
 from kohort.region.records import Position, part_of
 
 _BYTES = 1_000_000_000
@@ -74,7 +74,7 @@ class Saved:
     """The files of the state that the last manifest names."""
 
     position: Position
-    chain: list[StateFile]
+    chain: list[KeyedStateFile]
 
     def mb(self, kind: str) -> float:
         """The size of the files of that kind."""
@@ -165,13 +165,13 @@ class MovingState:
                 raise RunFailed(f"not within {_PATIENCE_S:g} s: {what}")
             time.sleep(0.1)
 
-    def _saved(self) -> tuple[RegionStates, Saved]:
+    def _saved(self) -> tuple[RegionStateStore, Saved]:
         seen = self._region.describe()
         states = KeyedState(self._path, storage_options=self._store.delta_options).bind(seen.region_id)
         [position] = seen.positions
         if position.state is None:
             raise RunFailed("the state was not saved")
-        return states, Saved(position, states.read_head(part_of(position), position.state)[0])
+        return states, Saved(position, states.read_newest_file(part_of(position), position.state)[0])
 
     # -- the contenders
 
@@ -202,7 +202,7 @@ class MovingState:
             began_s = time.monotonic()
             with suppress(CorruptDataError), tempfile.TemporaryFile() as copied:  # some were merged meanwhile
                 for file in saved.chain:
-                    for part in states.file_parts(part_of(saved.position), file.name, file.size):
+                    for part in states.read_checked_parts(part_of(saved.position), file.name, file.size):
                         copied.write(part)
                 return self._sample(time.monotonic() - began_s, saved.facts)
 

@@ -32,7 +32,7 @@ from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.sender import Sender
 from kohort.client.producer.transactions import TransactionManager
 from kohort.errors import KafkaError
-from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.publishing import SinkPublisher
 from tests.support.waiting import until
 
 PLANTED = "ZeroDivisionError"
@@ -388,8 +388,8 @@ def test_a_member_learns_that_its_publishing_thread_has_ended(monkeypatch: pytes
     class NoSink:
         place = "nowhere"
 
-    publisher = Publisher(NoSink(), "a")  # type: ignore[arg-type]
-    monkeypatch.setattr(Publisher, "_next", planted)
+    publisher = SinkPublisher(NoSink(), "a")  # type: ignore[arg-type]
+    monkeypatch.setattr(SinkPublisher, "_next", planted)
     heard: list[BaseException] = []
     publisher.start(lambda sequence, cause: None, heard.append)
     until(lambda: bool(heard), "the member hears of it")

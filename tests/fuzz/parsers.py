@@ -38,7 +38,7 @@ from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
 from kohort.log.validator import BatchValidator, place
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
-from kohort.region.record_codec import about_region, claimed_region, fact_of, key_of, value_of
+from kohort.region.record_codec import decode_fact, key_of, region_in_claim_key, region_in_record_key, value_of
 from kohort.wire import push, record_walk
 from kohort.wire.batch import HEADER_SIZE, parse_header
 from kohort.wire.framing import APIS, decode_request_header
@@ -379,14 +379,14 @@ def check_region_heard(data: bytes) -> str:
 def check_region_fact(data: bytes) -> str:
     """A record of the region's topic is a fact, or is refused. Key and value are parted by a line break."""
     key, _, value = data.partition(b"\n")
-    about_region(key)
-    claimed_region(key)
+    region_in_record_key(key)
+    region_in_claim_key(key)
     try:
-        fact = fact_of(key, value)
+        fact = decode_fact(key, value)
     except CorruptDataError as error:
         return _words(error)
     encoded = value_of(fact)
-    if value_of(fact_of(key_of(fact), encoded)) != encoded:
+    if value_of(decode_fact(key_of(fact), encoded)) != encoded:
         raise Finding(f"{fact!r} is another fact after it was encoded")
     return type(fact).__name__
 

@@ -24,7 +24,18 @@ from kohort.io.channel import token_proof
 from kohort.region.message_codec import encode
 from kohort.region.messages import Answer, Ask, Cut, Identity, Order, Report
 from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Birth, Claim, Contribution, Epoch, Initial, Manifest, Position, Span, Stopped, Term
+from kohort.region.records import (
+    Birth,
+    Claim,
+    Contribution,
+    Epoch,
+    Initial,
+    Manifest,
+    OffsetSpan,
+    Position,
+    Stopped,
+    Term,
+)
 from kohort.wire import push
 from kohort.wire.batch import BatchRecord, build_batch
 from kohort.wire.framing import APIS
@@ -137,7 +148,7 @@ def _fields(kind: Any) -> list[str]:
 
 def _value(kind: str) -> Any:
     """A value for a field that has no default."""
-    span = Span("g", "t", UUID(int=1), 0, 3, 10)
+    span = OffsetSpan("g", "t", UUID(int=1), 0, 3, 10)
     plain: dict[str, Any] = {
         "int": 3, "str": "a", "bytes": b"b", "bool": True, "float": 1.5, "UUID": UUID(int=5), "Cut": Cut(4, 1),
         "Identity": Identity("m", 2, None), "dict[str, int]": {"why": 2},

@@ -15,31 +15,37 @@ from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
 from kohort.region import agreement, region_log, region_topic
-from kohort.region.agreement import Disagreement, LastSequence, SequenceBounds, disagreement_with, facts_after_adoption
+from kohort.region.agreement import (
+    CheckpointIdBounds,
+    LastCheckpoint,
+    SinkDisagreement,
+    compare_sink_with_topic,
+    records_after_adoption,
+)
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane import checkpoints, membership
 from kohort.region.control_plane.checkpoints import Checkpoints
-from kohort.region.control_plane.events import RegionRuns, ResetRequest
+from kohort.region.control_plane.events import RegionRunning, ResetRequest
 from kohort.region.control_plane.machine import TABLE
 from kohort.region.control_plane.membership import RegionMembers
 from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import Plane, RegisteredMember
+from kohort.region.control_plane.state import ControlPlaneState, RegisteredMember
 from kohort.region.fact_table import FactTable
 from kohort.region.keyed_state import place
-from kohort.region.keyed_state.place import RegionStates
-from kohort.region.keyed_state.states import KeyedStates, LoadedState
+from kohort.region.keyed_state.place import RegionStateStore
+from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState
 from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Manifest, Part, StateHead, keys_by_place
-from kohort.region.region_key import Author, RegionKey
+from kohort.region.records import KeyedStateHead, Manifest, Part, staged_keys_by_sink
+from kohort.region.region_key import RecordAuthor, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
 from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
@@ -87,10 +93,10 @@ def _commits_unpublished(machine: Checkpoints) -> None:
         plane.unpublished = before
 
 
-_COMMIT = Checkpoints.commit_if_whole
+_COMMIT = Checkpoints.commit_if_all_contributed
 
 
-def _states_the_same(writer: RegionLogWriter, author: Author) -> Any:
+def _states_the_same(writer: RegionLogWriter, author: RecordAuthor) -> Any:
     before = writer._stated
     said = _STATEMENT(writer, author)
     writer._stated = before
@@ -139,34 +145,34 @@ def _sweeps_all(folder: ParquetFolder, keep: Keep) -> None:
 _SWEEP = ParquetFolder.sweep
 
 
-def _stays_in_its_epoch(stager: Stager, epoch: int) -> None:
+def _stays_in_its_epoch(stager: RowStager, epoch: int) -> None:
     _BEGIN(stager, max(stager._epoch, 1) if epoch else epoch)
 
 
-_BEGIN = Stager.begin
+_BEGIN = RowStager.begin
 
 
 def _runs_without_all(machine: Recovery) -> None:
     machine.plane.state = RegionState.RUNNING
-    machine.plane.request(RegionRuns())
+    machine.plane.request(RegionRunning())
 
 
-def _any_member_publishes(plane: Plane, place: str) -> RegisteredMember | None:
+def _any_member_publishes(plane: ControlPlaneState, place: str) -> RegisteredMember | None:
     """Also one that writes elsewhere."""
     able = [member for _, member in sorted(plane.members.items()) if member.sink and member.lost_ms is None]
     return able[0] if able else _PUBLISHER(plane, place)
 
 
-_PUBLISHER = Plane.publisher
+_PUBLISHER = ControlPlaneState.publisher
 
 
-def _one_is_enough(plane: Plane, place: str) -> None:
+def _one_is_enough(plane: ControlPlaneState, place: str) -> None:
     _PAID(plane, place)
     for other in list(plane.unpublished):
         _PAID(plane, other)
 
 
-_PAID = Plane.record_published
+_PAID = ControlPlaneState.record_published
 
 
 def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
@@ -175,8 +181,8 @@ def _waits_for_who_has_gone(machine: Checkpoints, place: str) -> None:
     for value in [
         member for member in plane.members.values() if member.left and not plane.needs_publication(member.sink)
     ]:
-        plane.complete_leave(value)
-    machine.commit_if_whole()
+        plane.end_and_unregister(value)
+    machine.commit_if_all_contributed()
 
 
 def _forgets_places(machine: Checkpoints) -> None:
@@ -217,7 +223,7 @@ def _closes_with_the_table(consumer: RegionConsumer, timeout_s: float = 0) -> No
     _ASK_TO_CLOSE(consumer, timeout_s)
 
 
-_ASK_TO_CLOSE = RegionConsumer.ask_to_close
+_ASK_TO_CLOSE = RegionConsumer.request_close
 
 
 def _puts_back_nothing(flow: RecordQueue, *, dirty: bool) -> None:
@@ -233,9 +239,9 @@ def _is_never_dirty(flow: RecordQueue, *, dirty: bool) -> None:
 _PUT_BACK = RecordQueue.put_back
 
 
-def _compares_one_way(*, ahead: bool) -> Callable[..., Disagreement | None]:
-    def compared(region: str, place: str, shows: int, bounds: SequenceBounds) -> Disagreement | None:
-        return None if (shows > bounds.most) is ahead else disagreement_with(region, place, shows, bounds)
+def _compares_one_way(*, ahead: bool) -> Callable[..., SinkDisagreement | None]:
+    def compared(region: str, place: str, shows: int, bounds: CheckpointIdBounds) -> SinkDisagreement | None:
+        return None if (shows > bounds.most) is ahead else compare_sink_with_topic(region, place, shows, bounds)
 
     return compared
 
@@ -283,43 +289,43 @@ def _forgets_bad_rows(sink: Sink, table: Any) -> tuple[Any, dict[int, str]]:
     return split_refused(sink, table)[0], {}
 
 
-def _begins_with_old_letters(stager: Stager, epoch: int) -> None:
+def _begins_with_old_letters(stager: RowStager, epoch: int) -> None:
     letters = [] if stager._letters is None else list(stager._letters.staged)
     _BEGIN(stager, epoch)
     if stager._letters is not None:
         stager._letters.staged += letters
 
 
-def _settles_rows_alone(stager: Stager) -> None:
+def _settles_rows_alone(stager: RowStager) -> None:
     assert stager._rows is not None
-    stager._rows.drop_unsettled()
+    stager._rows.drop_unfinished_table()
 
 
-def _counts_rows_alone(stager: Stager) -> int:
+def _counts_rows_alone(stager: RowStager) -> int:
     assert stager._rows is not None
     return stager._rows.forget_contribution()
 
 
-def _adds_letters_first(stager: Stager, table: Any, **given: Any) -> None:
+def _adds_letters_first(stager: RowStager, table: Any, **given: Any) -> None:
     """Letters are taken in before the sink was asked: they come again when it is away."""
-    rows, make_room = stager._rows, staging._Units.make_room
+    rows, stage_if_unit_full = stager._rows, staging._Units.stage_if_unit_full
     assert rows is not None
 
     def late(units: staging._Units) -> None:
         if units is not rows:
-            make_room(units)
+            stage_if_unit_full(units)
 
-    with mock.patch.object(staging._Units, "make_room", late):
+    with mock.patch.object(staging._Units, "stage_if_unit_full", late):
         _ADD(stager, table, **given)
-    rows.make_room()
+    rows.stage_if_unit_full()
 
 
-_ADD = Stager.add
+_ADD = RowStager.add
 
 
 def _one_place_stands_for_both(machine: Checkpoints, event: Any) -> None:
     """Whoever has published in its sink is taken to have published its dead letters."""
-    member = machine.plane.member_on(event.connection)
+    member = machine.plane.member_on_connection(event.connection)
     _PUBLISHED(machine, event)
     if member is not None and member.letters and event.report.place == member.sink:
         _PUBLISHED(machine, replace(event, report=replace(event.report, place=member.letters)))
@@ -332,22 +338,22 @@ _PUBLISHED = Checkpoints.published
 def _letters_are_nobodys() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (checkpoints, region_topic):
-            stack.enter_context(mock.patch.object(module, "keys_by_place", _keys_of_sinks))
+            stack.enter_context(mock.patch.object(module, "staged_keys_by_sink", _keys_of_sinks))
         yield
 
 
 def _keys_of_sinks(contributions: Any) -> Any:
-    return keys_by_place(replace(given, letter_keys=()) for given in contributions)
+    return staged_keys_by_sink(replace(given, letter_keys=()) for given in contributions)
 
 
-def _loses_what_was_not_saved(state: LoadedState, sequence: int) -> None:
+def _loses_what_was_not_saved(state: LoadedKeyedState, sequence: int) -> None:
     try:
         _SAVE(state, sequence)
     finally:
         state._changed = {}
 
 
-def _begins_with_any_copy(states: KeyedStates, part: Part, head: StateHead | None) -> None:
+def _begins_with_any_copy(states: KeyedStates, part: Part, head: KeyedStateHead | None) -> None:
     kept = states._kept.get(part)
     _BEGIN(states, part, head)
     if kept is not None and part not in states._loaded:
@@ -355,14 +361,14 @@ def _begins_with_any_copy(states: KeyedStates, part: Part, head: StateHead | Non
         states._loaded[part] = kept
 
 
-_SAVE, _REVERT, _BEGIN = LoadedState.save, LoadedState.revert, KeyedStates.begin
+_SAVE, _REVERT, _BEGIN = LoadedKeyedState.save, LoadedKeyedState.revert_changes, KeyedStates.begin
 
 
 @contextmanager
 def _states_stay() -> Iterator[None]:
     """Working copies stay when their partitions go, and count when they come back."""
 
-    def begins(states: KeyedStates, part: Part, head: StateHead | None) -> None:
+    def begins(states: KeyedStates, part: Part, head: KeyedStateHead | None) -> None:
         states._heads.setdefault(part, head)
 
     with mock.patch.object(KeyedStates, "forget_partitions"), mock.patch.object(KeyedStates, "begin", begins):
@@ -382,31 +388,35 @@ def _no_syncs() -> Iterator[None]:
         yield
 
 
-_END_OF, _SWEEP_STATES = checkpoints._end_of, RegionStates.sweep
+_END_OF, _SWEEP_STATES = checkpoints._end_of, RegionStateStore.sweep
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(StartOffsets, "serve", _serve_always),
     "the next is committed before the last is published": _instead(
-        Checkpoints, "commit_if_whole", _commits_unpublished
+        Checkpoints, "commit_if_all_contributed", _commits_unpublished
     ),
-    "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
+    "keys of one sink are published by another's member": _instead(
+        ControlPlaneState, "publisher", _any_member_publishes
+    ),
     "the next is committed while one of two sinks is not published": _instead(
-        Plane, "record_published", _one_is_enough
+        ControlPlaneState, "record_published", _one_is_enough
     ),
     "who leaves is not needed before the topic has a reset": _instead(
-        Plane, "needs_publication", lambda plane, place: place in plane.unpublished
+        ControlPlaneState, "needs_publication", lambda plane, place: place in plane.unpublished
     ),
     "a reset waits for who has published and gone": _instead(
         Checkpoints, "_after_publication", _waits_for_who_has_gone
     ),
-    "where the region has published is forgotten": _instead(Checkpoints, "commit_if_whole", _forgets_places),
-    "nobody is asked to publish": _instead(Plane, "offer_publish", lambda plane: None),
+    "where the region has published is forgotten": _instead(Checkpoints, "commit_if_all_contributed", _forgets_places),
+    "nobody is asked to publish": _instead(ControlPlaneState, "order_publications", lambda plane: None),
     "who died is not missed": _instead(
-        RegionMembers, "remove_dead", lambda machine, one, cause: machine.plane.unregister(one)
+        RegionMembers, "remove_dead_member", lambda machine, one, cause: machine.plane.unregister(one)
     ),
-    "who is late is waited for": _instead(Checkpoints, "fail_if_overdue", lambda machine: None),
-    "who does not come back is waited for": _instead(RegionMembers, "remove_disconnected", lambda machine: None),
-    "the region runs before all are back": _instead(Recovery, "end_if_all_are_back", _runs_without_all),
+    "who is late is waited for": _instead(Checkpoints, "reset_if_overdue", lambda machine: None),
+    "who does not come back is waited for": _instead(
+        RegionMembers, "remove_disconnected_members", lambda machine: None
+    ),
+    "the region runs before all are back": _instead(Recovery, "end_reset_if_complete", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "on_reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "on_completed", _begins_where_it_began),
     "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
@@ -423,24 +433,28 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         MemberMachine, "request_reset", lambda one, cause, parts: one.release_partitions(parts)
     ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
-    "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
+    "who goes back stages in the epoch that it had": _instead(RowStager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
-    "what was given counts twice": _instead(Stager, "forget_contribution", lambda stager: None),
-    "a close counts the table in hand": _instead(RegionConsumer, "ask_to_close", _closes_with_the_table),
+    "what was given counts twice": _instead(RowStager, "forget_contribution", lambda stager: None),
+    "a close counts the table in hand": _instead(RegionConsumer, "request_close", _closes_with_the_table),
     "a table that is left undone counts": _instead(RecordQueue, "put_back", _puts_back_nothing),
-    "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
+    "what was submitted of a table that is left undone stays": _instead(
+        RowStager, "drop_unfinished_table", lambda stager: None
+    ),
     "a state that has a table that is left undone is saved": _instead(RecordQueue, "put_back", _is_never_dirty),
     "a reset to the beginning that waits is forgotten for another": _instead(
         Recovery, "reset", _waits_for_the_last_reset
     ),
     "a bad row is dropped": _instead(staging, "split_refused", _forgets_bad_rows),
-    "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
-    "dead letters of a sequence are given again": _instead(Stager, "forget_contribution", _counts_rows_alone),
-    "dead letters of a table that is left undone stay": _instead(Stager, "drop_unsettled", _settles_rows_alone),
+    "dead letters are published once more after a reset": _instead(RowStager, "begin", _begins_with_old_letters),
+    "dead letters of a sequence are given again": _instead(RowStager, "forget_contribution", _counts_rows_alone),
+    "dead letters of a table that is left undone stay": _instead(
+        RowStager, "drop_unfinished_table", _settles_rows_alone
+    ),
     "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
     "dead letters are nobody's to publish": _letters_are_nobodys,
     "names are not synced": _no_syncs,
-    "who waits for its sink is late": _instead(Checkpoints, "waiting_is_not_late", lambda machine, late: False),
+    "who waits for its sink is late": _instead(Checkpoints, "all_wait_for_sinks", lambda machine, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
         RegionLogWriter, "_commit", staticmethod(_knows_all_but_no_answer)
     ),
@@ -448,25 +462,25 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),
     "an unknown outcome is taken for an abort": _instead(RegionLogWriter, "settle", lambda pen: 0),
     "a sink that is ahead of the topic is taken": _instead(
-        membership, "disagreement_with", _compares_one_way(ahead=True)
+        membership, "compare_sink_with_topic", _compares_one_way(ahead=True)
     ),
     "a sink that lacks what it has shown is taken": _instead(
-        membership, "disagreement_with", _compares_one_way(ahead=False)
+        membership, "compare_sink_with_topic", _compares_one_way(ahead=False)
     ),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
         region_log,
-        "facts_after_adoption",
-        lambda history, place, was, shows, now_ms: facts_after_adoption(history, place, was, 0, now_ms),
+        "records_after_adoption",
+        lambda history, place, was, shows, now_ms: records_after_adoption(history, place, was, 0, now_ms),
     ),
     "what another place is to show is numbered anew with the sequence": _instead(
-        LastSequence, "number_in", lambda last, known: last.sequence
+        LastCheckpoint, "checkpoint_id_in", lambda last, known: last.sequence
     ),
     "two resets to the initial state on their way have one number": _instead(
         Recovery, "_to_initial", _numbers_resets_alike
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
-    "a record counts whoever has sealed it": _instead(RegionKey, "verifies", lambda *_: True),
+    "a record counts whoever has sealed it": _instead(RegionKey, "verifies_seal", lambda *_: True),
     "a record counts that no transaction holds": _instead(FactTable, "_not_proven", lambda *_, **__: ""),
     "a term counts whichever came before": _instead(FactTable, "_not_current", lambda *_: ""),
     "a producer that was replaced is heard": _instead(FactTable, "_not_of_the_author", lambda *_: ""),
@@ -481,21 +495,21 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "a state that moved or was reset is used again": _states_stay,
     "a copy of a state that has changes is kept at a reset": _instead(
-        LoadedState, "revert", lambda state: (_REVERT(state), True)[1]
+        LoadedKeyedState, "revert_changes", lambda state: (_REVERT(state), True)[1]
     ),
     "a copy of a state is kept at a reset whatever was saved": _instead(KeyedStates, "begin", _begins_with_any_copy),
     "changes of a state are forgotten when they could not be saved": _instead(
-        LoadedState, "save", _loses_what_was_not_saved
+        LoadedKeyedState, "save", _loses_what_was_not_saved
     ),
     "files of a state that a manifest names are swept": _instead(
-        RegionStates,
+        RegionStateStore,
         "sweep",
         lambda place, order: _SWEEP_STATES(place, order._replace(head=order.head._replace(base=order.head.base + 2))),
     ),
     "files of a state are not synced": _instead(place, "write_staged", _writes_without_syncs),
     "the outcome is taken for complete": _in_table(
         TABLE,
-        "commit_ended",
+        "on_commit_ended",
         lambda machine, event: machine._complete(machine.plane.ongoing) if machine.plane.ongoing else None,
     ),
 }
@@ -504,7 +518,7 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
         MemberMachine, "complete", _counts_whatever_it_contributed
     ),
-    "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
+    "dead letters are taken in again when the sink was away": _instead(RowStager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
     "epochs come again behind a sink that is adopted": _instead(
         agreement, "_unused_epoch", lambda last, place, now_ms: last

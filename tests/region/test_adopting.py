@@ -13,7 +13,7 @@ from uuid import UUID
 import deltalake
 import pytest
 
-from kohort.region.agreement import History, facts_after_adoption
+from kohort.region.agreement import AdoptionHistory, records_after_adoption
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Manifest, Shown
 from kohort.region.region import Region
@@ -36,7 +36,7 @@ def given(member: str, sink: str) -> Contribution:
     return Contribution("r", 7, 1, 1, member, (), "g", member, 1, None, (), keys, b"", sink)
 
 
-def history(facts: list[Fact]) -> History:
+def history(facts: list[Fact]) -> AdoptionHistory:
     return saved_of("r", [Birth("r", ID, 0), *facts]).history("r")
 
 
@@ -51,8 +51,8 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     members = tuple(contribution.member for contribution in contributions)
     manifest = Manifest("r", ID, 7, 1, 1, 0, members, members, (), empties, tuple(sorted((place, OTHER))))
     shown = [Shown("r", place, 7 if is_known else 6, 0)]
-    first = facts_after_adoption(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
-    again = facts_after_adoption(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
+    first = records_after_adoption(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
+    again = records_after_adoption(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
     before, after = (history([*contributions, manifest, *shown, *facts]) for facts in (first, [*first, *again]))
     assert after == before
 
@@ -64,7 +64,7 @@ EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> RegionFacts:
     every: list[Fact] = [Birth("r", ID, 0), *facts]
     for place, shows in calls:
-        every += facts_after_adoption(saved_of("r", every).history("r"), place, "", shows, 5)
+        every += records_after_adoption(saved_of("r", every).history("r"), place, "", shows, 5)
     return saved_of("r", every).known("r", 1)
 
 
@@ -87,14 +87,14 @@ def test_adopting_sinks_in_any_order_empties_those_alone_that_have_not_seen_the_
     """The topic's copy ends with a reset to the initial state. The second call had the first sink emptied."""
     known = adopted([RESET, *EMPTIED], list(shows.items())[::turn])
     assert known.unpublished().keys() == unpublished
-    assert [known.bounds(place).allow(shown) for place, shown in shows.items()] == [True, True]
+    assert [known.bounds(place).allows_id(shown) for place, shown in shows.items()] == [True, True]
     assert known.sequence == max(7, *shows.values())
 
 
 def test_sink_that_was_still_to_be_emptied_is_emptied_also_when_another_was_adopted() -> None:
     known = adopted([RESET, EMPTIED[0]], [(OLD, 8), (OTHER, 8)])
     assert known.unpublished() == {OTHER: ()}
-    assert known.sequence == 9 and known.bounds(OTHER).allow(8) and known.bounds(OLD).allow(8)
+    assert known.sequence == 9 and known.bounds(OTHER).allows_id(8) and known.bounds(OLD).allows_id(8)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(
 ) -> None:
     known = adopted([replace(RESET, places=())], [(OLD, shows)])
     assert known.unpublished().keys() == unpublished
-    assert known.bounds(OLD).allow(shows)
+    assert known.bounds(OLD).allows_id(shows)
 
 
 def test_sink_with_an_older_copy_after_it_was_adopted_is_emptied() -> None:
@@ -124,7 +124,7 @@ def assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(last: int) -> None:
     manifest = Manifest("r", ID, 7, 1, 1, 0, (), (), (), places=(OLD,))
     facts = [Birth("r", ID, 0), began, manifest, Shown("r", OLD, 7, 0)]
     ahead, behind, equal = (
-        saved_of("r", [*facts, *facts_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known("r", 1)
+        saved_of("r", [*facts, *records_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known("r", 1)
         for shows in (8, 6, 7)
     )
     assert ahead.epoch == ahead.floor == max(10_000, last + 1)

@@ -277,9 +277,9 @@ def test_closing_a_member_that_leaves_by_itself_gives_it_no_more_time(own_server
         make_topic(own_servers, name)
         worker = Worker(region, "m1", Collected(), name)
         events = worker.consumer._events
-        events.end_within(5)
+        events.set_close_deadline(5)
         assert events._end_by is not None
         soon = events._end_by[0]
-        worker.consumer.ask_to_close(60)
+        worker.consumer.request_close(60)
         assert events._end_by[0] == soon
         worker.thread.join(60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.region.control_plane.state import Plane
+from kohort.region.control_plane.state import ControlPlaneState
 from kohort.region.states import RegionMemberState, RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.member import Member
@@ -31,7 +31,7 @@ def test_who_reads_on_does_so_while_another_sink_can_not_be_published(world: Wor
     assert world.stored.sequence > 1 and all(member.positions for member in (batches, drains))
     publish, drains.publish = drains.publish, lambda place: None  # type: ignore[method-assign]
     world.clock.run(15_000)
-    plane: Plane = world.plane.machine.plane
+    plane: ControlPlaneState = world.plane.machine.plane
     assert plane.state is RegionState.CHECKPOINTING and set(plane.unpublished) == {drains.disk.place}
     assert batches.machine.state is drains.machine.state is RegionMemberState.CHECKPOINTED
     sequence, finished, read = world.stored.sequence, batches.finished, dict(batches.positions)

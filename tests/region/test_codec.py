@@ -10,7 +10,7 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
-from kohort.region.records import Contribution, Part, Position, Span, StateHead
+from kohort.region.records import Contribution, KeyedStateHead, OffsetSpan, Part, Position
 from kohort.region.staged import StagedKey
 
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
@@ -29,7 +29,7 @@ GIVEN = Contribution(
     "id",
     5,
     None,
-    (Span("etl", "t", TOPIC_ID, 3, 1, 17, 2),),
+    (OffsetSpan("etl", "t", TOPIC_ID, 3, 1, 17, 2),),
     (KEY,),
     b"\0\xff",
     "s",
@@ -60,7 +60,7 @@ def test_reports_are_decoded_as_they_were(message: messages.Report | messages.As
         messages.Welcome(1, 3, 4, ("m",), b"state", CUT),
         messages.Welcome(1, 3, 4, ("m",)),
         messages.Starts(1, 1, (POSITION,), (PART,), (PART,)),
-        messages.Starts(1, 1, (replace(POSITION, state=StateHead(3, 4, bytes(16), 9_000)),)),
+        messages.Starts(1, 1, (replace(POSITION, state=KeyedStateHead(3, 4, bytes(16), 9_000)),)),
         messages.Publish(1, 4, (KEY,)),
         messages.Publish(1, 4, (KEY,), positions=(POSITION,)),
         messages.Reset(1, 3, 0, None),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.sinks import Keep
 from kohort.region.sinks.columns import in_column_order
 from tests.region.places import REGION, Place, kinds
@@ -25,7 +25,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return made
 
 
-def published(place: Place, stager: Stager, sequence: int) -> int:
+def published(place: Place, stager: RowStager, sequence: int) -> int:
     """Publishes what was submitted; how many units it was."""
     keys = stager.stage_rest()
     stager.forget_contribution()
@@ -37,7 +37,7 @@ def published(place: Place, stager: Stager, sequence: int) -> int:
 
 def test_columns_in_another_order_go_into_the_same_unit(place: Place) -> None:
     """Each `submit` was a file: 400 in a sequence, and a fifth of the rate."""
-    stager, chance = Stager(place.sink(), REGION, "worker-1"), random.Random(1)
+    stager, chance = RowStager(place.sink(), REGION, "worker-1"), random.Random(1)
     stager.begin(1)
     for number in range(40):
         columns = [("id", [number]), ("name", [str(number)])]
@@ -49,12 +49,12 @@ def test_columns_in_another_order_go_into_the_same_unit(place: Place) -> None:
 
 def test_column_without_values_is_of_the_type_that_the_place_knows(place: Place) -> None:
     sink = place.sink()
-    stager = Stager(sink, REGION, "worker-1")
+    stager = RowStager(sink, REGION, "worker-1")
     stager.begin(1)
     stager.add(pa.table({"id": [1], "name": ["a"]}))
     stager.add(pa.table({"name": pa.nulls(1), "id": [2]}))
     assert published(place, stager, 1) == 1
-    begins_with_nulls = Stager(place.sink(), REGION, "worker-2")
+    begins_with_nulls = RowStager(place.sink(), REGION, "worker-2")
     begins_with_nulls.begin(2)
     begins_with_nulls.add(pa.table({"name": pa.nulls(1), "id": [3]}))
     begins_with_nulls.add(pa.table({"id": [4], "name": ["d"]}))
@@ -116,7 +116,7 @@ def test_null_is_not_arranged_where_none_may_be() -> None:
 def test_key_column_without_values_is_refused(tmp_path: Path) -> None:
     place = KINDS["sqlite-update"]
     place.at(tmp_path)
-    stager = Stager(place.sink(), UUID(int=REGION.int), "worker-1")
+    stager = RowStager(place.sink(), UUID(int=REGION.int), "worker-1")
     stager.begin(1)
     stager.add(pa.table({"id": [1], "name": ["a"]}))
     with pytest.raises(InvalidInputError, match="Null in columns that may not be: id"):

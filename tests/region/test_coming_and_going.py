@@ -20,8 +20,12 @@ from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 def begun_by(order: messages.Order) -> does.BeginEpoch:
     """How a member that has just started begins with an order."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
-    machine.step(does.Connected())
-    [begin] = [effect for effect in machine.step(does.OrderReceived(order)) if isinstance(effect, does.BeginEpoch)]
+    machine.step(does.ControlPlaneConnected())
+    [begin] = [
+        effect
+        for effect in machine.step(does.ControlPlaneMessageReceived(order))
+        if isinstance(effect, does.BeginEpoch)
+    ]
     return begin
 
 
@@ -31,7 +35,7 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
     driven = Driven(replace(KNOWN, states={"q": b"what it has summed up"}, waiting={"q": 7}))
     driven.saves = saved
     driven.join(1, "q")
-    driven.do(plane_events.Disconnected(1))
+    driven.do(plane_events.ConnectionEnded(1))
     if not saved:
         driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     driven.join(2, "q", incarnation=UUID(int=1))
@@ -50,17 +54,19 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     """The member has read nothing of its starts, and ends at once: others must not get its records before it has."""
     driven = two()
     machine = MemberMachine("r", "m3", UUID(int=3), "etl", "s")
-    for report in says(machine, does.Connected()):
+    for report in says(machine, does.ControlPlaneConnected()):
         driven.say(3, report)
     driven.say(1, messages.AssignmentChanged(Identity("m1", 2), (P0,)))
     [welcome] = driven.orders(3, messages.Welcome)
-    for report in says(machine, does.OrderReceived(welcome), does.PartitionsAssigned(Identity("m3", 2), (P0,))):
+    for report in says(
+        machine, does.ControlPlaneMessageReceived(welcome), does.PartitionsAssigned(Identity("m3", 2), (P0,))
+    ):
         driven.say(3, report)
     assert driven.orders(3, messages.Starts)[-1].found == (at(P0, 70),), "on their way"
     for report in says(machine, does.CloseRequested()):
         driven.say(3, report)
     assert "m3" not in driven.machine.plane.members and driven.machine.plane.owner_of(P0) is None
-    driven.do(plane_events.Disconnected(3))
+    driven.do(plane_events.ConnectionEnded(3))
     driven.tick(10_000)
     assert driven.stands(RegionState.RUNNING), "nobody goes back"
 
@@ -69,14 +75,14 @@ def contributed(cut: CheckpointAttempt, *positions: Position) -> MemberMachine:
     """A member that reads P0 from 70 on, in epoch 5, and has contributed to sequence 8 under term 3."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     orders: list[messages.Order] = [messages.Welcome(3, 5, 7, ("q",))]
-    machine.step(does.Connected())
-    machine.step(does.OrderReceived(orders[0]))
+    machine.step(does.ControlPlaneConnected())
+    machine.step(does.ControlPlaneMessageReceived(orders[0]))
     machine.step(does.PartitionsAssigned(Identity("q", 1), (P0,)))
-    machine.step(does.OrderReceived(messages.Starts(3, 1, (at(P0, 70),))))
+    machine.step(does.ControlPlaneMessageReceived(messages.Starts(3, 1, (at(P0, 70),))))
     machine.step(does.RecordsFetched())
-    machine.step(does.OrderReceived(messages.Drain(3, cut)))
+    machine.step(does.ControlPlaneMessageReceived(messages.Drain(3, cut)))
     machine.step(does.DrainCompleted(cut))
-    machine.step(does.OrderReceived(messages.Checkpoint(3, cut, ("q",))))
+    machine.step(does.ControlPlaneMessageReceived(messages.Checkpoint(3, cut, ("q",))))
     [given] = [
         report
         for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
@@ -99,11 +105,13 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     reached = end if counts else 70
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)
     driven = Driven(known)
-    for report in says(machine, does.Connected()):
+    for report in says(machine, does.ControlPlaneConnected()):
         driven.say(1, report)
     [welcome] = driven.orders(1, messages.Welcome)
     retired = [
-        effect for effect in machine.step(does.OrderReceived(welcome)) if isinstance(effect, does.RetireSequences)
+        effect
+        for effect in machine.step(does.ControlPlaneMessageReceived(welcome))
+        if isinstance(effect, does.RetireCheckpoints)
     ]
     assert [order.counts for order in retired] == [counts]
     assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
@@ -112,8 +120,8 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
 def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
-    effects = machine.step(does.OrderReceived(messages.Completed(4, 8, 6, counts=False)))
-    assert [effect.counts for effect in effects if isinstance(effect, does.RetireSequences)] == [False]
+    effects = machine.step(does.ControlPlaneMessageReceived(messages.Completed(4, 8, 6, counts=False)))
+    assert [effect.counts for effect in effects if isinstance(effect, does.RetireCheckpoints)] == [False]
 
 
 def test_a_member_that_contributed_learns_the_sequence() -> None:
@@ -181,14 +189,14 @@ def test_a_cut_continues_without_a_member_that_stays_to_publish_alone(drained: b
 def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     """With nothing in its hands, too: it may be the only one who can."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
-    machine.step(does.Connected())
-    machine.step(does.OrderReceived(messages.Welcome(3, 5, 7, ("q",))))
-    machine.step(does.OrderReceived(messages.Publish(3, 7, ())))
+    machine.step(does.ControlPlaneConnected())
+    machine.step(does.ControlPlaneMessageReceived(messages.Welcome(3, 5, 7, ("q",))))
+    machine.step(does.ControlPlaneMessageReceived(messages.Publish(3, 7, ())))
     machine.step(does.PublishEnded(7, "the disk is full"))
     assert not ends(machine, does.CloseRequested())
-    assert not ends(machine, does.OrderReceived(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
+    assert not ends(machine, does.ControlPlaneMessageReceived(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
     machine.step(does.PublishEnded(7, ""))
-    assert ends(machine, does.OrderReceived(messages.Stop(3, "", "")))
+    assert ends(machine, does.ControlPlaneMessageReceived(messages.Stop(3, "", "")))
 
 
 def ends(machine: MemberMachine, *events: does.Event) -> bool:
@@ -219,7 +227,7 @@ def test_what_left_a_members_hands_is_not_among_the_ends_that_it_registers_with(
     machine.step(does.PartitionsAssigned(Identity("q", 2), ()))
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, 80), at(P1, 71)), contributors={"q": 5})
     driven = Driven(known)
-    for report in says(machine, does.Connected()):
+    for report in says(machine, does.ControlPlaneConnected()):
         driven.say(1, report)
     assert driven.machine.plane.owner_of(P0) is None
     driven.join(2, "m2")

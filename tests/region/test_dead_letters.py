@@ -24,10 +24,10 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable, messages
-from kohort.region.agreement import History, facts_after_adoption
-from kohort.region.consuming.staging import Stager
+from kohort.region.agreement import AdoptionHistory, records_after_adoption
+from kohort.region.consuming.staging import RowStager
 from kohort.region.control_plane import events
-from kohort.region.records import Contribution, Epoch, Manifest, keys_by_place
+from kohort.region.records import Contribution, Epoch, Manifest, staged_keys_by_sink
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, letters_of, letters_of_records, split_refused
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
@@ -196,7 +196,7 @@ def assert_a_table_that_is_given_again_has_its_letters_once(folder: Path) -> Non
     """The sink is away when a table comes: nothing of it is taken in, and it comes again whole."""
     places = ParquetFolder(folder / "out").bind("r", ID), ParquetFolder(folder / "bad").bind("r", ID)
     places[1].check(LETTERS)
-    stager = Stager(places[0], ID, "m1", unit_bytes=1, letters=places[1], divides=True)
+    stager = RowStager(places[0], ID, "m1", unit_bytes=1, letters=places[1], divides=True)
     stager.begin(1)
     stager.add(rows((1, "mon")))
     os.rename(folder / "out/_staging", folder / "out/_away")
@@ -225,13 +225,13 @@ def test_letters_of_a_table_that_is_left_undone_are_forgotten(tmp_path: Path) ->
     places = ParquetFolder(tmp_path / "out").bind("r", ID), ParquetFolder(tmp_path / "bad").bind("r", ID)
     places[1].check(LETTERS)
     for unit_bytes in (1, 1 << 20):
-        stager = Stager(places[0], ID, "m1", unit_bytes, letters=places[1], divides=True)
+        stager = RowStager(places[0], ID, "m1", unit_bytes, letters=places[1], divides=True)
         stager.begin(unit_bytes)
         stager.add(rows((None, "mon"), (1, "mon")))
         stager.settle()
         for day in ("tue", "wed"):
             stager.add(rows((None, day), (2, day)))
-        stager.drop_unsettled()
+        stager.drop_unfinished_table()
         keys, count = stager.stage_dead_letters()
         assert (len(keys), count) == (1, 1)
 
@@ -282,7 +282,7 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
         1: {"s1": given[0].keys, "bad": given[0].letter_keys + given[1].letter_keys},
         2: {"s2": given[1].keys},
     }
-    assert keys_by_place(given) == plane.unpublished
+    assert staged_keys_by_sink(given) == plane.unpublished
     for connection, place in ((1, "s1"), (2, "s2")):
         made.say(connection, messages.Published(plane.sequence, place))
     assert set(plane.unpublished) == {"bad"} and plane.describe_region().published == plane.sequence - 1
@@ -298,7 +298,7 @@ def test_another_member_publishes_the_letters_of_one_that_is_gone(driven: tuple[
     """A publisher died between its sink and the place of the dead letters."""
     made, given = driven
     made.say(1, messages.Published(made.machine.plane.sequence, "s1"))
-    made.do(events.Disconnected(1))
+    made.do(events.ConnectionEnded(1))
     made.say(2, messages.Register("m2", UUID(int=2), "etl", messages.Identity("m2", 1), sink="s2", letters="bad"))
     order = [order for order in made.orders(2, messages.Publish) if order.place == "bad"][-1]
     assert order.keys == given[0].letter_keys + given[1].letter_keys
@@ -326,10 +326,10 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     made, given = driven
     plane = made.machine.plane
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
-    history = History(last, given, plane.unpublished, {}, Epoch("r", 1, 3, 0, 0, "", 0))
-    moved = [fact for fact in facts_after_adoption(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
+    history = AdoptionHistory(last, given, plane.unpublished, {}, Epoch("r", 1, 3, 0, 0, "", 0))
+    moved = [fact for fact in records_after_adoption(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
     assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
-    ahead = [fact for fact in facts_after_adoption(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
+    ahead = [fact for fact in records_after_adoption(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
     assert [(fact.letter_keys, fact.keys, fact.sequence) for fact in ahead] == [
         ((), before.keys, 40) for before in given
     ]

@@ -16,7 +16,7 @@ import pytest
 
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region import DeltaTable
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.sinks import Keep, Sink, owner_marker
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.staged import StagedKey
@@ -270,7 +270,7 @@ def test_a_reset_keeps_the_column(tmp_path: Path, options: dict[str, Any]) -> No
 
 
 def test_a_member_submits_tables_with_and_without_the_new_column(tmp_path: Path) -> None:
-    stager = Stager(made(tmp_path / "t", evolve="add"), REGION, "a")
+    stager = RowStager(made(tmp_path / "t", evolve="add"), REGION, "a")
     stager.begin(1)
     untyped = table(0).append_column("crew", pa.nulls(1))
     for rows_of_table in (untyped, table(1), wide(2), table(3), table(4).append_column("crew", pa.nulls(1))):

@@ -150,7 +150,7 @@ def test_no_reset_waits_for_who_has_emptied_its_place_and_gone() -> None:
 def test_a_region_says_which_place_it_waits_for_when_who_wrote_there_has_died() -> None:
     driven = shown()
     driven.say(99, to_initial(driven))
-    driven.do(events.Disconnected(2))
+    driven.do(events.ConnectionEnded(2))
     driven.tick(10_000)
     driven.say(1, messages.WasReset(driven.machine.plane.epoch))
     driven.say(1, messages.Published(8))
@@ -175,15 +175,15 @@ def test_a_member_that_closes_with_nothing_to_submit_waits_for_stop_if_it_writes
 ) -> None:
     """The member does not know of a reset whose manifest is on its way to the topic, and may be needed."""
     machine = MemberMachine("r", "m2", UUID(int=2), "etl", sink)
-    machine.step(does.Connected())
-    machine.step(does.OrderReceived(messages.Welcome(3, 5, 7, ("m2",))))
+    machine.step(does.ControlPlaneConnected())
+    machine.step(does.ControlPlaneMessageReceived(messages.Welcome(3, 5, 7, ("m2",))))
     machine.step(does.PartitionsAssigned(Identity("m2", 1), (P1,)))
     if goes_back:
-        machine.step(does.OrderReceived(messages.Starts(3, 1, (at(P1, 71),))))
+        machine.step(does.ControlPlaneMessageReceived(messages.Starts(3, 1, (at(P1, 71),))))
         assert not ends(machine, does.CloseRequested())
-        ended = ends(machine, does.OrderReceived(messages.Reset(3, 6, 8, None)), does.ApplicationReset(6))
+        ended = ends(machine, does.ControlPlaneMessageReceived(messages.Reset(3, 6, 8, None)), does.ApplicationReset(6))
     else:
         ended = ends(machine, does.CloseRequested())
     assert ended is not bool(sink)
     if sink:
-        assert ends(machine, does.OrderReceived(messages.Stop(3, "", "")))
+        assert ends(machine, does.ControlPlaneMessageReceived(messages.Stop(3, "", "")))

@@ -42,19 +42,19 @@ def of_one_process() -> Driven:
 
 def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     driven = of_one_process()
-    effects = driven.machine.step(events.Disconnected(1), 0)
+    effects = driven.machine.step(events.ConnectionEnded(1), 0)
     assert events.CheckProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
     driven.do(events.ProcessEnded("p"))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {ResetCause.DEAD: 1}
     assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
-    driven.do(events.Disconnected(2))
+    driven.do(events.ConnectionEnded(2))
     driven.do(events.ProcessEnded("p"))
     assert not driven.machine.plane.members
 
 
 def test_a_process_without_a_name_is_not_looked_at() -> None:
     driven = two()
-    effects = driven.machine.step(events.Disconnected(1), 0)
+    effects = driven.machine.step(events.ConnectionEnded(1), 0)
     assert not [effect for effect in effects if isinstance(effect, events.CheckProcess)]
 
 
@@ -62,12 +62,12 @@ def test_a_process_without_a_name_is_not_looked_at() -> None:
 def test_a_process_that_may_live_has_its_time_to_rejoin(how: str) -> None:
     driven = of_one_process()
     incarnation = driven.machine.plane.members["m1"].incarnation
-    driven.do(events.Disconnected(1))
+    driven.do(events.ConnectionEnded(1))
     if how != "of another":
         process = "p" if how == "came back" else "q"
         driven.join(3, "m1", epoch=6, holds=(at(P0, 70),), incarnation=incarnation, process=process)
         if process == "q":
-            driven.do(events.Disconnected(3))
+            driven.do(events.ConnectionEnded(3))
     driven.do(events.ProcessEnded("other" if how == "of another" else "p"))
     assert "m1" in driven.machine.plane.members and driven.stands(RegionState.RUNNING)
 

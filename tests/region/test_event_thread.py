@@ -11,7 +11,7 @@ from kohort.ids import TopicPartition
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.member_thread import GroupListener
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.member.machine import MemberMachine
@@ -60,7 +60,7 @@ def test_partitions_assigned_and_revoked_in_one_poll_are_released() -> None:
     machine = MemberMachine("r", "m1", UUID(int=1), "g")
     config = MemberConfig(("t",), None, start_of("committed", "earliest"))
     thread = EventThread(
-        machine, cast(Consumer, consumer), RecordQueue(10, 4), cast(Stager, None), (), cast(Any, None), config
+        machine, cast(Consumer, consumer), RecordQueue(10, 4), cast(RowStager, None), (), cast(Any, None), config
     )
     consumer.listener = GroupListener(thread._hear_group, cast(Consumer, consumer), thread.wake)
     consumer.poll_in_which_the_group_changes_its_mind()

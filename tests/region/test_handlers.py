@@ -54,7 +54,7 @@ INSIDE = {"member.submit": "_add", "member.tables": "take"}
 
 def member_table(member: Any) -> Any:
     """The table in hand, or one that nobody has: a handler submits at a bad moment."""
-    piece = member._flow.in_hand
+    piece = member._flow.current_table
     return pa.table({"value": [b"0"]}) if piece is None else piece.table.select(["value"])
 
 

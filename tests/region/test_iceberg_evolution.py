@@ -13,7 +13,7 @@ from pyiceberg.types import IntegerType
 
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region import IcebergTable
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.sinks.iceberg_log import IcebergLog
 from tests.region.test_iceberg_table import REGION, SCHEMA, key, made, opened, publish, table
 
@@ -247,7 +247,7 @@ def test_a_new_column_that_looks_like_a_part_of_another_is_refused(tmp_path: Pat
 
 
 def test_a_new_column_is_left_out_until_it_has_a_type(tmp_path: Path) -> None:
-    stager = Stager(made(tmp_path, evolve="add"), REGION, "a")
+    stager = RowStager(made(tmp_path, evolve="add"), REGION, "a")
     stager.begin(1)
     for rows_of_table in (table(1).append_column("crew", pa.nulls(1)), wide(2)):
         stager.add(rows_of_table)
@@ -296,7 +296,7 @@ def test_duckdb_sees_the_new_column(tmp_path: Path) -> None:
 
 
 def test_a_member_submits_tables_with_and_without_the_new_column(tmp_path: Path) -> None:
-    stager = Stager(made(tmp_path, evolve="add"), REGION, "a")
+    stager = RowStager(made(tmp_path, evolve="add"), REGION, "a")
     stager.begin(1)
     for rows_of_table in (table(1), wide(2), table(3)):
         stager.add(rows_of_table)

@@ -12,9 +12,9 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.keyed_state import states as states_module
-from kohort.region.keyed_state.place import FolderStore, KeyedState, RegionStates, SweepOrder
+from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore, SweepOrder
 from kohort.region.keyed_state.state_files import OBJECTS_BYTES, ReadPart, file_name, folder_of
-from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
+from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
 from kohort.region.records import Part
 from tests.region.test_parquet_s3 import options
 
@@ -23,7 +23,7 @@ PART = Part("etl", "orders", 3, TOPIC_ID)
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> RegionStates:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> RegionStateStore:
     if request.param == "folder":
         return KeyedState(tmp_path / "states").bind(REGION_ID)
     address = request.getfixturevalue("store")
@@ -33,17 +33,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> RegionStates:
     return bound
 
 
-def mapping(state: LoadedState) -> StateMapping:
+def mapping(state: LoadedKeyedState) -> StateMapping:
     return StateMapping(state, lambda: True)
 
 
-def loaded(place: RegionStates, state: LoadedState) -> LoadedState:
+def loaded(place: RegionStateStore, state: LoadedKeyedState) -> LoadedKeyedState:
     """A state as another member loads it."""
-    return LoadedState(PART, place, state.head, None)
+    return LoadedKeyedState(PART, place, state.head, None)
 
 
-def test_state_is_a_mapping_of_bytes_to_bytes_in_the_order_of_keys(place: RegionStates) -> None:
-    state = mapping(LoadedState(PART, place, None, None))
+def test_state_is_a_mapping_of_bytes_to_bytes_in_the_order_of_keys(place: RegionStateStore) -> None:
+    state = mapping(LoadedKeyedState(PART, place, None, None))
     assert dict(state) == {} and len(state) == 0 and b"a" not in state
     state[b"b"], state[b"a"] = b"2", b"1"
     state[b"b"] = b"3"
@@ -56,8 +56,8 @@ def test_state_is_a_mapping_of_bytes_to_bytes_in_the_order_of_keys(place: Region
     assert dict(state) == {b"b": b"3"} and state.get(b"a", b"none") == b"none"
 
 
-def test_what_is_saved_is_what_another_member_loads(place: RegionStates) -> None:
-    state = LoadedState(PART, place, None, None)
+def test_what_is_saved_is_what_another_member_loads(place: RegionStateStore) -> None:
+    state = LoadedKeyedState(PART, place, None, None)
     wanted: dict[bytes, bytes] = {}
     for sequence in range(1, 60):
         with_state = mapping(state)
@@ -77,7 +77,7 @@ def test_what_is_saved_is_what_another_member_loads(place: RegionStates) -> None
 @pytest.mark.parametrize("size", [1, 20_000], ids=["small values", "large values"])
 def test_changes_at_once_are_all_there(tmp_path: Path, size: int) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     wanted = {b"%d" % number: b"a" * size for number in range(1_100)}
     mapping(state).update(wanted)
     state.save(1)
@@ -92,8 +92,8 @@ def test_changes_at_once_are_all_there(tmp_path: Path, size: int) -> None:
     state.close()
 
 
-def test_unchanged_state_writes_nothing(place: RegionStates, tmp_path: Path) -> None:
-    state = LoadedState(PART, place, None, None)
+def test_unchanged_state_writes_nothing(place: RegionStateStore, tmp_path: Path) -> None:
+    state = LoadedKeyedState(PART, place, None, None)
     state.save(1)
     assert state.head is None
     mapping(state)[b"a"] = b"1"
@@ -103,10 +103,10 @@ def test_unchanged_state_writes_nothing(place: RegionStates, tmp_path: Path) -> 
     assert state.head == head and head is not None and head.sequence == 2
 
 
-def test_state_of_many_pieces_is_loaded_as_it_was(place: RegionStates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_many_pieces_is_loaded_as_it_was(place: RegionStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("state_files", "states"):
         monkeypatch.setattr(f"kohort.region.keyed_state.{name}.FILE_BYTES", 10_000)
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     wanted = {b"%05d" % number: b"%d" % number * 20 for number in range(3_000)}
     mapping(state).update(wanted)
     state.save(1)
@@ -118,8 +118,8 @@ def test_state_of_many_pieces_is_loaded_as_it_was(place: RegionStates, monkeypat
     assert dict(mapping(loaded(place, state))) == wanted | more
 
 
-def test_a_new_base_lets_the_files_before_it_be_swept(place: RegionStates) -> None:
-    state, heads = LoadedState(PART, place, None, None), []
+def test_a_new_base_lets_the_files_before_it_be_swept(place: RegionStateStore) -> None:
+    state, heads = LoadedKeyedState(PART, place, None, None), []
     for sequence in range(1, 40):
         mapping(state)[b"key"] = b"%d" % sequence * 10_000
         state.save(sequence)
@@ -132,18 +132,18 @@ def test_a_new_base_lets_the_files_before_it_be_swept(place: RegionStates) -> No
     folder = f"{REGION_ID.hex}/{folder_of(PART)}"
     assert len(place._store.names(folder)) == len(state._chain)
     with pytest.raises(CorruptDataError, match="give all members the place where it was saved"):
-        LoadedState(PART, place, heads[0], None)
+        LoadedKeyedState(PART, place, heads[0], None)
 
 
 def written_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of files that are saved from now on."""
-    sizes, write = list[int](), FolderStore.write
+    sizes, write = list[int](), FolderStateStore.write
 
-    def counted(store: FolderStore, folder: str, name: str, content: ReadPart) -> None:
+    def counted(store: FolderStateStore, folder: str, name: str, content: ReadPart) -> None:
         sizes.append(len(content))
         write(store, folder, name, content)
 
-    monkeypatch.setattr(FolderStore, "write", counted)
+    monkeypatch.setattr(FolderStateStore, "write", counted)
     return sizes
 
 
@@ -167,7 +167,7 @@ def test_checkpoints_write_in_proportion_to_what_changed(
             mapping(states.state_of(PART))[key] = wanted[key] = value
             changed += len(key) + len(value)
         states.save(sequence)
-        for order in states.completed():
+        for order in states.on_checkpoint_completed():
             place.sweep(order)
     assert state.head is not None and state.head.base == 1, "the base is the first one"
     assert sum(sizes) < 10 * changed and len(state._chain) < 36
@@ -181,7 +181,7 @@ def test_changes_that_are_damaged_when_they_are_merged_are_saved_with_the_whole_
 ) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
     place.deltas_max = 2
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     for sequence in range(1, 4):
         mapping(state)[b"%d" % sequence] = b"a"
         state.save(sequence)
@@ -194,8 +194,8 @@ def test_changes_that_are_damaged_when_they_are_merged_are_saved_with_the_whole_
     state.close()
 
 
-def test_a_base_that_shrank_is_written_smaller(place: RegionStates) -> None:
-    state = LoadedState(PART, place, None, None)
+def test_a_base_that_shrank_is_written_smaller(place: RegionStateStore) -> None:
+    state = LoadedKeyedState(PART, place, None, None)
     mapping(state).update({b"%d" % number: bytes(1_000) for number in range(2_000)})
     state.save(1)
     before = state.head
@@ -209,7 +209,7 @@ def test_a_base_that_shrank_is_written_smaller(place: RegionStates) -> None:
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     mapping(state)[b"a"] = b"1"
     state.save(1)
     assert state.head is not None
@@ -233,19 +233,19 @@ def test_abandoned_attempt_is_part_of_the_next(tmp_path: Path) -> None:
     head = states.save(1)[PART]
     assert head != first
     states.close()
-    assert dict(mapping(LoadedState(PART, place, head, None))) == {b"a": b"1", b"b": b"2"}
+    assert dict(mapping(LoadedKeyedState(PART, place, head, None))) == {b"a": b"1", b"b": b"2"}
 
 
 def test_partition_that_is_not_asked_for_keeps_its_state(tmp_path: Path) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     mapping(state)[b"a"] = b"1"
     state.save(4)
     states = KeyedStates(place, None)
     states.begin(PART, state.head)
     assert states.save(5) == {PART: state.head}
     assert state.head is not None
-    assert states.completed() == [SweepOrder(PART, state.head)] and states.completed() == []
+    assert states.on_checkpoint_completed() == [SweepOrder(PART, state.head)] and states.on_checkpoint_completed() == []
 
 
 def test_state_of_a_partition_that_was_lost_counts_for_nothing(tmp_path: Path) -> None:
@@ -257,14 +257,14 @@ def test_state_of_a_partition_that_was_lost_counts_for_nothing(tmp_path: Path) -
     before[b"b"] = b"2"  # the table in progress goes on
     mapping(states.state_of(PART))[b"c"] = b"3"
     states.begin(PART, None)
-    states.remove_left()
+    states.close_forgotten_copies()
     assert dict(mapping(states.state_of(PART))) == {}
     states.close()
 
 
 def test_state_is_not_used_behind_its_table(tmp_path: Path) -> None:
     current = [True]
-    state = StateMapping(LoadedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None), lambda: current[0])
+    state = StateMapping(LoadedKeyedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None), lambda: current[0])
     state[b"a"] = b"1"
     current.clear()
     current.append(False)
@@ -279,13 +279,13 @@ def test_state_is_not_used_behind_its_table(tmp_path: Path) -> None:
     ids=["a key that is text", "a value that is text", "a long key", "a long value"],
 )
 def test_what_is_no_key_or_value_is_refused(tmp_path: Path, key: bytes, value: bytes) -> None:
-    state = mapping(LoadedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None))
+    state = mapping(LoadedKeyedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None))
     with pytest.raises(InvalidInputError):
         state[key] = value
 
 
 def test_full_disk_of_the_working_copy_resets(tmp_path: Path) -> None:
-    state = LoadedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None)
+    state = LoadedKeyedState(PART, KeyedState(tmp_path).bind(REGION_ID), None, None)
     state._copy._database.execute("PRAGMA max_page_count = 4")
     mapping(state).update({b"%d" % number: bytes(10_000) for number in range(100)})
     with pytest.raises(sqlite3.Error):
@@ -302,11 +302,11 @@ def test_changes_beyond_a_limit_want_a_checkpoint(tmp_path: Path, monkeypatch: p
         state[b"a"] = b"%d" % number + bytes(900)
     del state[b"a"]
     state[b"a"] = bytes(900)
-    assert not states.changed_much()
+    assert not states.has_many_changes()
     state[b"b"] = bytes(900)
-    assert states.changed_much()
+    assert states.has_many_changes()
     states.save(1)
-    assert not states.changed_much()
+    assert not states.has_many_changes()
 
 
 def test_folders_of_partitions_differ() -> None:

@@ -15,8 +15,8 @@ import pytest
 from kohort.cli.app import run
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region import KeyedState, Region, RegionStoppedError
-from kohort.region.description import state_rows
-from kohort.region.keyed_state.place import FolderStore
+from kohort.region.description import keyed_state_rows
+from kohort.region.keyed_state.place import FolderStateStore
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_parquet_s3 import options as store_options
 from tests.region.test_region import all_once, options
@@ -174,7 +174,7 @@ def test_describe_shows_how_large_states_are(
     regions.append(region)
     worker = Counting(region, "m1", sink, name, keyed_state=states)
     until(lambda: all_once(sink, range(200)), "all is published")
-    [row] = state_rows(region.describe())
+    [row] = keyed_state_rows(region.describe())
     assert row["keyed_states"] == 4 and row["bytes"] > row["largest"] > 100
     assert run(["region", "describe", name, "--bootstrap-server", own_servers]) == 0
     assert "KEYED-STATES" in capsys.readouterr().out
@@ -315,16 +315,16 @@ def test_place_that_is_away_is_waited_for(
     first.close()
     fill(own_servers, name, range(100, 200))
     away, failed = [True], list[str]()
-    read, write = FolderStore.read, FolderStore.write
+    read, write = FolderStateStore.read, FolderStateStore.write
 
-    def fails(store: FolderStore, folder: str, name: str, *content: bytes) -> Any:
+    def fails(store: FolderStateStore, folder: str, name: str, *content: bytes) -> Any:
         if away and name != "probe":
             failed.append(name)
             raise OSError(errno.EIO, "the file server is away")
         return write(store, folder, name, *content) if content else read(store, folder, name)
 
-    monkeypatch.setattr(FolderStore, "read", fails)
-    monkeypatch.setattr(FolderStore, "write", fails)
+    monkeypatch.setattr(FolderStateStore, "read", fails)
+    monkeypatch.setattr(FolderStateStore, "write", fails)
     second = Counting(region, "m2", sink, name, keyed_state=states)
     until(lambda: len(failed) > 2, "it waits for its state")
     if resets:

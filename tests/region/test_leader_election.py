@@ -8,7 +8,7 @@ import pytest
 
 from kohort.region import leader_election
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
-from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NobodyServesError
+from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NoControlPlaneError
 from kohort.region.server import RegionLog, TermOverError
 from tests.support.waiting import replace_time
 
@@ -37,7 +37,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     place = Contested(now)
     loser = LeaderElection(place, RegionConfig())
     while len(place.tried) < 8:
-        with pytest.raises(NobodyServesError, match="another application is taking over"):
+        with pytest.raises(NoControlPlaneError, match="another application is taking over"):
             loser.connect_to_control_plane()
         now[0] += 0.1
     least, most = leader_election.ELECTION_DELAY_S

@@ -11,9 +11,9 @@ import pytest
 from kohort.region import messages
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import TABLE, MemberMachine
-from kohort.region.member.state import Behaviour
+from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import CheckpointAttempt, Identity
-from kohort.region.records import Part, Position, StateHead
+from kohort.region.records import KeyedStateHead, Part, Position
 from kohort.region.states import RegionMemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
@@ -31,14 +31,14 @@ class Driven:
     """A machine, and what came of it."""
 
     def __init__(self, **how: bool) -> None:
-        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", "s", Behaviour(**how))
+        self.machine = MemberMachine("r", "m1", UUID(int=1), "etl", "s", MemberBehaviour(**how))
         self.did: list[member_events.Effect] = []
 
     def do(self, *events: member_events.Event | messages.Order) -> list[member_events.Effect]:
         self.did = []
         for event in events:
             self.did += self.machine.step(
-                member_events.OrderReceived(event) if isinstance(event, messages.Order) else event
+                member_events.ControlPlaneMessageReceived(event) if isinstance(event, messages.Order) else event
             )
         return self.did
 
@@ -59,7 +59,7 @@ class Driven:
 def reading(**how: bool) -> Driven:
     """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
-    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
     driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))), member_events.RecordsFetched())
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
@@ -90,25 +90,27 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     driven = Driven()
     assert driven.stands(RegionMemberState.SUBSCRIBED)
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
-    assert driven.said(messages.AskStarts) == [] and driven.effects(member_events.Seek) == []
-    driven.do(member_events.Connected())
+    assert driven.said(messages.AskStarts) == [] and driven.effects(member_events.SeekPositions) == []
+    driven.do(member_events.ControlPlaneConnected())
     assert [(report.epoch, report.sink, report.shares) for report in driven.said(messages.Register)] == [
         (-1, "s", True)
     ]
     alone = Driven(shares=False)
-    alone.do(member_events.Connected())
+    alone.do(member_events.ControlPlaneConnected())
     assert [report.shares for report in alone.said(messages.Register)] == [False]
     driven.do(messages.Welcome(3, 5, 7, ("m1",), b"saved"))
     assert driven.effects(member_events.BeginEpoch) == [member_events.BeginEpoch(5, 7, b"saved")]
     assert driven.said(messages.AskStarts) == [messages.AskStarts(1, (P0,))]
     driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))))
-    assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),))], "not what it has not"
+    assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((at(P0, 70),))], (
+        "not what it has not"
+    )
 
 
 def test_partitions_revoked_before_anything_was_fetched_are_released() -> None:
     driven = Driven()
     driven.do(
-        member_events.Connected(),
+        member_events.ControlPlaneConnected(),
         messages.Welcome(3, 5, 7, ("m1",)),
         member_events.PartitionsAssigned(Identity("id", 1), (P0,)),
     )
@@ -127,7 +129,7 @@ def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type
     assert member_events.StopPolling(clear=True) in driven.did
     assert [report.forced for report in driven.said(messages.AskReset)] == [True]
     driven.do(member_events.PartitionsAssigned(Identity("id", 2), (P1,)), messages.Starts(3, 1, (at(P1, 71),)))
-    assert driven.effects(member_events.Seek) == [] and driven.said(messages.AskStarts) == [], (
+    assert driven.effects(member_events.SeekPositions) == [] and driven.said(messages.AskStarts) == [], (
         "nothing is sought while it waits"
     )
 
@@ -140,13 +142,13 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     assert driven.stands(RegionMemberState.CR_RESET_PENDING), "that was for an earlier one"
     driven.do(member_events.ApplicationReset(6))
     assert driven.stands(RegionMemberState.RESET_COMPLETE)
-    assert driven.effects(member_events.Poll) == [member_events.Poll(slowly=True)]
+    assert driven.effects(member_events.StartPolling) == [member_events.StartPolling(slowly=True)]
     assert driven.said(messages.WasReset) == [messages.WasReset(6)] and driven.said(messages.AskStarts)[0].parts == (
         P0,
         P1,
     )
     driven.do(messages.Starts(3, 2, (at(P0, 70),)))
-    assert driven.effects(member_events.Seek) == [member_events.Seek((at(P0, 70),), commit=True)], (
+    assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((at(P0, 70),), commit=True)], (
         "the group's offsets go back too"
     )
     driven.do(member_events.PartitionsRevoked((P1,)))
@@ -154,19 +156,21 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
         "it has fetched nothing"
     )
     driven.do(member_events.RecordsFetched())
-    assert driven.effects(member_events.Poll) == [member_events.Poll(slowly=False)]
+    assert driven.effects(member_events.StartPolling) == [member_events.StartPolling(slowly=False)]
 
 
 def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
     """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
-    driven.do(messages.Reset(3, 6, 7, b"saved"), member_events.Connected(), messages.Reset(3, 6, 7, b"saved"))
+    driven.do(
+        messages.Reset(3, 6, 7, b"saved"), member_events.ControlPlaneConnected(), messages.Reset(3, 6, 7, b"saved")
+    )
     assert len(driven.effects(member_events.ResetApplication)) == 1
     driven.do(
         member_events.ApplicationReset(6),
         messages.Starts(3, 2, (at(P0, 70),)),
         member_events.RecordsFetched(),
-        member_events.Connected(),
+        member_events.ControlPlaneConnected(),
     )
     driven.do(messages.Reset(3, 6, 7, b"saved"))
     assert not driven.effects(member_events.ResetApplication) and driven.said(messages.WasReset) == [
@@ -180,10 +184,10 @@ def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
 def test_a_drain_that_fails_is_said() -> None:
     driven = reading()
     driven.do(messages.Drain(3, CUT))
-    assert driven.effects(member_events.Quiesce) == [member_events.Quiesce(CUT)]
-    driven.do(member_events.DrainError(CheckpointAttempt(8, 0), "an earlier one"))
+    assert driven.effects(member_events.DrainMember) == [member_events.DrainMember(CUT)]
+    driven.do(member_events.DrainAborted(CheckpointAttempt(8, 0), "an earlier one"))
     assert driven.did == []
-    driven.do(member_events.DrainError(CUT, "one partition's offset was refused"))
+    driven.do(member_events.DrainAborted(CUT, "one partition's offset was refused"))
     assert driven.said(messages.DrainFailed) == [messages.DrainFailed(CUT, "one partition's offset was refused")]
 
 
@@ -201,9 +205,9 @@ def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end(
 def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> None:
     driven = contributed()
     driven.do(messages.Completed(3, 8, 6))
-    assert driven.effects(member_events.RetireSequences) == [member_events.RetireSequences(8, 6, counts=True)]
+    assert driven.effects(member_events.RetireCheckpoints) == [member_events.RetireCheckpoints(8, 6, counts=True)]
     assert driven.effects(member_events.ResumeSubmitting) and driven.stands(RegionMemberState.RECORDS_FETCHED)
-    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}
+    assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 80, 1: 71}
 
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
@@ -212,8 +216,8 @@ def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     assert driven.said(messages.Drained) == [messages.Drained(CheckpointAttempt(8, 2))] and driven.stands(
         RegionMemberState.DRAINED
     )
-    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 70, 1: 71}
-    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 70, 1: 71}
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.effects(member_events.ResumeSubmitting), "a new control plane does not know of the cut"
 
 
@@ -225,10 +229,10 @@ def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says
     driven = contributed(holds_back=True)
     driven.do(member_events.PartitionsRevoked((P1,)))
     driven.do(says)
-    assert driven.effects(member_events.RetireSequences) == [
-        member_events.RetireSequences(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
+    assert driven.effects(member_events.RetireCheckpoints) == [
+        member_events.RetireCheckpoints(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
     ]
-    assert {position.partition: position.offset for position in driven.machine.holds()} == {0: 70, 1: 71}
+    assert {position.partition: position.offset for position in driven.machine.held_positions()} == {0: 70, 1: 71}
     assert not driven.effects(member_events.ReleasePartitions)
     assert driven.machine.sequence == 8 and driven.stands(RegionMemberState.RECORDS_FETCHED)
 
@@ -281,7 +285,7 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     """A partition was let go at once, as unread, and a batch with its records was staged."""
     driven = Driven(holds_back=True, reads_on=True)
     driven.do(
-        member_events.Connected(),
+        member_events.ControlPlaneConnected(),
         messages.Welcome(3, 5, 7, ("m1",)),
         member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)),
     )
@@ -295,8 +299,8 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     )
     driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
     driven.do(messages.Completed(3, 8, 6))
-    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(member_events.Poll) == [
-        member_events.Poll(slowly=False)
+    assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(member_events.StartPolling) == [
+        member_events.StartPolling(slowly=False)
     ]
     driven.do(member_events.PartitionsRevoked((P1,)))
     assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
@@ -317,17 +321,19 @@ def test_a_control_plane_that_was_overtaken_is_not_heard() -> None:
 
 def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     driven = contributed()
-    [register] = (driven.do(member_events.Connected()), driven.said(messages.Register))[1]
+    [register] = (driven.do(member_events.ControlPlaneConnected()), driven.said(messages.Register))[1]
     assert (register.epoch, register.contributed) == (5, 8)
-    assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
+    assert register.held_positions == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
     driven.do(messages.Welcome(4, 5, 8, ("m1",)))
-    assert {hold.partition: hold.offset for hold in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
+    assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 80, 1: 71}, (
+        "it was complete"
+    )
 
 
 def test_a_member_that_closes_waits_for_stop() -> None:
     """With the next sequence, or at once if it holds nothing: the control plane knows what it is needed for."""
     idle = Driven()
-    idle.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
+    idle.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
     for driven in (reading(), idle):
         driven.do(member_events.CloseRequested())
         assert driven.said(messages.Leave)
@@ -340,37 +346,37 @@ def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
     driven = reading()
     driven.do(member_events.MemberFailed("records are lost", "reset it"))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
-    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
 
 
 def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut() -> None:
     """An application has failed while no control plane was reached: what it had fetched must not count as read."""
     driven = reading()
-    driven.do(member_events.CloseRequested(), member_events.ResetWanted("the application has failed"))
+    driven.do(member_events.CloseRequested(), member_events.ResetRequested("the application has failed"))
     assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")]
-    driven.do(member_events.Connected(), messages.Welcome(4, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
     assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")], (
         "again, for it was not heard"
     )
     driven.do(messages.Drain(4, CUT))
-    assert not driven.effects(member_events.Quiesce)
+    assert not driven.effects(member_events.DrainMember)
     driven.do(messages.Reset(4, 6, 7, None), member_events.ApplicationReset(6))
     assert driven.said(messages.Leave), "it was to be closed"
-    assert not driven.effects(member_events.Poll) and not driven.said(messages.AskStarts)
+    assert not driven.effects(member_events.StartPolling) and not driven.said(messages.AskStarts)
 
 
-STATE = StateHead(6, 7, bytes(16), 9_000)
+STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
 
 
 def test_state_goes_with_the_offset_into_the_contribution() -> None:
     driven = Driven(keyed=True)
-    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
     assert driven.said(messages.AssignmentChanged)
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
     start = replace(at(P0, 70), state=STATE)
     driven.do(messages.Starts(3, 1, (start,)))
-    assert driven.effects(member_events.Seek) == [member_events.Seek((start,))]
+    assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((start,))]
     driven.do(member_events.RecordsFetched(), messages.Drain(3, CUT), member_events.DrainCompleted(CUT))
     later = STATE._replace(sequence=8)
     driven.do(messages.Checkpoint(3, CUT, ("m1",)))
@@ -382,10 +388,10 @@ def test_state_goes_with_the_offset_into_the_contribution() -> None:
 
 def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one() -> None:
     driven = Driven()
-    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
     driven.do(messages.Starts(3, 1, (at(P1, 71), replace(at(P0, 70), state=STATE))))
-    assert not driven.effects(member_events.Seek) and not driven.machine.begins
+    assert not driven.effects(member_events.SeekPositions) and not driven.machine.begins
     [failed] = driven.said(messages.UnrecoverableFailure)
     assert "t-0 of group 'etl' have keyed states" in failed.cause and "keyed_state=" in failed.remedy
 
@@ -393,6 +399,6 @@ def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one()
 def test_control_plane_of_an_earlier_release_gets_no_member_with_states() -> None:
     """Such a control plane would take the contribution, and write a manifest without the state."""
     driven = Driven(keyed=True)
-    driven.do(member_events.Connected(), messages.Welcome(3, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
     [end] = driven.effects(member_events.EndMember)
     assert "earlier release" in end.cause and not driven.effects(member_events.BeginEpoch)

@@ -21,10 +21,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
-from kohort.region.keyed_state.place import FolderStore, KeyedState, RegionStates
-from kohort.region.keyed_state.state_files import ReadPart, file_head, folder_of, written_file
-from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping, WorkingCopy
-from kohort.region.records import Part, StateHead
+from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
+from kohort.region.keyed_state.state_files import ReadPart, encode_file_header, entry_of_file, folder_of
+from kohort.region.keyed_state.states import KeyedStateCopy, KeyedStates, LoadedKeyedState, StateMapping
+from kohort.region.records import KeyedStateHead, Part
 from kohort.region.sinks.availability import is_away
 from tests.region.s3_server import LossyProxy
 from tests.region.test_parquet_s3 import options
@@ -37,7 +37,7 @@ KEYS = {b"%05d" % number: b"%d" % number * 20 for number in range(1_000)}
 CHANGES = {b"+%05d" % number: b"y" * 100 for number in range(500)}
 
 
-def mapping(state: LoadedState) -> StateMapping:
+def mapping(state: LoadedKeyedState) -> StateMapping:
     return StateMapping(state, lambda: True)
 
 
@@ -47,9 +47,9 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"kohort.region.keyed_state.{name}.FILE_BYTES", FILE_BYTES)
 
 
-def save(place: RegionStates) -> LoadedState:
+def save(place: RegionStateStore) -> LoadedKeyedState:
     """A state with a base of several pieces, and several deltas."""
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     mapping(state).update(KEYS)
     state.save(1)
     mapping(state).update(CHANGES)
@@ -59,9 +59,9 @@ def save(place: RegionStates) -> LoadedState:
     return state
 
 
-def load(place: RegionStates, head: StateHead | None, work_folder: Path | None = None) -> dict[bytes, bytes]:
+def load(place: RegionStateStore, head: KeyedStateHead | None, work_folder: Path | None = None) -> dict[bytes, bytes]:
     """The state as another member loads it."""
-    state = LoadedState(PART, place, head, None if work_folder is None else str(work_folder))
+    state = LoadedKeyedState(PART, place, head, None if work_folder is None else str(work_folder))
     try:
         return dict(mapping(state))
     finally:
@@ -146,14 +146,14 @@ def test_file_of_another_size_is_not_read_on(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / REGION_ID.hex / folder_of(PART)
     for file in state._chain:
         grow(folder / file.name)
-    read, sizes = FolderStore.read, list[int]()
+    read, sizes = FolderStateStore.read, list[int]()
 
-    def counted(store: FolderStore, folder: str, name: str) -> Generator[ReadPart, None, None]:
+    def counted(store: FolderStateStore, folder: str, name: str) -> Generator[ReadPart, None, None]:
         for part in read(store, folder, name):
             sizes.append(len(part))
             yield part
 
-    monkeypatch.setattr(FolderStore, "read", counted)
+    monkeypatch.setattr(FolderStateStore, "read", counted)
     with pytest.raises(CorruptDataError, match="larger than the file that was saved"):
         load(place, state.head)
     assert sum(sizes) < 8 << 20
@@ -169,8 +169,8 @@ def test_pieces_that_can_not_be_read_keep_no_right_to_write(tmp_path: Path) -> N
 
     for _ in range(6):
         with pytest.raises(sqlite3.DatabaseError):
-            place.write_base(PART, 1, [bytearray, unreadable])
-    assert len(place.write_base(PART, 1, [bytearray, bytearray])) == 2
+            place.write_base_files(PART, 1, [bytearray, unreadable])
+    assert len(place.write_base_files(PART, 1, [bytearray, bytearray])) == 2
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ def test_database_with_more_than_the_table_is_refused(tmp_path: Path, more: str)
         database.executescript(more)
     database.close()
     place = KeyedState(tmp_path / "states").bind(REGION_ID)
-    content = bytearray(file_head("base", []) + path.read_bytes())
-    [file] = place.write_base(PART, 1, [lambda head: content])
+    content = bytearray(encode_file_header("base", []) + path.read_bytes())
+    [file] = place.write_base_files(PART, 1, [lambda head: content])
     with pytest.raises(CorruptDataError, match="is another database"):
-        load(place, StateHead(1, 1, file.digest, file.size))
+        load(place, KeyedStateHead(1, 1, file.digest, file.size))
 
 
 def test_piece_of_another_state_is_refused(tmp_path: Path) -> None:
     """The digest is the one that the newest file names; but the piece lists other files before itself."""
     place = KeyedState(tmp_path).bind(REGION_ID)
-    strange = file_head("base", [written_file(7, "base", b"other")]) + bytes(100)
-    first = written_file(1, "base", strange)
+    strange = encode_file_header("base", [entry_of_file(7, "base", b"other")]) + bytes(100)
+    first = entry_of_file(1, "base", strange)
     place._store.write(f"{REGION_ID.hex}/{folder_of(PART)}", first.name, strange)
-    newest = place.write_deltas(PART, 2, [first], [b"\x90"])[-1]
+    newest = place.append_deltas(PART, 2, [first], [b"\x90"])[-1]
     with pytest.raises(CorruptDataError, match="a part of another state"):
-        load(place, StateHead(1, 2, newest.digest, 1000))
+        load(place, KeyedStateHead(1, 2, newest.digest, 1000))
 
 
 # -- The working copy while it is filled
@@ -222,13 +222,13 @@ def test_working_copy_has_no_name_and_no_neighbour_while_it_is_filled(tmp_path: 
         write(0, b"no database" * 1000)
 
     with pytest.raises(CorruptDataError, match="no database"):
-        WorkingCopy(str(tmp_path), fill)
+        KeyedStateCopy(str(tmp_path), fill)
     assert seen == [(0o700, [])] and not list(tmp_path.iterdir())
 
 
 def test_changes_are_applied_in_the_order_of_keys() -> None:
     """In any other order each change reads and writes a page of its own: a state of 1 GB then takes minutes."""
-    copy, said = WorkingCopy(None), list[str]()
+    copy, said = KeyedStateCopy(None), list[str]()
     copy.apply({b"%03d" % number: b"" for number in range(100)})
     copy._database.set_trace_callback(said.append)
     copy.apply({b"%03d" % (number * 37 % 100): None if number % 3 else b"new" for number in range(100)})
@@ -241,12 +241,12 @@ def test_changes_are_applied_in_the_order_of_keys() -> None:
 LOADER = r"""
 import os, sys, time
 from uuid import UUID
-from kohort.region.keyed_state.place import FolderStore, KeyedState
-from kohort.region.keyed_state.states import LoadedState
-from kohort.region.records import Part, StateHead
+from kohort.region.keyed_state.place import FolderStateStore, KeyedState
+from kohort.region.keyed_state.states import LoadedKeyedState
+from kohort.region.records import Part, KeyedStateHead
 
 folder, work, base, sequence, digest, size = sys.argv[1:]
-head, read = StateHead(int(base), int(sequence), bytes.fromhex(digest), int(size)), FolderStore.read
+head, read = KeyedStateHead(int(base), int(sequence), bytes.fromhex(digest), int(size)), FolderStateStore.read
 
 def slow(store, folder, name):
     yield from read(store, folder, name)
@@ -254,8 +254,8 @@ def slow(store, folder, name):
         os.write(1, b"reads\n")  # several threads read
         time.sleep(60)
 
-FolderStore.read = slow
-LoadedState(Part("etl", "orders", 3, UUID(int=5)), KeyedState(folder).bind(UUID(int=6)), head, work)
+FolderStateStore.read = slow
+LoadedKeyedState(Part("etl", "orders", 3, UUID(int=5)), KeyedState(folder).bind(UUID(int=6)), head, work)
 """
 
 
@@ -315,17 +315,17 @@ def test_base_of_which_a_piece_could_not_be_saved_is_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
-    state = LoadedState(PART, place, None, None)
+    state = LoadedKeyedState(PART, place, None, None)
     mapping(state).update(KEYS)
-    write, written, fails_at = FolderStore.write, list[str](), [1, 0, 2]
+    write, written, fails_at = FolderStateStore.write, list[str](), [1, 0, 2]
 
-    def fails(store: FolderStore, folder: str, name: str, content: ReadPart) -> None:
+    def fails(store: FolderStateStore, folder: str, name: str, content: ReadPart) -> None:
         written.append(name)
         if fails_at and len(written) > fails_at[0]:
             raise OSError(errno.EIO, "the file server is away")
         write(store, folder, name, content)
 
-    monkeypatch.setattr(FolderStore, "write", fails)
+    monkeypatch.setattr(FolderStateStore, "write", fails)
     while fails_at:
         with pytest.raises(OSError, match="away"):
             state.save(1)
@@ -350,14 +350,14 @@ def test_folders_of_states_survive_a_power_loss_whichever_sync_has_failed() -> N
                 raise OSError(errno.EIO, "the disk fails", path)
 
         calls.at = fails
-        store = FolderStore("/states", calls)
+        store = FolderStateStore("/states", calls)
         with pytest.raises(OSError, match="the disk fails"):
             store.write(folder, "first", b"1")
         store.write(folder, "first", b"1")
         for chance in range(20):
             lost = copy.deepcopy(volume)
             lost.lose_power(random.Random(chance))
-            assert b"".join(FolderStore("/states", Calls(lost)).read(folder, "first")) == b"1"
+            assert b"".join(FolderStateStore("/states", Calls(lost)).read(folder, "first")) == b"1"
 
 
 # -- Resets
@@ -383,7 +383,7 @@ def test_copy_that_is_as_it_was_saved_stays_at_a_reset(states: KeyedStates) -> N
     assert states.state_of(PART) is before and dict(mapping(before)) == {b"a": b"saved"}
     mapping(before)[b"b"] = b"after it"
     head = states.save(2)[PART]
-    assert dict(mapping(LoadedState(PART, states.place, head, None))) == {b"a": b"saved", b"b": b"after it"}
+    assert dict(mapping(LoadedKeyedState(PART, states.place, head, None))) == {b"a": b"saved", b"b": b"after it"}
 
 
 def test_copy_that_has_changes_which_were_not_saved_is_loaded_again(
@@ -398,7 +398,7 @@ def test_copy_that_has_changes_which_were_not_saved_is_loaded_again(
     assert again is not before and dict(mapping(again)) == {b"a": b"saved"}
     mapping(again)[b"a"] = b"not saved either"
     with monkeypatch.context() as patching:
-        patching.setattr(FolderStore, "write", lambda *given: _raise(OSError(errno.EIO, "away")))
+        patching.setattr(FolderStateStore, "write", lambda *given: _raise(OSError(errno.EIO, "away")))
         with pytest.raises(OSError, match="away"):
             states.save(2)
     states.clear()
@@ -424,7 +424,7 @@ def test_copy_of_a_partition_that_moved_at_a_reset_is_removed_with_the_next_save
     before = states.state_of(PART)
     states.clear()
     states.save(2)
-    states.remove_left()
+    states.close_forgotten_copies()
     with pytest.raises(sqlite3.ProgrammingError):
         before.value(b"a")
     states.begin(PART, before.head)

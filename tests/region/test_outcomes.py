@@ -32,7 +32,7 @@ def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
     assert driven.orders(1, messages.Identify)
     if why == "it is dead":
-        driven.do(plane_events.Disconnected(1))
+        driven.do(plane_events.ConnectionEnded(1))
         driven.tick(10_000)
     elif why == "another of its name":
         driven.join(3, "m1")
@@ -43,14 +43,14 @@ def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     assert len(driven.commits) == 1, "nothing of the cut goes on"
 
 
-def test_the_region_resets_when_who_was_asked_for_its_generation_has_let_go_and_died() -> None:
+def test_the_region_resets_when_who_was_asked_for_its_generation_has_released_all_and_died() -> None:
     """Nobody waited for the dead member any more, and its deadline was set again for ever."""
     driven, cut = committing()
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    driven.do(plane_events.Disconnected(1))
+    driven.do(plane_events.ConnectionEnded(1))
     known = driven.machine.plane.members["m1"]
     driven.say(3, messages.Register("m1", known.incarnation, "etl", Identity("m1", 2), known.epoch, (), sink="s"))
-    driven.do(plane_events.Disconnected(3))
+    driven.do(plane_events.ConnectionEnded(3))
     driven.tick(10_000)
     assert "m1" not in driven.machine.plane.members
     assert driven.stands(RegionState.RESETTING)

@@ -17,7 +17,7 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region import ParquetFolder
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.sinks import Keep, Sink, owner_marker
 from kohort.region.staged import StagedKey
 from tests.region import place_runs
@@ -225,7 +225,7 @@ def test_reset_keeps_the_column(make: Callable[..., Any]) -> None:
 
 
 def test_member_submits_tables_with_and_without_the_new_column(make: Callable[..., Any]) -> None:
-    stager = Stager(make(), REGION, "a")
+    stager = RowStager(make(), REGION, "a")
     stager.begin(1)
     untyped = rows(0).append_column("crew", pa.nulls(1))
     for given in (untyped, rows(1), wide(2), rows(3), rows(4).append_column("crew", pa.nulls(1))):

@@ -20,12 +20,12 @@ from kohort.region.records import (
     Epoch,
     Fact,
     Initial,
+    KeyedStateHead,
     Manifest,
+    OffsetSpan,
     Part,
     Position,
     Shown,
-    Span,
-    StateHead,
     Stopped,
     part_of,
 )
@@ -64,9 +64,9 @@ class Driven:
         self.heard: dict[int, list[messages.Order | messages.Declined]] = {}
         self.closed: set[int] = set()
         self.facts: list[Fact] = []
-        self.commits: list[plane_events.Commit] = []
+        self.commits: list[plane_events.CommitCheckpoint] = []
         self.looks: list[plane_events.DescribeGroup] = []
-        self.lines: list[plane_events.RegionLogLine] = []
+        self.lines: list[plane_events.WriteLogLine] = []
         self.now_ms = 0
         self.saves = True
 
@@ -77,17 +77,17 @@ class Driven:
                 match effect:
                     case plane_events.SendMessage(connection, order):
                         self.heard.setdefault(connection, []).append(order)
-                    case plane_events.EndConnection(connection):
+                    case plane_events.EndMemberConnection(connection):
                         self.closed.add(connection)
                     case plane_events.SaveFacts(token, facts):
                         self.facts += facts
                         if self.saves:
                             events.append(plane_events.FactsSaved(token))
-                    case plane_events.Commit():
+                    case plane_events.CommitCheckpoint():
                         self.commits.append(effect)
                     case plane_events.DescribeGroup():
                         self.looks.append(effect)
-                    case plane_events.RegionLogLine():
+                    case plane_events.WriteLogLine():
                         self.lines.append(effect)
 
     def say(self, connection: int, report: messages.Report) -> None:
@@ -123,7 +123,7 @@ class Driven:
         self.say(1, messages.AskCheckpoint())
         return self.orders(1, messages.Drain)[-1].cut
 
-    def give(self, name: str, *spans: Span, **other: object) -> Contribution:
+    def give(self, name: str, *spans: OffsetSpan, **other: object) -> Contribution:
         member = self.machine.plane.members[name]
         sequence = self.machine.plane.sequence + 1
         key = StagedKey(REGION_ID, member.epoch, name, 0)
@@ -133,8 +133,8 @@ class Driven:
         return replace(given, **other)  # type: ignore[arg-type]
 
 
-def span(part: Part, begin: int, end: int) -> Span:
-    return Span(part.group, part.topic, part.topic_id, part.partition, begin, end)
+def span(part: Part, begin: int, end: int) -> OffsetSpan:
+    return OffsetSpan(part.group, part.topic, part.topic_id, part.partition, begin, end)
 
 
 def two(t: str = "s") -> Driven:
@@ -176,7 +176,7 @@ def test_a_cut_is_complete_when_all_have_contributed() -> None:
     assert driven.orders(1, messages.Publish) and not driven.orders(2, messages.Publish), "one publishes for all"
 
 
-def complete(driven: Driven, end: int) -> list[plane_events.RegionLogLine]:
+def complete(driven: Driven, end: int) -> list[plane_events.WriteLogLine]:
     """One sequence, to which one member gives a partition up to `end`; what is told of it."""
     driven.lines.clear()
     cut = driven.cut()
@@ -194,7 +194,7 @@ def complete(driven: Driven, end: int) -> list[plane_events.RegionLogLine]:
 def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> None:
     driven = two()
     assert complete(driven, 80) == [
-        plane_events.RegionLogLine(
+        plane_events.WriteLogLine(
             plane_events.LogLevel.INFO, "region r: sequence 8 is complete: 10 records, members: 2, 40 ms"
         )
     ]
@@ -203,7 +203,7 @@ def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> 
     driven.lines.clear()
     driven.say(1, messages.AskReset("the disk is full"))
     assert driven.lines == [
-        plane_events.RegionLogLine(plane_events.LogLevel.WARNING, "region r resets to sequence 9: the disk is full")
+        plane_events.WriteLogLine(plane_events.LogLevel.WARNING, "region r resets to sequence 9: the disk is full")
     ]
 
 
@@ -225,7 +225,7 @@ def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> 
     ],
 )
 def test_what_can_not_be_contributed_has_all_go_back(
-    spans: tuple[Span, ...], other: dict[str, object], why: str
+    spans: tuple[OffsetSpan, ...], other: dict[str, object], why: str
 ) -> None:
     driven = two()
     cut = driven.cut()
@@ -421,7 +421,7 @@ def test_sink_of_another_history_stops_the_region(shows: int, returns: bool) -> 
     driven = Driven(replace(KNOWN, places=("s",), shown={"s": Shown("r", "s", 7, 0)}))
     if returns:
         driven.join(1, "m1", sink="s", shows=7)
-        driven.do(plane_events.Disconnected(1))
+        driven.do(plane_events.ConnectionEnded(1))
     driven.join(2, "m1", sink="s", shows=shows, incarnation=UUID(int=1))
     assert driven.stands(RegionState.STOPPED)
     [stop] = driven.orders(2, messages.Stop)
@@ -554,7 +554,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
     driven.saves = False
     driven.say(1, to_initial(driven))
     for connection in (1, 2):
-        driven.do(plane_events.Disconnected(connection))
+        driven.do(plane_events.ConnectionEnded(connection))
     driven.tick(RegionConfig().register_ms)
     assert not driven.machine.plane.members and driven.stands(RegionState.RESETTING)
     driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
@@ -631,7 +631,7 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     driven = two(t="t")
     driven.do(plane_events.CommitEnded(_contributed(driven)))
     driven.say(1, messages.Published(8))
-    driven.do(plane_events.Disconnected(2))
+    driven.do(plane_events.ConnectionEnded(2))
     assert driven.machine.plane.describe_region().sinks[1] == messages.SinkStatus("t", 7, "")
     driven.join(3, "m3", sink="t")
     assert [order.keys for order in driven.orders(3, messages.Publish)] == [driven.machine.plane.unpublished["t"]], (
@@ -824,7 +824,7 @@ def test_a_member_that_returns_with_its_epoch_is_let_in_and_one_that_must_reset_
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5, shares=False)
     driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
     assert driven.machine.plane.names() == ("m1", "m2"), "how they came to be two is not judged again"
-    driven.do(plane_events.Disconnected(2))
+    driven.do(plane_events.ConnectionEnded(2))
     driven.tick(RegionConfig().register_ms)
     assert driven.machine.plane.names() == ("m1",)
     driven.join(3, "m2", holds=(at(P1, 71),), epoch=5)
@@ -962,7 +962,7 @@ def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) ->
     assert driven.machine.plane.waiting == {}
 
 
-STATE = StateHead(6, 7, bytes(16), 9_000)
+STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
 
 
 def with_state() -> Driven:

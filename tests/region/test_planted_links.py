@@ -14,7 +14,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder
-from kohort.region.confined_files import FOLDERS_OPEN_MAX, ConfinedFiles, folders_kept_open
+from kohort.region.confined_files import FOLDERS_OPEN_MAX, ConfinedFiles, keep_folders_open
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
 from kohort.spark.region.folders import check_place, clone_checkpoint, remove_old_epochs
@@ -186,7 +186,7 @@ def descriptors() -> int:
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="/proc is needed to count descriptors")
 def test_folders_kept_open_are_closed_and_never_too_many(tmp_path: Path) -> None:
     before = descriptors()
-    with folders_kept_open(ConfinedFiles(str(tmp_path))) as files:
+    with keep_folders_open(ConfinedFiles(str(tmp_path))) as files:
         for number in range(2 * FOLDERS_OPEN_MAX):
             files.mkdir(f"{tmp_path}/{number}")
             files.close(files.open(f"{tmp_path}/{number}/old", os.O_WRONLY | os.O_CREAT))
@@ -203,7 +203,7 @@ def test_folder_kept_open_is_not_exchanged_for_a_link(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (victim / "letter").write_bytes(b"dear")
     (folder / "letter").write_bytes(b"mine")
-    with folders_kept_open(ConfinedFiles(str(tmp_path / "out"))) as files:
+    with keep_folders_open(ConfinedFiles(str(tmp_path / "out"))) as files:
         files.stat(f"{folder}/letter")
         folder.rename(tmp_path / "out" / "moved")
         folder.symlink_to(victim)
@@ -211,7 +211,7 @@ def test_folder_kept_open_is_not_exchanged_for_a_link(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="symbolic link"):
             files.listdir(str(folder))
     with (
-        folders_kept_open(ConfinedFiles(str(tmp_path / "out"))) as files,
+        keep_folders_open(ConfinedFiles(str(tmp_path / "out"))) as files,
         pytest.raises(InvalidInputError, match="symbolic link"),
     ):
         files.unlink(f"{folder}/letter")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.record_codec import RECORD_BYTES_MAX, fact_of, key_of, tombstones_of_sequence, value_of
+from kohort.region.record_codec import RECORD_BYTES_MAX, checkpoint_tombstones, decode_fact, key_of, value_of
 from kohort.region.records import (
     Began,
     Birth,
@@ -18,11 +18,11 @@ from kohort.region.records import (
     Epoch,
     Fact,
     Initial,
+    KeyedStateHead,
     Manifest,
+    OffsetSpan,
     Position,
     Shown,
-    Span,
-    StateHead,
     Stopped,
     Term,
 )
@@ -31,13 +31,13 @@ from kohort.region.staged import StagedKey
 T, U, REGION_ID = UUID(int=1), UUID(int=2), UUID(int=3)
 GIVEN = Contribution(
     "r", 4, 1, 3, "m/ü", ("m/ü", "n"), "etl", "id", 5, "static",
-    (Span("etl", "t", T, 0, 1, 17, 2), Span("etl", "t", T, 1, 0, 0), Span("etl", "u", U, 0, 5, 6)),
+    (OffsetSpan("etl", "t", T, 0, 1, 17, 2), OffsetSpan("etl", "t", T, 1, 0, 0), OffsetSpan("etl", "u", U, 0, 5, 6)),
     (StagedKey(REGION_ID, 3, "m/ü", 0), StagedKey(REGION_ID, 3, "m/ü", 1)), b"\0\xff", "parquet:/out",
     keeps=True, shares=False, pinned=("m/ü", "n"),
 )  # fmt: skip
 CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),), True,
                   ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip
-STATE = StateHead(3, 4, bytes(range(16)), 9_000)
+STATE = KeyedStateHead(3, 4, bytes(range(16)), 9_000)
 FACTS: list[Fact] = [
     Claim("etl", "r", "me", 7),
     Birth("r", REGION_ID, 7),
@@ -54,7 +54,7 @@ FACTS: list[Fact] = [
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
 def test_a_fact_is_decoded_as_it_was(fact: Fact) -> None:
-    assert fact_of(key_of(fact), value_of(fact)) == fact
+    assert decode_fact(key_of(fact), value_of(fact)) == fact
 
 
 def test_keys_distinguish_what_is_not_the_same_and_nothing_else() -> None:
@@ -64,13 +64,13 @@ def test_keys_distinguish_what_is_not_the_same_and_nothing_else() -> None:
     assert key_of(Claim("etl", "r", "", 0)) != key_of(Claim("etl", "s", "", 0))
     assert key_of(Initial("r", "etl", "t", T, 3, 0)) != key_of(Initial("r", "etl", "t", U, 3, 0))
     assert key_of(Shown("r", "t:/a", 4, 7)) == key_of(Shown("r", "t:/a", 5, 8)) != key_of(Shown("r", "t:/b", 4, 7))
-    assert set(tombstones_of_sequence("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
+    assert set(checkpoint_tombstones("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:
     value = value_of(Birth("r", REGION_ID, 7))
     later = value[:1] + bytes([value[1] + 1]) + value[2:] + b"\xa5later\x01"
-    assert fact_of(key_of(Birth("r", REGION_ID, 7)), later) == Birth("r", REGION_ID, 7)
+    assert decode_fact(key_of(Birth("r", REGION_ID, 7)), later) == Birth("r", REGION_ID, 7)
 
 
 @pytest.mark.parametrize("fact", [GIVEN, CLOSED])
@@ -79,7 +79,7 @@ def test_what_was_written_before_there_were_several_sinks_is_read(fact: Contribu
     told = msgspec.msgpack.decode(value[1:])
     del told["sink" if isinstance(fact, Contribution) else "places"]
     before = replace(fact, sink="") if isinstance(fact, Contribution) else replace(fact, places=())
-    assert fact_of(key_of(fact), value[:1] + msgspec.msgpack.encode(told)) == before
+    assert decode_fact(key_of(fact), value[:1] + msgspec.msgpack.encode(told)) == before
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_what_was_written_before_there_were_several_sinks_is_read(fact: Contribu
 )
 def test_what_is_damaged_is_said_so(key: bytes, value: bytes) -> None:
     with pytest.raises(CorruptDataError):
-        fact_of(key, value)
+        decode_fact(key, value)
 
 
 def test_a_large_contribution_fits_and_a_larger_one_is_refused_with_its_sizes() -> None:
-    spans = tuple(Span("etl", f"topic-{n // 100}", T, n % 100, 10**9 + n, 2 * 10**9, 12) for n in range(10_000))
+    spans = tuple(OffsetSpan("etl", f"topic-{n // 100}", T, n % 100, 10**9 + n, 2 * 10**9, 12) for n in range(10_000))
     keys = tuple(StagedKey(REGION_ID, 10**6, "worker-12", unit) for unit in range(100))
     large = replace(GIVEN, spans=spans, keys=keys, state=bytes(512 * 1024))
     assert len(value_of(large)) < RECORD_BYTES_MAX
@@ -121,7 +121,7 @@ def _with_states(fact: Contribution | Manifest) -> Contribution | Manifest:
 @pytest.mark.parametrize("fact", [GIVEN, CLOSED], ids=["contribution", "manifest"])
 def test_states_are_decoded_as_they_were_and_without_them_rows_are_as_before(fact: Contribution | Manifest) -> None:
     with_states = _with_states(fact)
-    assert fact_of(key_of(fact), value_of(with_states)) == with_states != fact
+    assert decode_fact(key_of(fact), value_of(with_states)) == with_states != fact
     told = msgspec.msgpack.decode(value_of(fact)[1:])
     rows = told["spans" if isinstance(fact, Contribution) else "positions"][0][3]
     assert all(len(row) == (4 if isinstance(fact, Contribution) else 3) for row in rows)
@@ -129,7 +129,9 @@ def test_states_are_decoded_as_they_were_and_without_them_rows_are_as_before(fac
 
 def test_manifest_of_ten_thousand_states_fits() -> None:
     at = tuple(
-        Position("etl", f"topic-{n // 100}", T, n % 100, 2 * 10**9, 12, StateHead(10**6, 10**6 + n, bytes(16), 10**10))
+        Position(
+            "etl", f"topic-{n // 100}", T, n % 100, 2 * 10**9, 12, KeyedStateHead(10**6, 10**6 + n, bytes(16), 10**10)
+        )
         for n in range(10_000)
     )
     assert len(value_of(replace(CLOSED, positions=at))) < RECORD_BYTES_MAX / 2

@@ -12,12 +12,12 @@ import pytest
 from kohort import Admin, Broker
 from kohort.errors import InvalidInputError
 from kohort.region.region import Region
-from kohort.region.region_key import KEY_VARIABLE, Author, RegionKey, found_key, region_key
+from kohort.region.region_key import KEY_VARIABLE, RecordAuthor, RegionKey, existing_key, region_key
 from kohort.region.region_log import regions
 from kohort.region.region_topic import TOPIC
 
 LONG = "x" * 32
-AUTHOR = Author(5, 2)
+AUTHOR = RecordAuthor(5, 2)
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_reading_creates_no_key_and_no_topic(state: Path) -> None:
             assert not region.is_served() and region.state_of("m1") is None
         with Admin(servers) as admin:
             assert TOPIC not in {info.name for info in admin.list_topics(internal=True)}
-    assert found_key() is None and not state.parent.exists()
-    assert region_key() == found_key()
+    assert existing_key() is None and not state.parent.exists()
+    assert region_key() == existing_key()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
@@ -91,19 +91,19 @@ def test_machine_without_a_place_for_a_key_says_what_to_set(state: Path) -> None
 def test_seal_is_of_one_record_one_producer_and_one_region() -> None:
     key, other = RegionKey(b"k" * 32, "a test"), RegionKey(b"o" * 32, "a test")
     seal = key.seal("r", AUTHOR, b"key", b"value")
-    assert key.verifies("r", AUTHOR, b"key", b"value", seal)
+    assert key.verifies_seal("r", AUTHOR, b"key", b"value", seal)
     for region, author, name, value in (
         ("q", AUTHOR, b"key", b"value"),
-        ("r", Author(6, 2), b"key", b"value"),
-        ("r", Author(5, 3), b"key", b"value"),
+        ("r", RecordAuthor(6, 2), b"key", b"value"),
+        ("r", RecordAuthor(5, 3), b"key", b"value"),
         ("r", AUTHOR, b"ke", b"yvalue"),
         ("r", AUTHOR, b"key", b"valve"),
         ("r", AUTHOR, b"key", None),
     ):
-        assert not key.verifies(region, author, name, value, seal)
+        assert not key.verifies_seal(region, author, name, value, seal)
     assert key.seal("r", AUTHOR, b"key", None) != key.seal("r", AUTHOR, b"key", b"")
-    assert not other.verifies("r", AUTHOR, b"key", b"value", seal)
-    assert key.is_named_in(seal) and not other.is_named_in(seal) and key.name != other.name
+    assert not other.verifies_seal("r", AUTHOR, b"key", b"value", seal)
+    assert key.seal_names_this_key(seal) and not other.seal_names_this_key(seal) and key.name != other.name
     assert len({key.token("r", 1), key.token("r", 2), key.token("q", 1), other.token("r", 1)}) == 4
 
 

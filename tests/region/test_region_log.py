@@ -22,7 +22,7 @@ from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
-from kohort.region.records import Contribution, Epoch, Initial, Manifest, Part, Position, Shown, Span, Stopped
+from kohort.region.records import Contribution, Epoch, Initial, Manifest, OffsetSpan, Part, Position, Shown, Stopped
 from kohort.region.region_log import RegionLogView, RegionLogWriter
 from kohort.region.region_topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
 from kohort.region.server import TermOverError, UnknownOutcomeError
@@ -94,7 +94,7 @@ class Members:
 def given(name: str, known: RegionFacts, sequence: int, offsets: MemberOffsets, state: bytes = b"") -> Contribution:
     who = offsets.identity
     spans = tuple(
-        Span(position.group, position.topic, TOPIC_ID, position.partition, 0, position.offset, 0)
+        OffsetSpan(position.group, position.topic, TOPIC_ID, position.partition, 0, position.offset, 0)
         for position in offsets.positions
     )
     return Contribution(

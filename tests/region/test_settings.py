@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.region.consuming.settings import split_options
+from kohort.region.consuming.settings import split_member_options
 from kohort.region.region import FETCH_MAX_BYTES, Region
 
 
 @pytest.mark.parametrize("name", ["group_protocol", "group.protocol"])
 def test_the_push_protocol_has_no_epoch_to_commit_under(name: str) -> None:
     with pytest.raises(InvalidInputError, match="no place in a region"):
-        split_options({name: "push"})
-    _, settings = split_options({name: "consumer"})
+        split_member_options({name: "push"})
+    _, settings = split_member_options({name: "consumer"})
     assert settings == {name: "consumer"}
 
 
@@ -30,5 +30,5 @@ def test_the_push_protocol_has_no_epoch_to_commit_under(name: str) -> None:
 )
 def test_a_member_fetches_little_at_once_unless_more_is_asked_for(given: dict[str, Any], wanted: int) -> None:
     region = Region("flights", "127.0.0.1:1", serves=False)
-    with contextlib.closing(region.group_consumer("worker-1", {"group_id": "etl", **given})) as consumer:
+    with contextlib.closing(region.create_group_consumer("worker-1", {"group_id": "etl", **given})) as consumer:
         assert consumer.config.fetch_max_bytes == wanted

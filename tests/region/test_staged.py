@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohort.errors import InvalidInputError
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.work_queue import SMALL_TABLES
 from kohort.region.files import SYSTEM, Output
 from kohort.region.sinks.staged_files import dictionary_columns, parquet_content, write_parquet
@@ -96,7 +96,7 @@ class _Lossy(Collected):
 def test_rows_whose_staging_failed_are_staged_under_another_key() -> None:
     """A store may still carry out the request that failed."""
     sink = _Lossy()
-    stager = Stager(sink, UUID(int=1), "m1")
+    stager = RowStager(sink, UUID(int=1), "m1")
     stager.begin(1)
     stager.add(pa.table({"value": [b"1"]}))
     with pytest.raises(OSError, match="lost"):
@@ -167,14 +167,14 @@ def test_a_file_for_a_store_is_not_copied() -> None:
 def test_rows_of_many_small_tables_are_merged_until_they_are_staged() -> None:
     """A table takes 9 KB beside its rows, which a unit's size does not count."""
     sink = Collected()
-    stager = Stager(sink, REGION, "m1")
+    stager = RowStager(sink, REGION, "m1")
     stager.begin(1)
     for number in range(1_000):
         stager.add(pa.table({"value": [str(number)]}))
         stager.settle()
     for number in range(1_000, 1_100):  # of one table of records, which is abandoned
         stager.add(pa.table({"value": [str(number)]}))
-    stager.drop_unsettled()
+    stager.drop_unfinished_table()
     stager.add(pa.table({"value": ["1000"]}))
     (key,) = stager.stage_rest()
     column = sink.staged[key].column("value")
@@ -184,7 +184,7 @@ def test_rows_of_many_small_tables_are_merged_until_they_are_staged() -> None:
 
 def test_tables_after_a_reset_are_merged_anew() -> None:
     sink = Collected()
-    stager = Stager(sink, REGION, "m1")
+    stager = RowStager(sink, REGION, "m1")
     wanted = [str(number) for number in range(SMALL_TABLES + 1)]
     for epoch in (1, 2):
         stager.begin(epoch)

@@ -11,8 +11,8 @@ import pytest
 from kohort.region import messages
 from kohort.region.control_plane import events
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.record_codec import fact_of, key_of, value_of
-from kohort.region.records import Birth, Contribution, Fact, Reserved
+from kohort.region.record_codec import decode_fact, key_of, value_of
+from kohort.region.records import Birth, Contribution, Fact, ReservedGroup
 from kohort.region.region_topic import saved_of
 from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, Driven, at, span, to_initial
@@ -53,7 +53,7 @@ def leave(driven: Driven) -> None:
 
 
 def die(driven: Driven) -> None:
-    driven.do(events.Disconnected(1))
+    driven.do(events.ConnectionEnded(1))
     driven.tick(10_000)
     assert driven.machine.plane.names() == () and driven.stands(RegionState.RUNNING)
 
@@ -119,7 +119,7 @@ def test_a_pinned_state_shares_its_group_with_the_others_of_its_set_alone(there:
 def test_back_at_the_initial_state_no_group_is_anyones() -> None:
     driven = with_a_state(shares=False)
     driven.join(2, "m2", group="other")
-    driven.do(events.Disconnected(1))
+    driven.do(events.ConnectionEnded(1))
     driven.tick(10_000)
     driven.say(2, messages.WasReset(driven.orders(2, messages.Reset)[-1].epoch))
     driven.say(9, to_initial(driven))
@@ -139,7 +139,7 @@ def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> RegionFacts:
                 record = msgspec.msgpack.decode(value[1:])
                 assert record.keys() == {field.name for field in fields(Contribution)}
                 value = value[:1] + msgspec.msgpack.encode({k: v for k, v in record.items() if k not in without})
-            facts.append(fact_of(key_of(fact), value))
+            facts.append(decode_fact(key_of(fact), value))
     return saved_of("r", facts).known("r", 4)
 
 
@@ -176,7 +176,7 @@ def test_whose_state_waits_is_not_refused_for_a_newcomer_that_was_faster_after_a
 def test_a_state_that_waits_is_remembered_through_the_sequences_of_others_and_by_the_next_control_plane() -> None:
     driven = with_a_state(shares=False)
     driven.join(2, "m2", group="other", sink="s")
-    driven.do(events.Disconnected(1))
+    driven.do(events.ConnectionEnded(1))
     driven.tick(10_000)
     driven.say(2, messages.WasReset(driven.orders(2, messages.Reset)[-1].epoch))
     for _ in range(2):
@@ -186,7 +186,7 @@ def test_a_state_that_waits_is_remembered_through_the_sequences_of_others_and_by
         driven.say(2, messages.Contributed(cut, driven.give("m2", group="other")))
         driven.do(events.CommitEnded(cut))
         driven.say(2, messages.Published(cut.sequence))
-    assert driven.machine.plane.reserved == of_the_topic(driven).reserved == {"q": Reserved("etl")}
+    assert driven.machine.plane.reserved == of_the_topic(driven).reserved == {"q": ReservedGroup("etl")}
     driven.join(3, "q-new", shares=False)
     assert refusal(driven, 3) is not None
 

@@ -82,7 +82,7 @@ def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> N
     flow.discard_partitions([P0])
     assert flow.bytes == 0 and flow.room()
     flow.put(piece((P1, 0)))
-    flow.discard_all()
+    flow.discard_all_records()
     assert flow.bytes == 0
 
 
@@ -108,7 +108,7 @@ def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: RecordQueue
     flow.open()
     thread.join(60)
     assert offsets(taken[0]) == [(0, 0)]
-    flow.close_to_application()
+    flow.close_for_application()
     flow.put(piece((P0, 1)))
     flow.finish()
     assert flow.is_idle() and flow.queued(P0), "it is the drain buffer now"
@@ -119,7 +119,7 @@ def test_what_is_void_is_not_saved(flow: RecordQueue) -> None:
     flow.put(piece((P0, 1), (P1, 0)))
     flow.open()
     flow.take()
-    flow.discard_all()
+    flow.discard_all_records()
     assert flow.discards_rows
     flow.finish()
     assert not flow.queued(P1)
@@ -166,7 +166,7 @@ def test_records_of_a_slow_topic_are_merged_into_few_tables() -> None:
     assert flow.room() == 8_000 and flow.bytes == 2_000 * piece((P0, 0)).bytes
     flow.open()
     read = list[tuple[int, int]]()
-    while not flow.would_wait():
+    while not flow.take_would_wait():
         found = flow.take()
         read += offsets(found)
         assert found is not None

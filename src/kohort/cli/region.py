@@ -100,10 +100,10 @@ _OF_ADOPTED = ("region", "sink", "says")
 @app.command(name="list")
 def list_(*, common: Common = _COMMON) -> int:
     """List the regions with their groups and the last sequence that is complete."""
-    from kohort.region.description import listed_rows
+    from kohort.region.description import region_list_rows
     from kohort.region.region_log import regions
 
-    rows = listed_rows(regions(*_reached(common)))
+    rows = region_list_rows(regions(*_reached(common)))
     show(rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions")
     return DONE
 
@@ -120,7 +120,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
         name: the region's name.
     """
     from kohort.client.admin.admin import Admin
-    from kohort.region.description import member_row, region_row, region_view, sink_row, state_rows
+    from kohort.region.description import keyed_state_rows, member_row, region_row, region_view, sink_row
 
     servers, settings = _reached(common)
     with _region(name, common) as region:
@@ -139,7 +139,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
     show([sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     if lag:
         show(lag, OF_GROUP, as_json=False)
-    if states := state_rows(seen):
+    if states := keyed_state_rows(seen):
         show(states, OF_STATE, as_json=False)
     return DONE
 

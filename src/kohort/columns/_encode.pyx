@@ -58,7 +58,7 @@ cdef inline int64_t content_size(Body* body, int64_t timestamp, Piece key, Piece
     )
 
 
-cdef inline bint make_room(Body* body, int64_t size, int64_t limit) noexcept nogil:
+cdef inline bint stage_if_unit_full(Body* body, int64_t size, int64_t limit) noexcept nogil:
     cdef int64_t room
     cdef uint8_t* larger
     if size <= body.room:
@@ -83,7 +83,7 @@ cdef inline int append_record(
         return 0
     if size > 2147483647:
         return -2
-    if not make_room(body, size, limit):
+    if not stage_if_unit_full(body, size, limit):
         return -1
     if body.count == 0:
         body.base_timestamp = body.max_timestamp = timestamp

@@ -243,10 +243,10 @@ class ClusterLookups:
         return self._kept.cached_or_made("regions", self._regions)
 
     def _regions(self) -> View:
-        from kohort.region.description import listed_rows
+        from kohort.region.description import region_list_rows
         from kohort.region.region_log import regions
 
-        return {"regions": listed_rows(regions(self._servers, self._connection))}
+        return {"regions": region_list_rows(regions(self._servers, self._connection))}
 
     def region(self, name: str) -> View:
         """Return a region with its members and sinks.

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.channel import Link
-from kohort.region.agreement import disagreement_with
+from kohort.region.agreement import compare_sink_with_topic
 from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import TOPIC, SavedFacts, transactional_id_of
 from kohort.region.sinks import Sink
@@ -123,7 +123,7 @@ def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | N
     bounds = home.saved().known(region, 0, region_id).bounds(sink.place)
     if shows < bounds.least <= sink.published():
         shows = bounds.least
-    found = disagreement_with(region, sink.place, shows, bounds)
+    found = compare_sink_with_topic(region, sink.place, shows, bounds)
     if found is not None:
         raise InvalidInputError(f"{found.cause}; {found.remedy}")
     return sink

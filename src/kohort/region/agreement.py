@@ -27,7 +27,7 @@ SOMEWHERE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceBounds:
+class CheckpointIdBounds:
     """The range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Attributes:
@@ -41,13 +41,13 @@ class SequenceBounds:
     most: int
     emptied: bool = False
 
-    def allow(self, shown_id: int) -> bool:
+    def allows_id(self, shown_id: int) -> bool:
         """Return whether a sink with this last checkpoint id agrees with the topic; True for -1, an unknown id."""
         return shown_id == UNKNOWN or self.least <= shown_id <= self.most or (self.emptied and shown_id == 0)
 
 
 @dataclass(frozen=True, slots=True)
-class LastSequence:
+class LastCheckpoint:
     """The last complete checkpoint, whose id may differ between sinks after `kohort region adopt`.
 
     Attributes:
@@ -60,7 +60,7 @@ class LastSequence:
     empties: bool = False
     made_as: int = 0
 
-    def number_in(self, known: Shown | None) -> int:
+    def checkpoint_id_in(self, known: Shown | None) -> int:
         """Return the id under which a sink publishes this checkpoint: the one before or after `adopt` renumbered it.
 
         An operator may adopt a sink that is ahead, which gives the last checkpoint a higher id (`sequence`). Other
@@ -74,12 +74,12 @@ class LastSequence:
 
     def is_shown(self, known: Shown | None) -> bool:
         """Return whether the topic records this checkpoint as published to a sink; `known` is that record."""
-        return known is not None and known.sequence == self.number_in(known)
+        return known is not None and known.sequence == self.checkpoint_id_in(known)
 
 
-def bounds_of(
-    sink_name: str, last: LastSequence, unpublished: Collection[str], shown: Mapping[str, Shown]
-) -> SequenceBounds:
+def id_bounds_of_sink(
+    sink_name: str, last: LastCheckpoint, unpublished: Collection[str], shown: Mapping[str, Shown]
+) -> CheckpointIdBounds:
     """Return the range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
     Args:
@@ -91,11 +91,11 @@ def bounds_of(
     known = shown.get(sink_name)
     least = 0 if known is None else known.sequence
     emptied = (sink_name in unpublished and last.empties) or (known is not None and known.empty)
-    return SequenceBounds(least, last.number_in(known) if sink_name in unpublished else least, emptied)
+    return CheckpointIdBounds(least, last.checkpoint_id_in(known) if sink_name in unpublished else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreement:
+class SinkDisagreement:
     """Why a sink and the region's metadata topic can't have one history, and what an operator can do.
 
     Attributes:
@@ -107,9 +107,11 @@ class Disagreement:
     remedy: str
 
 
-def disagreement_with(region: str, sink_name: str, shown_id: int, bounds: SequenceBounds) -> Disagreement | None:
+def compare_sink_with_topic(
+    region: str, sink_name: str, shown_id: int, bounds: CheckpointIdBounds
+) -> SinkDisagreement | None:
     """Compare the id of a sink's last checkpoint with the region's metadata topic; return None if they agree."""
-    if bounds.allow(shown_id):
+    if bounds.allows_id(shown_id):
         return None
     adopt = (
         f"end the region's applications and run `kohort region adopt {region} {shlex.quote(sink_name)} --execute`, "
@@ -117,14 +119,14 @@ def disagreement_with(region: str, sink_name: str, shown_id: int, bounds: Sequen
     )
     anew = f"`kohort region reset {region} --to-initial --empty-sinks --execute` after that reads everything again"
     if shown_id > bounds.most:
-        return Disagreement(
+        return SinkDisagreement(
             f"{sink_name} shows sequence {shown_id}, and the region's topic knows of sequence {bounds.most} there: the "
             "topic is from an older copy (a backup, a mirror, a power loss), and the next sequences would be taken for "
             "published",
             f"bring back the topic that has sequence {shown_id}; or go on from what the sink shows ({adopt}): records "
             f"of later sequences that the topic of records has again come again; {anew}, each record once",
         )
-    return Disagreement(
+    return SinkDisagreement(
         f"{sink_name} shows sequence {shown_id}, and the region's topic says that it has shown sequence {bounds.least}"
         ": the sink was removed, or is from an older copy, and lacks the rows between",
         f"bring back the sink that shows sequence {bounds.least}; or go on without those rows ({adopt}); {anew}, "
@@ -133,7 +135,7 @@ def disagreement_with(region: str, sink_name: str, shown_id: int, bounds: Sequen
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class AdoptionHistory:
     """The region's records that `kohort region adopt` needs to continue from a sink's last checkpoint.
 
     Attributes:
@@ -150,14 +152,16 @@ class History:
     shown: Mapping[str, Shown]
     epoch: Epoch
 
-    def knows(self, sink_name: str) -> bool:
+    def has_written_to(self, sink_name: str) -> bool:
         """Return whether the region has written to a sink of this name."""
         shown = self.shown.get(sink_name)
         staged = any(given.sink == sink_name and given.keys for given in self.contributions)
         return staged or sink_name in self.last.places or (shown is not None and shown.sequence > 0)
 
 
-def facts_after_adoption(history: History, sink_name: str, earlier_name: str, shown_id: int, now_ms: int) -> list[Fact]:
+def records_after_adoption(
+    history: AdoptionHistory, sink_name: str, earlier_name: str, shown_id: int, now_ms: int
+) -> list[Fact]:
     """Return the records with which the region continues from the checkpoint that a sink shows (`adopt`).
 
     If the sink is ahead, the last checkpoint is written again under the sink's id, with the same offsets and states. A
@@ -177,11 +181,11 @@ def facts_after_adoption(history: History, sink_name: str, earlier_name: str, sh
         now_ms: the current time.
     """
     last = history.last
-    if not earlier_name or (not history.knows(earlier_name) and history.knows(sink_name)):
+    if not earlier_name or (not history.has_written_to(earlier_name) and history.has_written_to(sink_name)):
         earlier_name = sink_name  # nothing is written yet; or the topic has the new name already, and the sink has not
-    before = LastSequence(last.sequence, last.empties, last.made_as)
-    bounds = bounds_of(earlier_name, before, history.unpublished, history.shown)
-    agrees, sequence = bounds.allow(shown_id), last.sequence
+    before = LastCheckpoint(last.sequence, last.empties, last.made_as)
+    bounds = id_bounds_of_sink(earlier_name, before, history.unpublished, history.shown)
+    agrees, sequence = bounds.allows_id(shown_id), last.sequence
     if not agrees and shown_id > bounds.most:
         sequence = max(sequence, shown_id + (last.empties and earlier_name in history.unpublished))
     facts: list[Fact] = [] if agrees or shown_id < bounds.least else [_unused_epoch(history.epoch, sink_name, now_ms)]
@@ -214,7 +218,7 @@ def facts_after_adoption(history: History, sink_name: str, earlier_name: str, sh
         is_unseen = shown_id < (last.made_as or last.sequence) and (not agrees or SOMEWHERE in history.unpublished)
         due = {name for name in history.unpublished if name not in (earlier_name, sink_name)}
         due |= {sink_name} if earlier_name in history.unpublished or is_unseen else set()
-        renumbered = LastSequence(sequence, True, made_as)
+        renumbered = LastCheckpoint(sequence, True, made_as)
         after = {**history.shown, sink_name: shown}
         places = {name for name in places if name in due or renumbered.is_shown(after.get(name))}
     empties = last.empties and (bool(places) or not last.places)  # no places: all are to be emptied

@@ -193,14 +193,14 @@ class _FoldersKeptOpen(ConfinedFiles):
         while len(self._open) > FOLDERS_OPEN_MAX:
             os.close(self._open.popitem(last=False)[1])
 
-    def leave_all(self) -> None:
+    def close_folders(self) -> None:
         """Close the descriptors of all folders."""
         while self._open:
             os.close(self._open.popitem()[1])
 
 
 @contextlib.contextmanager
-def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
+def keep_folders_open(files: FileCalls) -> Iterator[FileCalls]:
     """Yield file operations that keep folders open, for many files in few folders.
 
     No folder may be renamed inside the block. File operations that are not confined are yielded unchanged.
@@ -212,10 +212,10 @@ def folders_kept_open(files: FileCalls) -> Iterator[FileCalls]:
     try:
         yield kept
     finally:
-        kept.leave_all()
+        kept.close_folders()
 
 
-def confined(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:
+def confine_files(files: FileCalls, root: str, *, private: bool = False) -> FileCalls:
     """Confine the operating system's file operations to a folder; return those of a test unchanged."""
     return ConfinedFiles(root, private=private) if files is SYSTEM else files
 

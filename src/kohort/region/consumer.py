@@ -27,11 +27,11 @@ from kohort.io.channel import Link
 from kohort.io.closing import OneProcess
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, RegionOptions
-from kohort.region.consuming.staging import Stager, sink_wait
+from kohort.region.consuming.staging import RowStager, sink_retry_wait
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
-from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
-from kohort.region.member.events import CheckpointWanted, CloseRequested, Event, ResetWanted
+from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
+from kohort.region.member.events import CheckpointRequested, CloseRequested, Event, ResetRequested
 from kohort.region.records import Part
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
@@ -57,7 +57,7 @@ class CallingThreads:
     def __init__(self) -> None:
         self._threads: set[int] = set()
 
-    def include_this_thread(self) -> bool:
+    def has_this_thread(self) -> bool:
         """Return whether the calling thread is inside a method already: a signal handler or callback calls."""
         return threading.get_ident() in self._threads
 
@@ -89,7 +89,7 @@ class RegionConsumer(OneProcess):
         self,
         events: EventThread,
         flow: RecordQueue,
-        stager: Stager,
+        stager: RowStager,
         own: RegionOptions,
         ended: Callable[[RegionConsumer], None],
         states: KeyedStates | None = None,
@@ -150,7 +150,7 @@ class RegionConsumer(OneProcess):
             try:
                 yield piece.table
             except BaseException:  # GeneratorExit: the loop was left
-                self._leave_undone(piece, dirty=self._own.keeps_state)
+                self._leave_undone(piece, dirty=self._own.has_application_state)
                 raise
         if self._asked_to_close:
             self._wait_for_the_end()
@@ -168,7 +168,7 @@ class RegionConsumer(OneProcess):
                 return piece
             except BaseException as error:  # a signal's handler may raise anything anywhere
                 if error is not self._flow.error:
-                    self._leave_undone(self._flow.in_hand, dirty=True)
+                    self._leave_undone(self._flow.current_table, dirty=True)
                 raise
 
     def _count_table(self) -> None:
@@ -179,9 +179,9 @@ class RegionConsumer(OneProcess):
         self._flow.finish()
         self._hand = None
         enough = self._own.every_records is not None and self._records >= self._own.every_records
-        if enough or (self._states is not None and self._states.changed_much()):
+        if enough or (self._states is not None and self._states.has_many_changes()):
             self._records = 0
-            self._events.post(CheckpointWanted())
+            self._events.post(CheckpointRequested())
 
     def _leave_undone(self, piece: FetchedTable | None, *, dirty: bool) -> None:
         """Put a table that the application left in progress back into the queue, unless a reset has discarded it.
@@ -191,16 +191,16 @@ class RegionConsumer(OneProcess):
         if os.getpid() != self._pid:
             return
         with self._in_use():
-            if piece is not None and self._flow.in_hand is piece:
+            if piece is not None and self._flow.current_table is piece:
                 if not self._flow.discards_rows:
-                    self._stager.drop_unsettled()
+                    self._stager.drop_unfinished_table()
                     log.info(
                         "[member %s] the loop over tables() ended before its table was done: the table's rows are "
                         "dropped, and its records read again",
                         self.name,
                     )
                 self._flow.put_back(dirty=dirty)
-            if self._flow.in_hand is None:
+            if self._flow.current_table is None:
                 self._hand = None  # last: a signal handler must not wait for this thread before
 
     def submit(self, table: pa.Table | pa.RecordBatch, *, records: pa.Table | pa.RecordBatch | None = None) -> None:
@@ -271,7 +271,7 @@ class RegionConsumer(OneProcess):
         self._refuse_handler("partition_state")
         if self._states is None:
             raise InvalidInputError(f"{self.name} keeps no keyed states: give it keyed_state=KeyedState(...)")
-        piece = self._flow.in_hand
+        piece = self._flow.current_table
         part = None if piece is None else _part_in(piece, topic, partition)
         if piece is None or part is None:
             raise InvalidInputError(
@@ -279,9 +279,9 @@ class RegionConsumer(OneProcess):
                 "loop over tables(), with the partition's records"
             )
         with self._in_use():
-            return StateMapping(self._loaded_state(self._states, part), lambda: self._flow.in_hand is piece)
+            return StateMapping(self._loaded_state(self._states, part), lambda: self._flow.current_table is piece)
 
-    def _loaded_state(self, states: KeyedStates, part: Part) -> LoadedState:
+    def _loaded_state(self, states: KeyedStates, part: Part) -> LoadedKeyedState:
         """Load a partition's keyed state, retrying while its storage is unavailable.
 
         If the region resets meanwhile, return a state that is never saved.
@@ -298,19 +298,21 @@ class RegionConsumer(OneProcess):
                 except AWAY as error:
                     if not is_away(error):
                         raise
-                    self._events.sink_waits(wait.record_failure(error))
-                    self._flow.wait_void(wait.again_s - time.monotonic())
+                    self._events.report_sink_wait(wait.record_failure(error))
+                    self._flow.wait_until_discarded(wait.again_s - time.monotonic())
                     if self._flow.discards_rows:
                         states.forget_partitions([part])
                 except CorruptDataError:
-                    self._flow.wait_void(SLEPT_S)  # another member may own the partition, if this one has slept
+                    self._flow.wait_until_discarded(
+                        SLEPT_S
+                    )  # another member may own the partition, if this one has slept
                     if not self._flow.discards_rows:
                         raise
                     states.forget_partitions([part])
             return state
         finally:
             if wait.end_wait(works=state is not None):
-                self._events.sink_waits("")
+                self._events.report_sink_wait("")
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
         """Check rows that the application passes while it processes a table, and return them as a pyarrow Table."""
@@ -328,13 +330,13 @@ class RegionConsumer(OneProcess):
 
     def _wait_for_sink(self, give: Callable[[FetchedTable], None]) -> None:
         """Retry `give`, which submits rows, until the sink takes them or a reset discards them."""
-        wait, taken = sink_wait(self.name), False
+        wait, taken = sink_retry_wait(self.name), False
         try:
-            while not taken and not self._flow.discards_rows and (piece := self._flow.in_hand) is not None:
+            while not taken and not self._flow.discards_rows and (piece := self._flow.current_table) is not None:
                 taken = self._try_to_give(give, piece, wait)
         finally:
             if wait.end_wait(works=taken):
-                self._events.sink_waits("")
+                self._events.report_sink_wait("")
 
     def _add(self, rows: pa.Table, records: pa.Table | None, piece: FetchedTable) -> None:
         """Pass rows to the stager; an error or a dead letter names the records that the rows may come from."""
@@ -358,8 +360,8 @@ class RegionConsumer(OneProcess):
         except AWAY as error:
             if not is_away(error):
                 raise
-            self._events.sink_waits(wait.record_failure(error))
-            self._flow.wait_void(wait.again_s - time.monotonic())
+            self._events.report_sink_wait(wait.record_failure(error))
+            self._flow.wait_until_discarded(wait.again_s - time.monotonic())
             return False
         return True
 
@@ -367,26 +369,26 @@ class RegionConsumer(OneProcess):
 
     def checkpoint(self) -> None:
         """Request a checkpoint, in which all members drain and contribute. Return at once."""
-        self._post(CheckpointWanted())
+        self._post(CheckpointRequested())
 
     def reset(self, cause: str) -> None:
         """Request a reset of all members to the last complete checkpoint.
 
         For a failure downstream of this member, of which the region can't know.
         """
-        self._post(ResetWanted(cause))
+        self._post(ResetRequested(cause))
 
     def _post(self, event: Event) -> None:
         """Queue an event for the member's thread, and wake that thread.
 
         A call from a signal handler does not wake it: that takes locks which the interrupted method may hold.
         """
-        post = self._events.post_quietly if self._callers.include_this_thread() else self._events.post
+        post = self._events.post_without_waking if self._callers.has_this_thread() else self._events.post
         with self._in_use():
             post(event)
 
     def _refuse_handler(self, method: str) -> None:
-        if self._callers.include_this_thread():
+        if self._callers.has_this_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler, or a callback, that interrupted a call of {self.name} on "
                 "the same thread: set a flag there, and look at it in the loop"
@@ -408,14 +410,14 @@ class RegionConsumer(OneProcess):
         """
         if os.getpid() != self._pid:
             return
-        self.ask_to_close(timeout_s)
-        if not self.is_in_use_here():
+        self.request_close(timeout_s)
+        if not self.must_not_wait_here():
             self._wait_for_the_end()
 
-    def is_in_use_here(self) -> bool:
+    def must_not_wait_here(self) -> bool:
         """Return whether the calling thread processes a table or is inside a method, so that it must not wait."""
         ident = threading.get_ident()
-        return ident == self._hand or self._callers.include_this_thread() or ident == self._events.thread.ident
+        return ident == self._hand or self._callers.has_this_thread() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
         """Leave without a last checkpoint: the whole region resets to the last complete checkpoint.
@@ -427,14 +429,14 @@ class RegionConsumer(OneProcess):
             return
         if self._flow.error is None:  # otherwise the member is leaving by itself, and has said why
             self._events.aborting = True
-            if not self.is_in_use_here():  # otherwise the event thread clears it
-                self._flow.discard_all()
-            self.ask_to_close(CLOSE_S)
-            self._events.post_quietly(ResetWanted(cause))
-        if not self.is_in_use_here():
+            if not self.must_not_wait_here():  # otherwise the event thread clears it
+                self._flow.discard_all_records()
+            self.request_close(CLOSE_S)
+            self._events.post_without_waking(ResetRequested(cause))
+        if not self.must_not_wait_here():
             self._wait_for_the_end()
 
-    def ask_to_close(self, timeout_s: float = CLOSE_S) -> None:
+    def request_close(self, timeout_s: float = CLOSE_S) -> None:
         """Request to leave with the next complete checkpoint, without waiting.
 
         This method takes no lock: a signal handler may have interrupted the thread that holds it.
@@ -442,8 +444,8 @@ class RegionConsumer(OneProcess):
         if not self._asked_to_close:
             self._asked_to_close = True
             self._flow.stop_delivery()
-            self._events.end_within(timeout_s)
-            self._events.post_quietly(CloseRequested())
+            self._events.set_close_deadline(timeout_s)
+            self._events.post_without_waking(CloseRequested())
 
     def _wait_for_the_end(self) -> None:
         with self._in_use():
@@ -482,7 +484,7 @@ class RegionConsumer(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._hand == threading.get_ident():
-            self._leave_undone(self._flow.in_hand, dirty=self._own.keeps_state)
+            self._leave_undone(self._flow.current_table, dirty=self._own.has_application_state)
         if error is None:
             self.close()
         else:

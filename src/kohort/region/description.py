@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kohort.region.region_topic import SavedFacts
 
 
-def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[dict[str, Any]]:
+def region_list_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[dict[str, Any]]:
     """Return a row for each region that the topic records, with its consumer groups."""
     return [
         {
@@ -18,14 +18,14 @@ def listed_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> list[d
             "term": 0 if saved.term is None else saved.term.term,
             "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
             "sequence": saved.sequence,
-            "stopped": why_stopped(saved),
+            "stopped": stopped_because(saved),
             "groups": list(groups),
         }
         for name, (saved, groups) in found.items()
     ]
 
 
-def why_stopped(saved: SavedFacts) -> str:
+def stopped_because(saved: SavedFacts) -> str:
     """Return why a region is stopped, or why its records are ignored here; empty: neither."""
     if saved.birth is None and saved.ignored_because:
         return f"its records are ignored here: the last {saved.ignored_because}"
@@ -76,7 +76,7 @@ def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
     }
 
 
-def state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
+def keyed_state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
     """Return a row for each group with keyed states: how many partitions have one, and the bytes of their files."""
     sizes: dict[str, list[int]] = {}
     for position in seen.positions:
@@ -107,6 +107,6 @@ def region_view(seen: RegionSeen) -> dict[str, Any]:
         "resets": seen.resets,
         "members": members,
         "sinks": sinks,
-        "states": state_rows(seen),
+        "states": keyed_state_rows(seen),
         "positions": positions,
     }

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from kohort.errors import CorruptDataError
 from kohort.io.log_throttle import IntervalThrottle
-from kohort.region.record_codec import about_region, claimed_region, fact_of
+from kohort.region.record_codec import decode_fact, region_in_claim_key, region_in_record_key
 from kohort.region.records import Fact, Term
-from kohort.region.region_key import SEAL, Author, RegionKey
+from kohort.region.region_key import SEAL, RecordAuthor, RegionKey
 
 log = logging.getLogger("kohort.region")
 
@@ -46,7 +46,7 @@ class StoredRecord:
     """
 
     offset: int
-    author: Author
+    author: RecordAuthor
     transactional: bool
     key: bytes | None
     value: bytes | None
@@ -54,7 +54,7 @@ class StoredRecord:
 
 
 def seal_headers(
-    key: RegionKey, region: str, author: Author, record_key: bytes, value: bytes | None
+    key: RegionKey, region: str, author: RecordAuthor, record_key: bytes, value: bytes | None
 ) -> list[tuple[str, bytes]]:
     """Return the record headers with a record's seal, an HMAC without which readers ignore the record."""
     return [(SEAL, key.seal(region, author, record_key, value))]
@@ -73,7 +73,7 @@ class FactTable:
         self._key, self._region = key, region
         self.facts: dict[bytes, tuple[int, Fact]] = {}
         self.ignored = 0
-        self._authors: dict[str, Author] = {}
+        self._authors: dict[str, RecordAuthor] = {}
         self._terms: dict[str, tuple[int, int]] = {}
         self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
         self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
@@ -84,7 +84,7 @@ class FactTable:
 
     def keys_of(self, region: str) -> list[bytes]:
         """Return the keys of all records that name a region, ignored ones too; claims of groups are left out."""
-        own = [key for key in self.facts if about_region(key) == region]
+        own = [key for key in self.facts if region_in_record_key(key) == region]
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
     @property
@@ -95,12 +95,12 @@ class FactTable:
         """
         return {region: why for region, why in self._strange.values() if why}
 
-    def producer_of(self, region: str) -> int:
+    def valid_producer_id(self, region: str) -> int:
         """Return the producer id whose records of a region are valid; -1: unknown."""
         author = self._authors.get(region)
         return -1 if author is None else author.producer_id
 
-    def resealed(self, region: str, producer_id: int) -> str:
+    def other_key_reason(self, region: str, producer_id: int) -> str:
         """Return why this producer's records are ignored, if it sealed them with another key; empty: it did not.
 
         The caller passes the region's own producer id, which only a process with the right to its transactional id can
@@ -115,8 +115,8 @@ class FactTable:
         """
         if record.key is None:
             return self._ignore(record, "", "has no key")
-        claims = claimed_region(record.key)
-        region = about_region(record.key) if claims is None else claims
+        claims = region_in_claim_key(record.key)
+        region = region_in_record_key(record.key) if claims is None else claims
         if region is None:
             return self._ignore(record, "", "is no record of a region")
         if why := self._not_proven(record, region, is_claim=claims is not None):
@@ -126,7 +126,7 @@ class FactTable:
             self._strange.pop(record.key, None)
             return None, ""
         try:
-            fact = fact_of(record.key, record.value)
+            fact = decode_fact(record.key, record.value)
         except CorruptDataError as error:
             return self._ignore(record, region, f"can't be read: {error.message}")
         if claims is None and (why := self._not_current(record, region, fact)):
@@ -142,27 +142,27 @@ class FactTable:
         if not record.transactional:
             return "is of no transaction"
         assert record.key is not None
-        if record.seal and self._key.verifies(region, record.author, record.key, record.value, record.seal):
+        if record.seal and self._key.verifies_seal(region, record.author, record.key, record.value, record.seal):
             return "" if is_claim else self._not_of_the_author(record, region)
-        if is_claim and region != self._region and record.seal and not self._key.is_named_in(record.seal):
+        if is_claim and region != self._region and record.seal and not self._key.seal_names_this_key(record.seal):
             return ""
         if not record.seal:
             why = "has no seal: a stranger wrote it, or an earlier release"
-        elif self._key.is_named_in(record.seal):
+        elif self._key.seal_names_this_key(record.seal):
             why = "has a seal that does not fit: it was copied or changed"
         else:
             why = f"is sealed with another key than {self._key.name} of {self._key.origin}"
             self._see_other_key(record.author, region, why)
         return why
 
-    def _see_other_key(self, author: Author, region: str, why: str) -> None:
+    def _see_other_key(self, author: RecordAuthor, region: str, why: str) -> None:
         """Forget a region's records if its own producer has sealed later ones with another key (`reseal`)."""
         producers = self._other_keys.setdefault(region, {})
         if len(producers) < STRANGE_KEYS_MAX:
             producers[author.producer_id] = why
         current = self._authors.get(region)
         if current is not None and current.producer_id == author.producer_id and current.epoch <= author.epoch:
-            gone = [key for key in self.facts if about_region(key) == region]
+            gone = [key for key in self.facts if region_in_record_key(key) == region]
             self._strange.update((key, (region, why)) for key in gone)
             for key in gone:
                 del self.facts[key]
@@ -193,14 +193,14 @@ class FactTable:
     def _ignore(self, record: StoredRecord, region: str, why: str) -> tuple[None, str]:
         self.ignored += 1
         if region and record.key is not None and record.value is not None:
-            doubts = why if record.transactional and claimed_region(record.key) is None else ""
+            doubts = why if record.transactional and region_in_claim_key(record.key) is None else ""
             room = len(self._strange) < (10 if doubts else 1) * STRANGE_KEYS_MAX  # strangers' own can't hide others
             if room if record.key not in self._strange else doubts:
                 self._strange[record.key] = region, doubts
         return None, why
 
 
-class TrustingTable(FactTable):
+class TrustingFactTable(FactTable):
     """A table that accepts any record of a committed transaction, for `reseal` alone: an operator vouches for them."""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:
@@ -212,13 +212,13 @@ class TrustingTable(FactTable):
         return ""
 
 
-class IgnoredLog:
+class IgnoredRecordLog:
     """The throttled log of records that are ignored."""
 
     def __init__(self, partition: str) -> None:
         self._partition, self._throttle = partition, IntervalThrottle(SAY_S, time.monotonic, REASONS_MAX)
 
-    def add(self, offset: int, author: Author, why: str) -> None:
+    def add(self, offset: int, author: RecordAuthor, why: str) -> None:
         """Count an ignored record, and log it unless one was logged for the same reason in the last 60 s."""
         count = self._throttle.count_event(why)
         if not count:
@@ -230,7 +230,7 @@ class IgnoredLog:
         )  # fmt: skip
 
 
-def valid_facts(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredLog) -> Iterator[Fact]:
+def apply_valid_records(table: FactTable, records: Iterable[StoredRecord], ignored: IgnoredRecordLog) -> Iterator[Fact]:
     """Apply records to a table in the order of the log, and yield the valid ones, decoded."""
     for record in records:
         fact, why = table.apply_record(record)

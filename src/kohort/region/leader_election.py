@@ -31,7 +31,7 @@ LOSSES_MAX = 4
 """Number of doublings of the backoff after a lost election: at most 2**4 times the base delay."""
 
 
-class NobodyServesError(ConnectionError):
+class NoControlPlaneError(ConnectionError):
     """The error of a process that finds no control plane of its region, and may not become it, or not now."""
 
 
@@ -103,7 +103,7 @@ class LeaderElection:
         """
         with self._lock:
             if self._closed:
-                raise NobodyServesError("the region was closed")
+                raise NoControlPlaneError("the region was closed")
             address, where = self._place.newest_address(), ""
             if address is not None:
                 try:
@@ -117,7 +117,7 @@ class LeaderElection:
                     self._missed.clear()
                     return link
             if not self._serves or not retries:
-                raise NobodyServesError(
+                raise NoControlPlaneError(
                     f"no application of it answers{where}. Start one, or `kohort region serve`; `kohort region list` "
                     "shows what is stored"
                 )
@@ -157,13 +157,13 @@ class LeaderElection:
     def _compete(self) -> ControlPlaneAddress:
         """Try to become the control plane; after an election lost to another application, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
-            raise NobodyServesError("another application is taking over")
+            raise NoControlPlaneError("another application is taking over")
         try:
             address = self._take_over()
         except TermOverError as error:
             self._losses += 1
             self._stays_behind_s = time.monotonic() + _backoff_s(self._losses)
-            raise NobodyServesError(f"another application is taking over: {error}") from error
+            raise NoControlPlaneError(f"another application is taking over: {error}") from error
         self._losses = 0
         return address
 

@@ -25,11 +25,11 @@ from kohort.region.records import (
     Epoch,
     Fact,
     Initial,
+    KeyedStateHead,
     Manifest,
+    OffsetSpan,
     Position,
     Shown,
-    Span,
-    StateHead,
     Stopped,
     Term,
 )
@@ -38,7 +38,7 @@ from kohort.region.staged import StagedKey
 VERSION = 1
 RECORD_BYTES_MAX = 1_000_000
 """Below `message.max.bytes`, by default 1 MiB, with a margin for the batch around it."""
-Located = TypeVar("Located", Position, Span)
+Located = TypeVar("Located", Position, OffsetSpan)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__.lower(): kind
@@ -103,7 +103,7 @@ def _too_large(fact: Fact, size: int) -> str:
     return text
 
 
-def fact_of(key: bytes, value: bytes) -> Fact:
+def decode_fact(key: bytes, value: bytes) -> Fact:
     """Decode a fact, a data class of `records`, from a Kafka record.
 
     Raises:
@@ -115,7 +115,7 @@ def fact_of(key: bytes, value: bytes) -> Fact:
             raise CorruptDataError(f"a record of version {value[0]}: a later release wrote it")
         told = msgspec.msgpack.decode(memoryview(value)[1:])
         if kind is Contribution:
-            told["spans"] = list(_one_by_one(told["spans"], Span))
+            told["spans"] = list(_one_by_one(told["spans"], OffsetSpan))
             told["keys"] = _unpacked(told["keys"])
             told["letter_keys"] = _unpacked(told.get("letter_keys", ()))
         elif kind is Manifest:
@@ -138,7 +138,7 @@ def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
     return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in given]
 
 
-def _state(given: Position | Span) -> tuple[StateHead, ...]:
+def _state(given: Position | OffsetSpan) -> tuple[KeyedStateHead, ...]:
     """Return the keyed state as the last field of an encoded row; empty without one, as in earlier releases."""
     return () if given.state is None else (given.state,)
 
@@ -156,11 +156,11 @@ def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]
     for group, topic, topic_id, rows in topics:
         for row in rows:
             if isinstance(row[-1], list):
-                row[-1] = StateHead(*row[-1])
+                row[-1] = KeyedStateHead(*row[-1])
             yield kind(group, topic, UUID(bytes=topic_id), *row)
 
 
-def about_region(key: bytes) -> str | None:
+def region_in_record_key(key: bytes) -> str | None:
     """Return the region that a record's key names; None: the record is a claim of a group, or of an unknown kind."""
     try:
         kind, *about = msgspec.json.decode(key)
@@ -169,7 +169,7 @@ def about_region(key: bytes) -> str | None:
     return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
 
 
-def claimed_region(key: bytes) -> str | None:
+def region_in_claim_key(key: bytes) -> str | None:
     """Return the region that claims a group in a record of this key; None: the record is no claim."""
     try:
         kind, *about = msgspec.json.decode(key)
@@ -178,7 +178,7 @@ def claimed_region(key: bytes) -> str | None:
     return str(about[1]) if kind == "claim" and len(about) > 1 else None
 
 
-def tombstones_of_sequence(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
+def checkpoint_tombstones(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
     """Return the tombstones for the records of a checkpoint to which no reset returns any more."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {msgspec.json.encode(name): None for name in names}

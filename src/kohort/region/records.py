@@ -30,7 +30,7 @@ class Part(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class StateHead(NamedTuple):
+class KeyedStateHead(NamedTuple):
     """The newest file of a partition's keyed state, which names the files before it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Position:
     partition: int
     offset: int
     leader_epoch: int = -1
-    state: StateHead | None = None
+    state: KeyedStateHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """The offsets of a partition that a member read for one checkpoint: from `begin` to before `end`.
 
     Attributes:
@@ -168,10 +168,10 @@ class Span:
     begin: int
     end: int
     leader_epoch: int = -1
-    state: StateHead | None = None
+    state: KeyedStateHead | None = None
 
 
-def part_of(given: Position | Span | Initial) -> Part:
+def part_of(given: Position | OffsetSpan | Initial) -> Part:
     """Return the partition of which a position, a span or an initial offset is."""
     return Part(given.group, given.topic, given.partition, given.topic_id)
 
@@ -205,7 +205,7 @@ class Contribution:
     member_id: str
     generation: int
     instance_id: str | None
-    spans: tuple[Span, ...]
+    spans: tuple[OffsetSpan, ...]
     keys: tuple[StagedKey, ...]
     state: bytes
     sink: str = ""
@@ -219,7 +219,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class ReservedGroup:
     """A consumer group that no other member may read while the saved state of an absent member waits for it.
 
     That state would lack the records of the other member.
@@ -232,10 +232,10 @@ class Reserved:
     pinned: tuple[str, ...] = ()
 
 
-def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
+def groups_reserved_by_states(contributions: Iterable[Contribution]) -> dict[str, ReservedGroup]:
     """Return the groups that saved states reserve, by the member to which the state belongs."""
     return {
-        contribution.member: Reserved(contribution.group, contribution.pinned)
+        contribution.member: ReservedGroup(contribution.group, contribution.pinned)
         for contribution in contributions
         if contribution.keeps and _is_whole(contribution)
     }
@@ -246,7 +246,7 @@ def _is_whole(given: Contribution) -> bool:
     return bool(given.pinned) or not given.shares
 
 
-def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
+def staged_keys_by_sink(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
     """Return the keys of the rows that members staged for a checkpoint, by the name of the sink."""
     keys: dict[str, tuple[StagedKey, ...]] = {}
     for given in contributions:

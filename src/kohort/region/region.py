@@ -21,12 +21,12 @@ from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
-from kohort.region.agreement import disagreement_with
+from kohort.region.agreement import compare_sink_with_topic
 from kohort.region.consumer import CallingThreads, RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.publishing import Publisher
-from kohort.region.consuming.settings import MemberConfig, MemberSettings, split_options
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.publishing import SinkPublisher
+from kohort.region.consuming.settings import MemberConfig, MemberSettings, split_member_options
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.starts import start_of
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
@@ -34,9 +34,9 @@ from kohort.region.keyed_state.place import KeyedState
 from kohort.region.keyed_state.states import KeyedStates
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
-from kohort.region.member.state import Behaviour
+from kohort.region.member.state import MemberBehaviour
 from kohort.region.message_codec import decode_order, encode
-from kohort.region.region_key import KEY_VARIABLE, is_operators, region_key
+from kohort.region.region_key import KEY_VARIABLE, is_given_by_operator, region_key
 from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
@@ -145,7 +145,7 @@ class Region(ClosedOnExit):
         tls, client_ca = (None if path is None else Path(path) for path in files)
         access = ServerAccess(tls, client_ca, settings.pop("metrics_insecure", False))
         client_config(ConnectionConfig, bootstrap_servers, settings)
-        if serves and not is_loopback(host) and not is_operators(key):
+        if serves and not is_loopback(host) and not is_given_by_operator(key):
             raise InvalidInputError(
                 f"host={host!r} can be reached from other machines, whose members need the region's key: set "
                 f"${KEY_VARIABLE} or key= to the same secret in all processes of the region, or keep the default host"
@@ -182,7 +182,7 @@ class Region(ClosedOnExit):
         with self._lock:
             return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
-    def count_in(self, member: MeasuredMember) -> None:
+    def export_metrics_of(self, member: MeasuredMember) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
         with self._callers.enter(), self._lock:
             self._counted.add(member)
@@ -235,13 +235,13 @@ class Region(ClosedOnExit):
         topics = tuple(topics)
         if bool(topics) == (pattern is not None):
             raise InvalidInputError("say what a member reads: topics, or a pattern")
-        own, settings = split_options(options)
+        own, settings = split_member_options(options)
         check_dead_letters(own.on_bad_record, into, own.dead_letters)
         begin = start_of(own.start, own.auto_offset_reset)
         group_id = settings.get("group_id")
         if not group_id:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
-        consumer = self.group_consumer(name, settings)
+        consumer = self.create_group_consumer(name, settings)
         try:
             who = Applicant(name, group_id, topics, pattern, own.reads_again)
             region_id, sink, letters = self._admit(who, into, own.dead_letters)
@@ -251,12 +251,13 @@ class Region(ClosedOnExit):
             raise
         machine = MemberMachine(
             self.name, name, uuid4(), group_id, place_of(sink),
-            Behaviour(holds_back=own.on_rebalance == "checkpoint", keyed=states is not None), letters=place_of(letters),
+            MemberBehaviour(holds_back=own.on_rebalance == "checkpoint", keyed=states is not None),
+            letters=place_of(letters),
         )  # fmt: skip
         most = consumer.config.max_poll_records
         flow = RecordQueue(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
-        stager = Stager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
-        publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
+        stager = RowStager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
+        publishers = [SinkPublisher(place, name) for place in (sink, letters) if place is not None]
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss, states)
         events = EventThread(machine, consumer, flow, stager, publishers, own, config)
         member = RegionConsumer(events, flow, stager, own, self._forget_member, states)
@@ -312,7 +313,7 @@ class Region(ClosedOnExit):
         with self._call("state_of"):
             return self._home.saved().states().get(member)
 
-    def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
+    def create_group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
         """Create the Kafka consumer of a member: it commits nothing by itself, and has no start offset of its own.
 
         Raises:
@@ -494,7 +495,9 @@ class Region(ClosedOnExit):
         if saved.birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, saved.birth.region_id)
-        found = disagreement_with(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
+        found = compare_sink_with_topic(
+            self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place)
+        )
         return "" if found is None else found.cause
 
     def reseal(self) -> int:
@@ -534,7 +537,7 @@ class Region(ClosedOnExit):
         Raises:
             InvalidInputError: such a handler has made this call.
         """
-        if self._callers.include_this_thread():
+        if self._callers.has_this_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler that interrupted another call of region {self.name} on the "
                 "same thread: set a flag there, or call it from another thread"
@@ -589,15 +592,15 @@ class Region(ClosedOnExit):
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:
             return
-        if self._callers.include_this_thread():
+        if self._callers.has_this_thread():
             self._closes_later = True
             for member in list(self._consumers):
-                member.ask_to_close()
+                member.request_close()
             return
         members = self._members_now()
-        if any(member.is_in_use_here() for member in members):
+        if any(member.must_not_wait_here() for member in members):
             for member in members:
-                member.ask_to_close()
+                member.request_close()
             return
         with ExitStack() as closing:
             self._closing, self._closed = ident, True

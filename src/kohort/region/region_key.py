@@ -34,7 +34,7 @@ _ABSENT: Final = b"\0"
 _PRESENT: Final = b"\1"
 
 
-class Author(NamedTuple):
+class RecordAuthor(NamedTuple):
     """The producer id and producer epoch of a record batch, to which a record's seal binds it."""
 
     producer_id: int
@@ -57,17 +57,17 @@ class RegionKey:
         """A short id of the key, to tell two keys apart; it does not reveal the key."""
         return self._id().hex()
 
-    def seal(self, region: str, author: Author, key: bytes, value: bytes | None) -> bytes:
+    def seal(self, region: str, author: RecordAuthor, key: bytes, value: bytes | None) -> bytes:
         """Return the seal of a record, for its header: the id of the key, then an HMAC over author, key and value."""
         said = _AUTHOR.pack(author.producer_id, author.epoch, len(key)) + key
         said += _ABSENT if value is None else _PRESENT + value
         return self._id() + hmac.digest(self._derived(f"records of {region}"), said, "sha256")
 
-    def verifies(self, region: str, author: Author, key: bytes, value: bytes | None, seal: bytes) -> bool:
+    def verifies_seal(self, region: str, author: RecordAuthor, key: bytes, value: bytes | None, seal: bytes) -> bool:
         """Return whether this key made a seal, for this record and this producer."""
         return hmac.compare_digest(seal, self.seal(region, author, key, value))
 
-    def is_named_in(self, seal: bytes) -> bool:
+    def seal_names_this_key(self, seal: bytes) -> bool:
         """Return whether a seal begins with the id of this key. Only `verifies` proves that the key made the seal."""
         return seal[:_ID_BYTES] == self._id()
 
@@ -93,7 +93,7 @@ def region_key(given: str | None = None) -> RegionKey:
     return _given_key(given) or _machine_key(_machine_folder())
 
 
-def found_key() -> RegionKey | None:
+def existing_key() -> RegionKey | None:
     """Return the key of `$KOHORT_REGION_KEY` or this user's on this machine; None: there is neither. Create none.
 
     Raises:
@@ -105,12 +105,12 @@ def found_key() -> RegionKey | None:
     return None
 
 
-def no_key() -> RegionKey:
+def random_key() -> RegionKey:
     """Return a random key for a reader that has none: it verifies no record."""
     return RegionKey(secrets.token_bytes(KEY_CHARACTERS_MIN), "no key")
 
 
-def is_operators(given: str | None) -> bool:
+def is_given_by_operator(given: str | None) -> bool:
     """Return whether the key is given or in `$KOHORT_REGION_KEY`, so that other machines can have it too."""
     return bool(given or os.environ.get(KEY_VARIABLE))
 

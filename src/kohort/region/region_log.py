@@ -27,14 +27,14 @@ from kohort.client.settings import Servers
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, NotFoundError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.io.channel import Link
-from kohort.region.agreement import facts_after_adoption
-from kohort.region.control_plane.events import MemberOffsets, Outsider
+from kohort.region.agreement import records_after_adoption
+from kohort.region.control_plane.events import MemberOffsets, OutsideClient
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.fact_table import FactTable, TrustingTable, seal_headers
+from kohort.region.fact_table import FactTable, TrustingFactTable, seal_headers
 from kohort.region.leader_election import ControlPlaneAddress
-from kohort.region.record_codec import key_of, tombstones_of_sequence, value_of
+from kohort.region.record_codec import checkpoint_tombstones, key_of, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Part, Position, Term
-from kohort.region.region_key import Author, RegionKey, found_key, no_key, region_key
+from kohort.region.region_key import RecordAuthor, RegionKey, existing_key, random_key, region_key
 from kohort.region.region_topic import (
     CLAIMS,
     TOPIC,
@@ -81,7 +81,7 @@ class RegionLogView:
         self, region: str, servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
     ) -> None:
         """Initialise the view; the first call connects. Without a key, the environment's or the machine's is used."""
-        self._unsealed = no_key()
+        self._unsealed = random_key()
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._given = key
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class RegionLogView:
 
     def _reading_key(self) -> RegionKey:
         """Return the key that authenticates the records read. While there is none, every record is ignored."""
-        found = self.__dict__.get("_key") or self._given or found_key()
+        found = self.__dict__.get("_key") or self._given or existing_key()
         return self._unsealed if found is None else found
 
     def token(self, term: int) -> bytes:
@@ -233,7 +233,9 @@ class RegionLogView:
         with Producer(self._servers, **{**self._settings, **own}) as producer:
             producer.init_transactions()
             producer.begin_transaction()
-            headers = seal_headers(self._key, self._region, Author(producer.producer_id, producer.epoch), key, value)
+            headers = seal_headers(
+                self._key, self._region, RecordAuthor(producer.producer_id, producer.epoch), key, value
+            )
             sent = producer.send(TOPIC, value, key, partition=CLAIMS, headers=headers)
             sent.result()
             producer.commit_transaction()
@@ -245,7 +247,7 @@ class RegionLogView:
                 self._put(key_of(fact), None)
 
     def adopt(self, place: str, was: str, shows: int) -> None:
-        """Continue from the sequence that a sink shows (`facts_after_adoption`). No application may serve the region.
+        """Continue from the sequence that a sink shows (`records_after_adoption`). No application may serve the region.
 
         Raises:
             TermOverError: a control plane has begun meanwhile.
@@ -280,7 +282,7 @@ class RegionLogView:
         Raises:
             TermOverError: a control plane has begun meanwhile.
         """
-        writer = self._new_writer(TrustingTable(self._key, self._region))
+        writer = self._new_writer(TrustingFactTable(self._key, self._region))
         try:
             return writer.reseal()
         finally:
@@ -388,7 +390,7 @@ class RegionLogWriter:
         self._term = 0
         saved = self._settled()
         if self._producer is not None and (
-            why := self._reader.table.resealed(self._region, self._producer.producer_id)
+            why := self._reader.table.other_key_reason(self._region, self._producer.producer_id)
         ):
             saved = SavedFacts(ignored_because=why)
         saved.refuse_only_ignored(self._region)
@@ -413,7 +415,7 @@ class RegionLogWriter:
             raise
         self._producer = producer
         saved = self._followed()
-        self._stated, self._stated_by = saved.term, self._reader.table.producer_of(self._region)
+        self._stated, self._stated_by = saved.term, self._reader.table.valid_producer_id(self._region)
         self._members = {sequence: manifest.members for sequence, manifest in saved.manifests.items()}
         self._waiting = {
             (name, sequence)
@@ -479,9 +481,9 @@ class RegionLogWriter:
         away = set(manifest.away.items())
         for sequence in old:
             here = [name for name in self._members[sequence] if (name, sequence) not in away]
-            records += tombstones_of_sequence(self._region, sequence, here).items()
+            records += checkpoint_tombstones(self._region, sequence, here).items()
         for name, sequence in self._waiting - away:
-            records += tombstones_of_sequence(self._region, sequence, [name]).items()
+            records += checkpoint_tombstones(self._region, sequence, [name]).items()
         members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
         names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
@@ -503,13 +505,13 @@ class RegionLogWriter:
 
     def _send_records(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Send records of the open transaction, sealed under its producer."""
-        author = Author(producer.producer_id, producer.epoch)
+        author = RecordAuthor(producer.producer_id, producer.epoch)
         self._sent_by = author.producer_id
         for key, value in (*self._statement(author), *records):
             headers = seal_headers(self._key, self._region, author, key, value)
             self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
 
-    def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
+    def _statement(self, author: RecordAuthor) -> list[tuple[bytes, bytes | None]]:
         """Return the term's record again if this producer's id is new, so that readers accept its records.
 
         Kafka gives a transactional id another producer id when it has expired, or its epochs are used up.
@@ -579,7 +581,7 @@ class RegionLogWriter:
 
     def adopt(self, place: str, was: str, shows: int) -> None:
         """Write the facts with which the region continues from what a sink shows."""
-        facts = facts_after_adoption(self._settled().history(self._region), place, was, shows, _now_ms())
+        facts = records_after_adoption(self._settled().history(self._region), place, was, shows, _now_ms())
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 
@@ -610,7 +612,9 @@ class RegionLogWriter:
 
     # -- clients outside the region
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+    def outsiders(
+        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
+    ) -> tuple[OutsideClient, ...] | None:
         """Return the clients outside the region that hold these partitions; None: the group is not stable."""
         if self._admin is None:
             self._admin = Admin(self._servers, **self._settings)
@@ -622,7 +626,7 @@ class RegionLogWriter:
         for member in found.members:
             held = tuple(wanted[part] for part in member.assignment or () if part in wanted)
             if held and member.member_id not in members and not is_of(self._region, member.client_id):
-                seen.append(Outsider(group, member.client_id, member.host, held))
+                seen.append(OutsideClient(group, member.client_id, member.host, held))
         return tuple(seen)
 
     def close(self) -> None:

@@ -22,9 +22,9 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.region.agreement import History
+from kohort.region.agreement import AdoptionHistory
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.fact_table import FactTable, IgnoredLog, StoredRecord, valid_facts
+from kohort.region.fact_table import FactTable, IgnoredRecordLog, StoredRecord, apply_valid_records
 from kohort.region.record_codec import key_of
 from kohort.region.records import (
     Began,
@@ -40,11 +40,11 @@ from kohort.region.records import (
     Shown,
     Stopped,
     Term,
-    keys_by_place,
+    groups_reserved_by_states,
     part_of,
-    reserved_by,
+    staged_keys_by_sink,
 )
-from kohort.region.region_key import KEY_VARIABLE, SEAL, Author, RegionKey
+from kohort.region.region_key import KEY_VARIABLE, SEAL, RecordAuthor, RegionKey
 
 TOPIC = "__kohort_regions"
 PARTITIONS = 9
@@ -216,7 +216,7 @@ class SavedFacts:
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
         return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
-    def history(self, region: str) -> History:
+    def history(self, region: str) -> AdoptionHistory:
         """Return the facts that adopting a sink needs."""
         assert self.birth is not None
         known = self.known(region, 0)
@@ -229,7 +229,7 @@ class SavedFacts:
             )
             last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
         given = self.contributions.get(self.sequence, {})
-        return History(
+        return AdoptionHistory(
             last,
             tuple(given[name] for name in last.members if name in given),
             known.unpublished(),
@@ -265,12 +265,12 @@ class SavedFacts:
             },
             initial=tuple(self.initial.values()),
             positions=last.positions if last is not None else (),
-            keys=keys_by_place(contributions),
+            keys=staged_keys_by_sink(contributions),
             places=() if last is None else last.places,
             states=self.states(),
             contributors={contribution.member: contribution.epoch for contribution in contributions},
             waiting=waiting,
-            reserved=reserved_by(contribution for contribution in waited_for if contribution is not None),
+            reserved=groups_reserved_by_states(contribution for contribution in waited_for if contribution is not None),
             empties=last is not None and last.empties,
             made_as=0 if last is None else last.made_as,
             stopped="" if self.stopped is None else self.stopped.cause,
@@ -292,7 +292,7 @@ class TopicReader:
         own = {"isolation_level": "read_committed", "default_api_timeout_ms": int(READ_S * 1000)}
         given = servers if isinstance(servers, str) else list(servers or ())
         self._reader = RangeReader(given, fetch_bytes=_FETCH_BYTES, **{**settings, **own})
-        self._ignored = IgnoredLog(str(self.partition))
+        self._ignored = IgnoredRecordLog(str(self.partition))
         self._at = 0
 
     def follow(self) -> list[Fact]:
@@ -319,12 +319,12 @@ class TopicReader:
 
     def _advance(self) -> Iterator[Fact]:
         end = self._reader.high_watermark(self.partition)
-        yield from valid_facts(self.table, self._records(end), self._ignored)
+        yield from apply_valid_records(self.table, self._records(end), self._ignored)
         self._at = max(self._at, end)
 
     def _records(self, end: int) -> Iterator[StoredRecord]:
         for header, records in self._reader.read_batches(self.partition, self._at, end):
-            author = Author(header.producer_id, header.producer_epoch)
+            author = RecordAuthor(header.producer_id, header.producer_epoch)
             for record in records:
                 seal = next((bytes(value or b"") for name, value in record.headers if name == SEAL), b"")
                 key, value = (None if part is None else bytes(part) for part in (record.key, record.value))

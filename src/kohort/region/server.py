@@ -25,7 +25,7 @@ from kohort.io.pinned_tls import listener_context
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages
 from kohort.region.control_plane import events
-from kohort.region.control_plane.events import Effect, Event, MemberOffsets, Outsider
+from kohort.region.control_plane.events import Effect, Event, MemberOffsets, OutsideClient
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.message_codec import decode_report, encode
@@ -103,7 +103,9 @@ class RegionLog(Protocol):
     def check_term(self) -> None:
         """Raise `TermOverError` if this is no longer the newest term. Any thread may call this."""
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+    def outsiders(
+        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
+    ) -> tuple[OutsideClient, ...] | None:
         """Return the clients outside the region that hold these partitions; None: the group is not stable."""
 
     def close(self) -> None:
@@ -126,7 +128,7 @@ class FactWriter:
         yield from self._retry_until_written("facts", lambda: self._region_log.save(facts))
         return events.FactsSaved(effect.token)
 
-    def commit(self, effect: events.Commit) -> Pauses[Event]:
+    def commit(self, effect: events.CommitCheckpoint) -> Pauses[Event]:
         """Write a sequence; if the outcome of a commit is unknown, continue from what was committed."""
         manifest = _stamped(effect.manifest)
         unknown = 0
@@ -366,7 +368,7 @@ class ControlPlane:
         finally:
             place.give_back()
             if self._links.pop(connection, None) is not None and not self._end.is_set():
-                self._step(events.Disconnected(connection))
+                self._step(events.ConnectionEnded(connection))
             if link is not None:
                 link.abort() if self._end.is_set() else link.close()
             else:
@@ -429,19 +431,19 @@ class ControlPlane:
         match effect:
             case events.SendMessage(connection, order):
                 self._send(connection, order)
-            case events.EndConnection(connection):
+            case events.EndMemberConnection(connection):
                 link = self._links.pop(connection, None)
                 if link is not None:
                     link.close()
             case events.SaveFacts():
                 self._writing.put_nowait(self._writer.save(effect))
-            case events.Commit():
+            case events.CommitCheckpoint():
                 self._writing.put_nowait(self._writer.commit(effect))
             case events.DescribeGroup():
                 self._spawn(self._look(effect))
             case events.CheckProcess(process):
                 self._spawn(self._look_at_process(process))
-            case events.RegionLogLine(level, text):
+            case events.WriteLogLine(level, text):
                 log.log(level, "%s", text)
 
     # -- the topic
@@ -509,7 +511,7 @@ class ControlPlane:
             )
             return
         if found is not None:
-            self._step(events.GroupSeen(effect.group, found))
+            self._step(events.GroupDescribed(effect.group, found))
 
     async def _look_at_process(self, process: str) -> None:
         for pause_s in (*ENDING_LOOKS_S, 0.0):

@@ -162,13 +162,13 @@ class BatchMember(Member):
 
     def carry_out(self, effect: member_events.Effect) -> None:
         match effect:
-            case member_events.Quiesce(cut) if self.world.healed or self.clock.chance.random() > 0.02:
+            case member_events.DrainMember(cut) if self.world.healed or self.clock.chance.random() > 0.02:
                 self.step(member_events.DrainCompleted(cut))
                 return
             case member_events.StopPolling() | member_events.ResetApplication():
                 self.running = None
                 self.clock.after(1, self.hand_back)
-            case member_events.RetireSequences(counts=True):
+            case member_events.RetireCheckpoints(counts=True):
                 self.keys = [(number, staged) for number, staged in self.keys if number > self.given]
             case _:
                 pass

@@ -17,11 +17,11 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
 from kohort.region.consuming.settings import RegionOptions
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
-from kohort.region.member.state import Behaviour
+from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import CheckpointAttempt, Identity, Order
 from kohort.region.records import Part, Position, part_of
 from kohort.region.sinks import Keep, publish_rows
@@ -61,9 +61,9 @@ class Posts:
         self._events.append(event)
         self._member.clock.after(self._member.clock.chance.randint(1, 100), self._hear)
 
-    post_quietly = post
+    post_without_waking = post
 
-    def end_within(self, timeout_s: float) -> None: ...
+    def set_close_deadline(self, timeout_s: float) -> None: ...
 
     def wake(self) -> None: ...
 
@@ -83,7 +83,7 @@ class Member:
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
         keyed = world.states is not None
         self.states = None if world.states is None else MemberStates(self, world.states)
-        how = Behaviour(holds_back=holds_back, reads_on=self.reads_on, keyed=keyed)
+        how = MemberBehaviour(holds_back=holds_back, reads_on=self.reads_on, keyed=keyed)
         at = "" if world.letters is None else world.letters.place
         self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how, letters=at)
         self.process = self.clock.chance.choice(("", "", self.incarnation.hex))  # of its own; it has a name or none
@@ -96,7 +96,7 @@ class Member:
         self.folders: dict[str, Any] = {disk.place: disk.open_sink(self._may_wait(disk)) for disk in self.disks}
         self.folder = self.folders[disk.place]
         self.letter_folder = self.folders.get(at)
-        self.stager = Stager(
+        self.stager = RowStager(
             self.folder,
             REGION_ID,
             name,
@@ -116,7 +116,7 @@ class Member:
         self.touched: Counter[tuple[int, int]] = Counter()
         self.drains: CheckpointAttempt | None = None
         self.goes_back: member_events.ResetApplication | None = None
-        self.to_publish: dict[str, member_events.PublishKeys] = {}
+        self.to_publish: dict[str, member_events.PublishCheckpoint] = {}
         self.publishes: set[str] = set()
         self.stages = False
         self.delivered_ms = self.dozes_until_ms = 0
@@ -155,7 +155,7 @@ class Member:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
             shown = [disk.shows() for disk in self.disks]
-            self.step(member_events.Connected(self.process, *shown))
+            self.step(member_events.ControlPlaneConnected(self.process, *shown))
         self.clock.after(200, self.look_for_plane)
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:
@@ -189,7 +189,7 @@ class Member:
 
     def obey(self, connection: int, order: Order) -> None:
         if self.alive and connection == self.connection:
-            before, acted = self.term, self.step(member_events.OrderReceived(order))
+            before, acted = self.term, self.step(member_events.ControlPlaneMessageReceived(order))
             self.term = max(before, order.term)
             if acted and order.term < before:
                 raise ViolatedError(f"{self.name} has heard of term {before}, and does what {order} says")
@@ -276,7 +276,7 @@ class Member:
         if cause and self.waits_since_ms is None:
             self.waits_since_ms = self.clock.now_ms
         if cause or self.waits_since_ms is not None:
-            self.step(member_events.SinkWaits(cause))
+            self.step(member_events.SinkWaitChanged(cause))
         if not cause:
             self.waits_since_ms = None
 
@@ -292,7 +292,7 @@ class Member:
 
     def ask_for_a_table(self) -> None:
         self.consumer._count_table()  # from here on it would wait
-        if self.flow.would_wait():
+        if self.flow.take_would_wait():
             return
         self.tables = self.tables or self.consumer.tables()
         table = next(self.tables)
@@ -332,16 +332,16 @@ class Member:
         if not self.alive or not self.flow.is_idle():
             return
         if self.states is not None:
-            self.states.kept.remove_left()
+            self.states.kept.close_forgotten_copies()
         if (cut := self.drains) is not None:
             self.drains = None
             bad = not self.world.healed and self.clock.chance.random() < 0.02
             why = LEFT_UNDONE if self.flow.dirty else "a commit failed" if bad else ""
-            quiet = member_events.DrainError(cut, why) if why else member_events.DrainCompleted(cut)
+            quiet = member_events.DrainAborted(cut, why) if why else member_events.DrainCompleted(cut)
             self.later(lambda: self.step(quiet))
         if (back := self.goes_back) is not None:
             self.goes_back = None
-            self.flow.discard_all()
+            self.flow.discard_all_records()
             self.flow.discard_partitions()
             self.positions.clear()
             if self.states is not None:
@@ -367,16 +367,16 @@ class Member:
             case member_events.BeginEpoch(epoch):
                 self.begin_epoch(epoch)
                 self.flow.open()
-            case member_events.Poll():
+            case member_events.StartPolling():
                 self.polls = True
             case member_events.StopPolling(clear):
                 self.polls = False
-                self.flow.close_to_application()
+                self.flow.close_for_application()
                 if clear:
-                    self.flow.discard_all()
-            case member_events.Quiesce(cut):
+                    self.flow.discard_all_records()
+            case member_events.DrainMember(cut):
                 self.polls = False
-                self.flow.close_to_application()
+                self.flow.close_for_application()
                 self.drains = cut
                 self.look_whether_idle()
             case member_events.SaveState(cut):
@@ -386,17 +386,17 @@ class Member:
                 self.flow.open()
             case member_events.ResetApplication():
                 self.drains, self.goes_back = None, effect
-                self.flow.close_to_application()
+                self.flow.close_for_application()
                 self.look_whether_idle()
-            case member_events.Seek(positions):
+            case member_events.SeekPositions(positions):
                 for position in positions:
                     self.positions[part_of(position)] = position.offset
                     self.flow.begin(position, part_of(position))
                     if self.states is not None:
                         self.states.kept.begin(part_of(position), position.state)
-            case member_events.LookUpStarts(number, first, added):
+            case member_events.LookUpStartOffsets(number, first, added):
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
-                self.later(lambda: self.step(member_events.StartsLookedUp(number, tuple(found))))
+                self.later(lambda: self.step(member_events.StartOffsetsFound(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
                 self.flow.discard_partitions(parts)
                 if self.states is not None:
@@ -405,13 +405,13 @@ class Member:
                     self.positions.pop(part, None)
                     self.back.discard(part)
                 self.world.group.released(self, parts)
-            case member_events.RetireSequences():
+            case member_events.RetireCheckpoints():
                 if effect.counts:
                     self.stager.forget_contribution()
                     self.touched.clear()
                     if self.states is not None:
                         self.states.sweep()
-            case member_events.PublishKeys():
+            case member_events.PublishCheckpoint():
                 place = effect.place or self.disk.place
                 self.to_publish[place] = effect
                 self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), lambda: self.publish(place))

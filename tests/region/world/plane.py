@@ -111,7 +111,7 @@ class Plane:
 
     def _hung_up(self, connection: int) -> None:
         if self.clients.pop(connection, None) is not None:
-            self.step(plane_events.Disconnected(connection))
+            self.step(plane_events.ConnectionEnded(connection))
 
     def _in_order(self, connection: int, do: Callable[[], None]) -> None:
         """After what came before on the connection, and when this process is awake."""
@@ -215,19 +215,19 @@ class Plane:
                     at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(key, 0))
                     self.world.busy[key] = at_ms
                     self.clock.after(at_ms - self.clock.now_ms, partial(client.hear, connection, order))
-            case plane_events.EndConnection(connection):
+            case plane_events.EndMemberConnection(connection):
                 client = self.clients.pop(connection, None)
                 if client is not None:
                     self.clock.after(100, lambda: client.disconnect(connection))
             case plane_events.SaveFacts():
                 self._emptying += [fact for fact in effect.facts if isinstance(fact, Manifest)]
                 self._write(self._writer.save(effect), lambda: self._is_saved(effect))
-            case plane_events.Commit():
+            case plane_events.CommitCheckpoint():
                 self._write(self._writer.commit(effect))
-            case plane_events.RegionLogLine(_, text):
+            case plane_events.WriteLogLine(_, text):
                 self.clock.log(f"term {self.term}: {text}")
             case plane_events.DescribeGroup(group):
-                self.clock.after(20, lambda: self.step(plane_events.GroupSeen(group, ())) if self.alive else None)
+                self.clock.after(20, lambda: self.step(plane_events.GroupDescribed(group, ())) if self.alive else None)
             case plane_events.CheckProcess(process):
                 self.clock.after(self.clock.chance.randint(1, 150), lambda: self._look_at_process(process))
 

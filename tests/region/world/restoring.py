@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
 from kohort.region.fact_table import FactTable
-from kohort.region.records import Stopped, keys_by_place
+from kohort.region.records import Stopped, staged_keys_by_sink
 from kohort.region.region_topic import SavedFacts, saved_of
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
@@ -111,14 +111,16 @@ class Restoring:
         stored.unpublished = set(saved.known(REGION, 0).unpublished())
         for place, disk in world.disks.items():
             last, known = disk.shows(), saved.shown.get(place)
-            if last not in _histories(saved, place, 0 if known is None else known.sequence, stored.number_in(place)):
+            if last not in _histories(
+                saved, place, 0 if known is None else known.sequence, stored.checkpoint_id_in(place)
+            ):
                 stored.differs.add(place)
             if place not in stored.differs:
                 disk.staged.clear()  # nobody adopts it, so epochs come again
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
             if place in stored.unpublished and not stored.empties:  # a person may have given it up since
-                number = stored.number_in(place)
+                number = stored.checkpoint_id_in(place)
                 disk.wanted[number] = kept.wanted[place][number]
 
     # -- the person
@@ -159,7 +161,7 @@ class Restoring:
         stored, last = self.world.stored, disk.shows()
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
-        numbers = {place: stored.number_in(place) for place in stored.unpublished if place != disk.place}
+        numbers = {place: stored.checkpoint_id_in(place) for place in stored.unpublished if place != disk.place}
         owed = stored.unpublished | {disk.place}  # the topic may not know yet that a place has the sequence
         stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
         stored.sequence, stored.places, stored.unpublished = (
@@ -176,7 +178,7 @@ class Restoring:
             disk.goes_back(empties=True)
         self.adopted += 1
         self.world.clock.log(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
-        if not known.bounds(disk.place).allow(last):
+        if not known.bounds(disk.place).allows_id(last):
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
 
 
@@ -187,7 +189,7 @@ def _histories(saved: SavedFacts, place: str, known: int, number: int) -> set[in
     """
     manifest = saved.manifests.get(saved.sequence)
     given = saved.contributions.get(saved.sequence, {})
-    staged = set(keys_by_place(given.values()))
+    staged = set(staged_keys_by_sink(given.values()))
     if manifest is not None and manifest.empties:
         staged = set(manifest.places)
     never_written = place in saved.shown and saved.shown[place].empty

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.keyed_state.place import FolderStore, KeyedState, RegionStates
-from kohort.region.keyed_state.states import KeyedStates, LoadedState, StateMapping
-from kohort.region.records import Manifest, Part, Position, StateHead, part_of
+from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
+from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
+from kohort.region.records import KeyedStateHead, Manifest, Part, Position, part_of
 from tests.region.volume import Calls, Volume
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION_ID, part
@@ -42,7 +42,7 @@ class StatesDisk:
         Raises:
             ViolatedError: it is not.
         """
-        place = RegionStates(FolderStore(PLACE, Calls(self.volume)), PLACE, REGION_ID)
+        place = RegionStateStore(FolderStateStore(PLACE, Calls(self.volume)), PLACE, REGION_ID)
         for position in manifest.positions:
             begin = self.world.stored.initial[part_of(position)].offset
             wanted = made_of(range(begin, position.offset))
@@ -59,11 +59,11 @@ def made_of(offsets: range) -> Counter[bytes]:
     return Counter(b"%d" % (offset % KEYS) for offset in offsets)
 
 
-def _read(place: RegionStates, position: Position) -> Counter[bytes]:
+def _read(place: RegionStateStore, position: Position) -> Counter[bytes]:
     if position.state is None:
         return Counter()
     try:
-        state = LoadedState(part_of(position), place, position.state, None)
+        state = LoadedKeyedState(part_of(position), place, position.state, None)
     except CorruptDataError as error:
         raise ViolatedError(f"the state of {part_of(position)} can't be read: {error}") from error
     found = Counter({key: int(value) for key, value in StateMapping(state, lambda: True).items()})
@@ -79,7 +79,9 @@ class MemberStates:
         self.calls = Calls(disk.volume)
         self.calls.at = self._trouble
         self._saves = False
-        place = RegionStates(FolderStore(PLACE, self.calls), PLACE, REGION_ID, member.clock.chance.randint(0, 5))
+        place = RegionStateStore(
+            FolderStateStore(PLACE, self.calls), PLACE, REGION_ID, member.clock.chance.randint(0, 5)
+        )
         self.kept = KeyedStates(place, None)
 
     def _trouble(self, number: int, name: str, path: str) -> None:
@@ -109,7 +111,7 @@ class MemberStates:
         position = self._disk.world.stored.positions.get(given)
         return position is None or self.kept._heads.get(given) == position.state
 
-    def save(self, sequence: int) -> dict[Part, StateHead | None]:
+    def save(self, sequence: int) -> dict[Part, KeyedStateHead | None]:
         self._saves = True
         try:
             return self.kept.save(sequence)
@@ -117,7 +119,7 @@ class MemberStates:
             self._saves = False
 
     def sweep(self) -> None:
-        for due in self.kept.completed():
+        for due in self.kept.on_checkpoint_completed():
             self.kept.place.sweep(due)
 
     def die(self) -> None:

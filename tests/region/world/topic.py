@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.records import Contribution, Initial, Manifest, Part, Position, Shown, keys_by_place, part_of
+from kohort.region.records import Contribution, Initial, Manifest, Part, Position, Shown, part_of, staged_keys_by_sink
 from kohort.region.sinks.bound import offsets_text
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
@@ -43,10 +43,10 @@ class Stored:
 
     def show(self, fact: Shown) -> None:
         """A place shows a sequence, as its control plane has it."""
-        if fact.place in self.unpublished and fact.sequence == self.number_in(fact.place):
+        if fact.place in self.unpublished and fact.sequence == self.checkpoint_id_in(fact.place):
             raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
 
-    def number_in(self, place: str) -> int:
+    def checkpoint_id_in(self, place: str) -> int:
         """Number of the last sequence in a place."""
         return self.numbers.get(place, self.sequence)
 
@@ -86,11 +86,11 @@ class Stored:
         self.sequence = manifest.sequence
         self.numbers.clear()
         self.positions, self.empties, self.places = ends, False, frozenset(manifest.places)
-        self.unpublished = set(keys_by_place(contributions))
+        self.unpublished = set(staged_keys_by_sink(contributions))
 
     def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
-        number = self.number_in(disk.place)
+        number = self.checkpoint_id_in(disk.place)
         if self.empties and sequence == number:
             self.differs.discard(disk.place)  # it is empty, whatever it was
         if disk.place in self.differs:

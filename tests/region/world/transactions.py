@@ -17,7 +17,7 @@ from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.fact_table import FactTable, StoredRecord
 from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term, part_of
-from kohort.region.region_key import SEAL, Author
+from kohort.region.region_key import SEAL, RecordAuthor
 from kohort.region.region_log import TRANSACTION_MS, RegionLogWriter
 from kohort.region.server import OffsetsRefusal
 from tests.region.world.clock import ViolatedError
@@ -229,7 +229,7 @@ class Strangers:
         if chance.random() < 0.3 and is_replaced:
             record = old
         else:
-            authors = (Author(-1, -1), last.author, Author(7, 0))
+            authors = (RecordAuthor(-1, -1), last.author, RecordAuthor(7, 0))
             author = chance.choice(authors)
             key, value = self._forged(log, old)
             seal = chance.choice((b"", old.seal, last.seal))
@@ -284,7 +284,7 @@ class WorldProducer:
         self, topic: str, value: bytes | None, key: bytes, *, partition: int, headers: list[tuple[str, bytes]]
     ) -> Sent:
         del topic, partition
-        author = Author(self.producer_id, self._epoch)
+        author = RecordAuthor(self.producer_id, self._epoch)
         self._within().records.append(StoredRecord(0, author, True, key, value, dict(headers)[SEAL]))
         return Sent()
 

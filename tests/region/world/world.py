@@ -292,7 +292,7 @@ class World:
             case "crash" | "crash after" | "fail" | "hold":
                 member.trouble_at_a_call(kind)
             case "reset":
-                member.step(member_events.ResetWanted("something behind it failed"))
+                member.step(member_events.ResetRequested("something behind it failed"))
             case _:
                 raise AssertionError(kind)
 

@@ -46,7 +46,7 @@ class Both:
         self.connections[member] = connection = 100 + len(self._heard)
         self._heard[connection] = 0
         self._sent[member] = len(self.query.planes[member].said)
-        self.query.threads[member].post(events.Connected())
+        self.query.threads[member].post(events.ControlPlaneConnected())
         self.query.turn(member)
 
     def pump(self, *members: int) -> None:

@@ -22,12 +22,12 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.offsets import GroupMetadata
 from kohort.ids import TopicPartition
 from kohort.region import messages
-from kohort.region.consuming.member_thread import PlaneLink
+from kohort.region.consuming.member_thread import ControlPlaneLink
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.starts import start_of
 from kohort.region.member import events
 from kohort.region.member.machine import MemberMachine
-from kohort.region.member.state import Behaviour
+from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Contribution, Position
 from kohort.region.sinks import Sink
@@ -218,12 +218,12 @@ class Driven:
                 UUID(int=9),
                 f"g{number}",
                 "s" * (not number),
-                Behaviour(True, True, of="q" * (len(topics) > 1), sources=len(topics)),
+                MemberBehaviour(True, True, of="q" * (len(topics) > 1), sources=len(topics)),
             )
             config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])
             self.threads.append(QueryThread(machine, consumer, (), config, self.query, number))
-            self.threads[-1]._link = cast(PlaneLink, self.planes[number])
+            self.threads[-1]._link = cast(ControlPlaneLink, self.planes[number])
         self.topics = topics
         self.query.start()
 
@@ -245,14 +245,14 @@ class Driven:
 
     def order(self, *orders: messages.Order, member: int = 0) -> None:
         for order in orders:
-            self.threads[member].post(events.OrderReceived(order))
+            self.threads[member].post(events.ControlPlaneMessageReceived(order))
             self.turn(member)
 
     def turn(self, member: int = 0) -> None:
         self.threads[member]._turn()
 
     def begin(self, state: bytes | None = None, epoch: int = 5, member: int = 0, sequence: int = 7) -> None:
-        self.threads[member].post(events.Connected())
+        self.threads[member].post(events.ControlPlaneConnected())
         self.order(messages.Welcome(TERM, epoch, sequence, ("q0",), state), member=member)
 
     def give(self, offsets: dict[int, int], member: int = 0) -> None:

@@ -26,7 +26,11 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     takes_part = behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
         machine = region._machine(declared, number, (sink,), takes_part)
-        [said] = [event.report for event in machine.step(events.Connected()) if isinstance(event, events.SendReport)]
+        [said] = [
+            event.report
+            for event in machine.step(events.ControlPlaneConnected())
+            if isinstance(event, events.SendReport)
+        ]
         assert isinstance(said, messages.Register)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
         assert said.of and said.sources == 2

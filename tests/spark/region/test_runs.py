@@ -473,7 +473,7 @@ def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> N
     query.turn()
     query.order(messages.Drain(3, CheckpointAttempt(8, 1)))
     assert len(committed) == 1 and query.said(messages.Drained)
-    query.threads[0].post(events.OrderReceived(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",))))
+    query.threads[0].post(events.ControlPlaneMessageReceived(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",))))
     query.threads[0]._step(query.threads[0]._posted.get())
     assert len(committed) == 2 and not query.said(messages.Contributed)
     query.turn()

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.events import ResetCause
-from kohort.region.control_plane.state import Plane
+from kohort.region.control_plane.state import ControlPlaneState
 from kohort.region.member import events
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
@@ -184,8 +184,8 @@ def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
     cut = both.plane.orders(both.connections[1], messages.Drain)[-1].cut
     second = both.query.threads[1]
     second.abandon()
-    second._step(events.OrderReceived(messages.Drain(TERM, cut)))
-    second._step(events.OrderReceived(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
+    second._step(events.ControlPlaneMessageReceived(messages.Drain(TERM, cut)))
+    second._step(events.ControlPlaneMessageReceived(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
     assert both.query.said(messages.Drained, 1) == []
     assert both.query.said(messages.Contributed, 1) == []
 
@@ -253,7 +253,7 @@ def test_who_is_started_again_ends_the_earlier_one_s_siblings(both: Both) -> Non
 def test_one_s_death_is_the_death_of_all(both: Both, *, all_at_once: bool) -> None:
     both.reads()
     for member in (0, 1)[: 1 + all_at_once]:
-        both.plane.do(plane_events.Disconnected(both.connections[member]))
+        both.plane.do(plane_events.ConnectionEnded(both.connections[member]))
     both.plane.tick(10_000)
     assert both.plane.machine.plane.members == {}
     assert both.plane.closed == (set() if all_at_once else {both.connections[1]})
@@ -293,17 +293,17 @@ def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> N
 
 MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[str, Any]]] = {
     "a query is whole with one of its members": (
-        lambda: mock.patch.object(Plane, "is_whole", return_value=True),
+        lambda: mock.patch.object(ControlPlaneState, "is_whole", return_value=True),
         "test_after_a_takeover_no_cut_begins_without_all_of_them",
         {"first": 1},
     ),
     "members leave and die alone": (
-        lambda: mock.patch.object(Plane, "siblings", lambda plane, member: [member]),
+        lambda: mock.patch.object(ControlPlaneState, "query_members", lambda plane, member: [member]),
         "test_one_s_death_is_the_death_of_all",
         {"all_at_once": False},
     ),
     "nobody misses a sibling": (
-        lambda: mock.patch.object(Plane, "await_siblings"),
+        lambda: mock.patch.object(ControlPlaneState, "await_query_members"),
         "test_who_waits_for_its_sibling_for_too_long_has_all_go_back",
         {"first": 0},
     ),

@@ -73,7 +73,7 @@ def test_a_join_of_two_topics_is_exact_after_resets(application: Application) ->
     app.until(lambda: pairs() == wanted(70), "the halves that waited have met after a reset")
 
     epoch = region.describe().epoch
-    members_of(region)[1].post(events.ResetWanted("one of its members alone"))
+    members_of(region)[1].post(events.ResetRequested("one of its members alone"))
     app.until(lambda: region.describe().epoch > epoch, "a reset")
     send(range(70, 80))
     app.until(lambda: pairs() == wanted(80), "all of the query went back")

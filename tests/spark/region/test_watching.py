@@ -10,7 +10,7 @@ import pytest
 from tests.spark.region.history import History, SequenceStep
 from tests.spark.region.watching import KINDS, Look, parts_seen, summed
 
-from kohort.region.records import Contribution, Epoch, Fact, Manifest, Span, Term
+from kohort.region.records import Contribution, Epoch, Fact, Manifest, OffsetSpan, Term
 from kohort.region.staged import StagedKey
 
 ID = UUID(int=7)
@@ -35,7 +35,7 @@ def rows(*where: tuple[int, int], late: int | None = 5) -> pa.Table:
 
 
 def given(sequence: int, member: str, *spans: tuple[int, int, int]) -> Contribution:
-    whole = tuple(Span("g", "t", ID, partition, begin, end) for partition, begin, end in spans)
+    whole = tuple(OffsetSpan("g", "t", ID, partition, begin, end) for partition, begin, end in spans)
     return Contribution("r", sequence, 1, 1, member, ("a", "b"), "g", member, 1, None, whole, (), b"", "parquet:x")
 
 

@@ -19,11 +19,11 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import FencedError, InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_and_metadata, partition_of
-from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import Stager, sink_wait
+from kohort.region.consuming.staging import RowStager, sink_retry_wait
 from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
-from kohort.region.keyed_state.states import StateSweeper
+from kohort.region.keyed_state.states import KeyedStateSweeper
 from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
@@ -40,7 +40,7 @@ LEAVE_S = 60.0
 LEFT_UNDONE = "the application left its loop with a table in hand, which its state may have already"
 
 
-class Callbacks(Protocol):
+class RegionCallbacks(Protocol):
     """The application's callbacks during checkpoints and resets: on_drain, on_checkpoint, on_reset, on_retire."""
 
     def on_drain(self) -> None: ...
@@ -70,17 +70,17 @@ class EventThread(MemberThread):
         machine: MemberMachine,
         consumer: Consumer,
         flow: RecordQueue,
-        stager: Stager,
-        publishers: Sequence[Publisher],
-        callbacks: Callbacks,
+        stager: RowStager,
+        publishers: Sequence[SinkPublisher],
+        callbacks: RegionCallbacks,
         config: MemberConfig,
     ) -> None:
         """Initialise the thread; nothing runs before `start`."""
         super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
         self._states = config.states
-        self._sweeper = None if config.states is None else StateSweeper(config.states.place, machine.name)
-        self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
+        self._sweeper = None if config.states is None else KeyedStateSweeper(config.states.place, machine.name)
+        self._waiting, self._sink_wait = _Waiting(), sink_retry_wait(machine.name)
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
         self._at: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -96,14 +96,14 @@ class EventThread(MemberThread):
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
-    def post_quietly(self, event: events.Event) -> None:
+    def post_without_waking(self, event: events.Event) -> None:
         """Queue an event without waking the thread, which handles it after its current poll.
 
         This takes no lock: a signal handler may call it.
         """
         self._posted.put(event)
 
-    def end_within(self, timeout_s: float) -> None:
+    def set_close_deadline(self, timeout_s: float) -> None:
         """Set the deadline for closing: after `timeout_s` seconds the member ends without a checkpoint.
 
         `late` then has the error text.
@@ -128,9 +128,9 @@ class EventThread(MemberThread):
         if self._over:
             return
         if self._states is not None and self._flow.is_idle():
-            self._states.remove_left()
+            self._states.close_forgotten_copies()
         if self.aborting:
-            self._flow.discard_all()
+            self._flow.discard_all_records()
         self._continue_draining()
         self._continue_saving()
         self._continue_reset()
@@ -229,7 +229,7 @@ class EventThread(MemberThread):
             return
         if self._flow.dirty:
             self._waiting.drain = None
-            self._step(events.DrainError(cut, LEFT_UNDONE))
+            self._step(events.DrainAborted(cut, LEFT_UNDONE))
             return
         offsets = {partition_of(part): offset_and_metadata(at) for part, at in self._ends().items()}
         try:
@@ -237,7 +237,7 @@ class EventThread(MemberThread):
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
         except (FencedError, NotAuthorizedError) as error:
             self._waiting.drain = None
-            self._step(events.DrainError(cut, f"its offsets could not be committed: {error}"))
+            self._step(events.DrainAborted(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
             log.info("[member %s] offset commit failed, retrying: %s", self.name, error)
@@ -252,7 +252,7 @@ class EventThread(MemberThread):
             log.exception(
                 "[member %s] the application's on_drain raised an exception, so the region will be reset", self.name
             )
-            self._step(events.DrainError(cut, f"on_drain: {error!r}"))
+            self._step(events.DrainAborted(cut, f"on_drain: {error!r}"))
             return
         self._step(events.DrainCompleted(cut))
 
@@ -271,7 +271,7 @@ class EventThread(MemberThread):
         if wanted is None or not self._flow.is_idle():
             return
         self._waiting.go_back = None
-        self._flow.discard_all()
+        self._flow.discard_all_records()
         self._flow.discard_partitions()
         self._reads.clear()
         self._at.clear()
@@ -288,15 +288,15 @@ class EventThread(MemberThread):
 
     def _run_effect(self, effect: Effect) -> None:
         match effect:
-            case events.Poll(slowly):
+            case events.StartPolling(slowly):
                 self._polls, self._slowly = True, slowly
             case events.StopPolling(clear):
                 self._polls = False
-                self._flow.close_to_application()
+                self._flow.close_for_application()
                 if clear:
-                    self._flow.discard_all()
-            case events.Quiesce(cut):
-                self._flow.close_to_application()
+                    self._flow.discard_all_records()
+            case events.DrainMember(cut):
+                self._flow.close_for_application()
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
             case events.SaveState(cut, _):
                 self._save_state(cut)
@@ -307,10 +307,10 @@ class EventThread(MemberThread):
             case events.ResetApplication():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
-                self._flow.close_to_application()
+                self._flow.close_for_application()
             case events.BeginEpoch(epoch, sequence, state):
                 self._begin_epoch(epoch, sequence, state)
-            case events.RetireSequences(_, retired, counts):
+            case events.RetireCheckpoints(_, retired, counts):
                 self._retire(retired, counts=counts)
 
     def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
@@ -353,7 +353,7 @@ class EventThread(MemberThread):
             heads = {} if self._states is None else self._states.save(cut.sequence)
         except Exception as error:
             if is_away(error):
-                self.sink_waits(self._sink_wait.record_failure(error))
+                self.report_sink_wait(self._sink_wait.record_failure(error))
                 return
             if is_final(error):
                 self._end_refused(error)
@@ -387,30 +387,30 @@ class EventThread(MemberThread):
         self._saves_no_more()
         self._error, self.aborting, self._refused = error, True, True
         self._flow.end(error)
-        self.end_within(LEAVE_S)
-        self._step(events.ResetWanted(f"{self.name} could not stage its rows: {error!r}"))
+        self.set_close_deadline(LEAVE_S)
+        self._step(events.ResetRequested(f"{self.name} could not stage its rows: {error!r}"))
         self._step(events.CloseRequested())
 
     def _not_saved(self, cut: CheckpointAttempt, error: Exception) -> None:
         self._saves_no_more()
-        self._step(events.DrainError(cut, f"its state could not be saved: {error!r}"))
+        self._step(events.DrainAborted(cut, f"its state could not be saved: {error!r}"))
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
         if self._sink_wait.end_wait(works=works):
-            self.sink_waits("")
+            self.report_sink_wait("")
 
-    def sink_waits(self, cause: str) -> None:
+    def report_sink_wait(self, cause: str) -> None:
         """Report why the sink accepts no rows at the moment; empty: it accepts rows again. Any thread may call this."""
-        self.metrics.waits_to_stage = cause
-        self.post(events.SinkWaits(cause))
+        self.metrics.staging_wait_cause = cause
+        self.post(events.SinkWaitChanged(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.metrics.sequences += 1
         if counts:
             self.metrics.dead_letters += self._stager.forget_contribution()
             if self._states is not None and self._sweeper is not None:
-                self._sweeper.queue_sweeps(self._states.completed())
+                self._sweeper.queue_sweeps(self._states.on_checkpoint_completed())
         if retired > 0:
             self._callbacks.on_retire(retired)
 

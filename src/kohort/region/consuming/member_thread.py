@@ -33,7 +33,7 @@ from kohort.io.channel import Link
 from kohort.io.processes import own_name
 from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
-from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig, MemberMetrics
 from kohort.region.consuming.starts import look_up
 from kohort.region.consuming.waits import RetryWait
@@ -43,7 +43,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.message_codec import UnknownMessageError, decode_order, encode
 from kohort.region.messages import CheckpointAttempt, Identity, Waiting
 from kohort.region.record_codec import value_of
-from kohort.region.records import Contribution, Part, Position, Span
+from kohort.region.records import Contribution, OffsetSpan, Part, Position
 from kohort.region.server import SILENCE_S
 from kohort.region.sinks.availability import is_away
 from kohort.region.staged import Staged
@@ -89,7 +89,7 @@ CLOSE_S = 5.0
 """Seconds that `close` waits for the thread, which may be inside a call to the sink or the topic that does not end."""
 
 
-class PlaneLink:
+class ControlPlaneLink:
     """A member's connection to the control plane, made in a background thread and made again when it ends."""
 
     def __init__(
@@ -222,7 +222,7 @@ class _Later:
         unanswered: offsets whose commit was not answered in time, and may still happen.
     """
 
-    look_up: list[events.LookUpStarts] = field(default_factory=list)
+    look_up: list[events.LookUpStartOffsets] = field(default_factory=list)
     look_again_s: float = 0.0
     commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     unanswered: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
@@ -232,7 +232,7 @@ class MemberThread(ABC):
     """The base of the thread that runs a member; its subclasses add what a consumer or a Spark query needs."""
 
     def __init__(
-        self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
+        self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[SinkPublisher], config: MemberConfig
     ) -> None:
         """Initialise the member's thread, which runs after `start`.
 
@@ -243,7 +243,7 @@ class MemberThread(ABC):
         self._publishers = {publisher.place: publisher for publisher in publishers}
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
-        self._link: PlaneLink | None = None
+        self._link: ControlPlaneLink | None = None
         self._compares = RetryWait(
             f"[member {self.name}] waiting for the sink, which is first compared with the region's topic",
             f"[member {self.name}] the sink answers again",
@@ -265,10 +265,10 @@ class MemberThread(ABC):
         )
         for place, publisher in self._publishers.items():
             publisher.start(partial(self._published, place), self._end_with_error)
-        self._link = PlaneLink(
+        self._link = ControlPlaneLink(
             reach,
             self._connected,
-            lambda order: self.post(events.OrderReceived(order)),
+            lambda order: self.post(events.ControlPlaneMessageReceived(order)),
             self._end_with_error,
             self.name,
         )
@@ -291,11 +291,13 @@ class MemberThread(ABC):
                 if not is_away(error):
                     self._end_with_error(error)
                     return None
-                self.metrics.waits_for_its_place = self._compares.record_failure(error)
+                self.metrics.register_wait_cause = self._compares.record_failure(error)
                 return Waiting(self.metrics.waits_for, machine.name, machine.group, place)
         if self._compares.end_wait():
-            self.metrics.waits_for_its_place = ""
-        self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
+            self.metrics.register_wait_cause = ""
+        self.post(
+            events.ControlPlaneConnected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN))
+        )
         return None
 
     def _end_with_error(self, error: BaseException) -> None:
@@ -444,7 +446,7 @@ class MemberThread(ABC):
             return
         waiting.look_up.pop(0)
         topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
-        self._step(events.StartsLookedUp(asked.number, found, topics))
+        self._step(events.StartOffsetsFound(asked.number, found, topics))
 
     def _commit_deferred(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
         """After a reset, commit the positions to which it went back, as the group's offsets.
@@ -483,13 +485,13 @@ class MemberThread(ABC):
             case events.SendReport(report):
                 if self._link is not None and not self._over:
                     self._link.send_report(report)
-            case events.Seek(positions, commit):
+            case events.SeekPositions(positions, commit):
                 self._seek(positions, commit=commit)
-            case events.LookUpStarts():
+            case events.LookUpStartOffsets():
                 self._later.look_up.append(effect)
             case events.ReleasePartitions(parts):
                 self._release(parts)
-            case events.PublishKeys():
+            case events.PublishCheckpoint():
                 publisher = self._publishers.get(effect.place or self.machine.sink)
                 if publisher is not None:
                     publisher.order_publication(effect)
@@ -527,7 +529,7 @@ class MemberThread(ABC):
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
             value_of(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
-            self._step(events.DrainError(cut, error.message))
+            self._step(events.DrainAborted(cut, error.message))
             return
         given = events.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
         self._step(given)
@@ -536,7 +538,7 @@ class MemberThread(ABC):
         """Return a trial record as large as the contribution, to check before the commit point that it fits."""
         machine = self.machine
         spans = tuple(
-            Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch, at.state)
+            OffsetSpan(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch, at.state)
             for at in ends.values()
         )
         who = machine.identity

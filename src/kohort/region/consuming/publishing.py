@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from kohort.region.member.events import PublishKeys
+from kohort.region.member.events import PublishCheckpoint
 from kohort.region.sinks import Keep, Sink, publish_rows
 from kohort.region.sinks.availability import is_final
 
@@ -16,7 +16,7 @@ CLOSE_S = 30.0
 """Seconds that `close` waits for a running attempt. Abandoning one is as safe as ending the process."""
 
 
-class Publisher:
+class SinkPublisher:
     """The thread that publishes complete checkpoints to one sink of a member; a new order replaces the previous one.
 
     Attributes:
@@ -31,7 +31,7 @@ class Publisher:
         self._ended: Callable[[int, str], None] = lambda sequence, cause: None
         self._failed: Callable[[BaseException], None] = lambda error: None
         self._lock = threading.Condition()
-        self._wanted: PublishKeys | None = None
+        self._wanted: PublishCheckpoint | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
 
@@ -46,7 +46,7 @@ class Publisher:
         self._ended, self._failed = on_attempt_ended, on_thread_failed
         self._thread.start()
 
-    def order_publication(self, order: PublishKeys) -> None:
+    def order_publication(self, order: PublishCheckpoint) -> None:
         """Order the thread to publish a checkpoint's staged rows, in place of an earlier order."""
         with self._lock:
             self._wanted = order
@@ -83,13 +83,13 @@ class Publisher:
                 with self._lock:
                     self._lock.wait_for(lambda: self._closed, AGAIN_S[min(failures, len(AGAIN_S)) - 1])
 
-    def _next(self) -> PublishKeys | None:
+    def _next(self) -> PublishCheckpoint | None:
         with self._lock:
             while self._wanted is None and not self._closed:
                 self._lock.wait()
             return None if self._closed else self._wanted
 
-    def _try(self, wanted: PublishKeys, failures: int) -> bool:
+    def _try(self, wanted: PublishCheckpoint, failures: int) -> bool:
         try:
             if wanted.empties:
                 self._sink.empty(wanted.sequence, wanted.floor)
@@ -109,7 +109,7 @@ class Publisher:
         self._sweep(wanted)
         return True
 
-    def _sweep(self, wanted: PublishKeys) -> None:
+    def _sweep(self, wanted: PublishCheckpoint) -> None:
         try:
             self._sink.sweep(Keep(wanted.floor))
         except Exception as error:  # noqa: BLE001 - the next sweep removes what is left

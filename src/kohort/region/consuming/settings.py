@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kohort.client.setting_types import ConsumerSettings
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.after_snapshot import AfterSnapshot
-from kohort.region.consuming.starts import Start
+from kohort.region.consuming.starts import StartPosition
 from kohort.region.consuming.work_queue import QUEUE_MAX_BYTES
 from kohort.region.keyed_state.place import KeyedState
 from kohort.region.keyed_state.states import KeyedStates
@@ -92,12 +92,12 @@ class RegionOptions:
     on_retire: Callable[[int], None] = lambda sequence: None
 
     @property
-    def keeps_state(self) -> bool:
+    def has_application_state(self) -> bool:
         """Return whether the member has state in checkpoints: an abandoned table may have changed it already."""
         return self.on_checkpoint is not _no_state or self.keyed_state is not None
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
+def split_member_options(options: Mapping[str, Any]) -> tuple[RegionOptions, dict[str, Any]]:
     """Split options into those of the region and the consumer's settings.
 
     Raises:
@@ -132,7 +132,7 @@ class MemberConfig:
 
     topics: tuple[str, ...]
     pattern: str | None
-    start: Start
+    start: StartPosition
     fail_on_data_loss: bool = True
     states: KeyedStates | None = None
 
@@ -143,8 +143,8 @@ class MemberMetrics:
 
     Attributes:
         sequences: the number of complete checkpoints that it heard of.
-        waits_for_its_place: why the member can't register, because its sink does not answer; empty: it can.
-        waits_to_stage: why its sink accepts no rows at the moment; empty: it accepts them.
+        register_wait_cause: why the member can't register, because its sink does not answer; empty: it can.
+        staging_wait_cause: why its sink accepts no rows at the moment; empty: it accepts them.
         dead_letters: rows in complete checkpoints that its sink refused.
     """
 
@@ -154,11 +154,11 @@ class MemberMetrics:
     longest_drain_ms: float = -1
     sequences: int = 0
     resets: int = 0
-    waits_for_its_place: str = ""
-    waits_to_stage: str = ""
+    register_wait_cause: str = ""
+    staging_wait_cause: str = ""
     dead_letters: int = 0
 
     @property
     def waits_for(self) -> str:
         """The reason why the member's sink does not answer or accepts no rows now; empty: it accepts rows."""
-        return self.waits_for_its_place or self.waits_to_stage
+        return self.register_wait_cause or self.staging_wait_cause

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
-from kohort.region.consuming.work_queue import SMALL_TABLE_BYTES, SMALL_TABLES, merged_tables
+from kohort.region.consuming.work_queue import SMALL_TABLE_BYTES, SMALL_TABLES, merge_tables
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import in_column_order
 from kohort.region.sinks.dead_letters import LetterLog, letters_of, split_refused
@@ -24,7 +24,7 @@ are 0.15 s of rows. Below that the files of a checkpoint become many, and the me
 """
 
 
-def sink_wait(name: str) -> RetryWait:
+def sink_retry_wait(name: str) -> RetryWait:
     """Return the backoff and log throttle with which a member, or a Spark task, waits for an unavailable sink."""
     return RetryWait(
         f"[member {name}] the sink accepts nothing at the moment, retrying",
@@ -61,7 +61,7 @@ class _Units:
         self.bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
         self._epoch, self._small = epoch, 0
 
-    def make_room(self) -> None:
+    def stage_if_unit_full(self) -> None:
         """Stage the collected rows if they have reached the size of a unit (`unit_bytes`)."""
         if self.bytes >= self._unit_bytes:
             self.stage_rest()
@@ -79,17 +79,17 @@ class _Units:
 
     def _merge_small(self) -> None:
         small = self.tables[-self._small :]
-        merged = merged_tables(small)
+        merged = merge_tables(small)
         self.tables[-self._small :] = [merged]
         self.bytes += merged.nbytes - sum(table.nbytes for table in small)
         self._small = int(merged.nbytes < SMALL_TABLE_BYTES)
 
-    def drop_unsettled(self) -> None:
+    def drop_unfinished_table(self) -> None:
         self._small = max(0, self._small - (len(self.tables) - self._settled_tables))
         del self.tables[self._settled_tables :], self.staged[self._settled_keys :]
         self.bytes = sum(table.nbytes for table in self.tables)
 
-    def stage_units(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
+    def stage_and_return_keys(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
         """Stage the collected rows; with a schema, stage an empty table if no key would be returned.
 
         Return the keys of all units that no complete checkpoint covers yet.
@@ -102,14 +102,17 @@ class _Units:
         return tuple(key for key, _ in self.staged)
 
     def forget_contribution(self) -> int:
-        """Forget the keys that `stage_units` returned, as their checkpoint is complete; return their number of rows."""
-        rows = self.contributed_rows()
+        """Forget the keys that `stage_and_return_keys` returned, as their checkpoint is complete.
+
+        Return their number of rows.
+        """
+        rows = self.contributed_row_count()
         self._settled_keys = max(0, self._settled_keys - self._given)
         self.staged, self._given = self.staged[self._given :], 0
         return rows
 
-    def contributed_rows(self) -> int:
-        """Return the number of rows that `stage_units` has contributed to a checkpoint which is not complete yet."""
+    def contributed_row_count(self) -> int:
+        """Return the number of rows that were contributed to a checkpoint which is not complete yet."""
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:
@@ -137,7 +140,7 @@ class _Units:
         self.staged.append((key, table.num_rows))
 
 
-class Stager:
+class RowStager:
     """The collector of the rows that a member submits; it stages them in the sink. Any thread may call its methods."""
 
     def __init__(
@@ -207,11 +210,11 @@ class Stager:
                 table = arranged
             if not self._divides:
                 check_rows(self._sink, table)
-                self._rows.make_room()
+                self._rows.stage_if_unit_full()
                 self._add_table(table)
                 return
             good, reasons = split_refused(self._sink, table)
-            self._rows.make_room()
+            self._rows.stage_if_unit_full()
             if reasons:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
@@ -235,7 +238,7 @@ class Stager:
                 "ParquetFolder(path)"
             )
         check_rows(self._letters_sink, letters)
-        self._letters.make_room()
+        self._letters.stage_if_unit_full()
         self._letters.add_table(letters)
         if letters.num_rows:
             self._letter_log.add(letters.num_rows, letters.column("reason")[0].as_py())
@@ -246,16 +249,16 @@ class Stager:
         self.rows += table.num_rows
 
     def settle(self) -> None:
-        """Mark the table in progress as finished, so that `drop_unsettled` keeps its rows."""
+        """Mark the table in progress as finished, so that `drop_unfinished_table` keeps its rows."""
         with self._lock:
             for units in self._units:
                 units.settle()
 
-    def drop_unsettled(self) -> None:
+    def drop_unfinished_table(self) -> None:
         """Drop the rows of a table that the application abandoned; staged ones are never published."""
         with self._lock:
             for units in self._units:
-                units.drop_unsettled()
+                units.drop_unfinished_table()
 
     def stage_rest(self) -> tuple[StagedKey, ...]:
         """Stage all collected rows, and return the keys of all rows staged since the last complete contribution.
@@ -266,7 +269,7 @@ class Stager:
             OSError, RetriableError: the sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
-            return () if self._rows is None else self._rows.stage_units(self._schema)
+            return () if self._rows is None else self._rows.stage_and_return_keys(self._schema)
 
     def stage_dead_letters(self) -> tuple[tuple[StagedKey, ...], int]:
         """Stage the collected dead letters, and return their keys and their number.
@@ -280,7 +283,7 @@ class Stager:
             return (
                 ((), 0)
                 if self._letters is None
-                else (self._letters.stage_units(None), self._letters.contributed_rows())
+                else (self._letters.stage_and_return_keys(None), self._letters.contributed_row_count())
             )
 
     def forget_contribution(self) -> int:

@@ -14,7 +14,7 @@ from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.records import Part, Position
 
 
-class StartAt(Enum):
+class StartKind(Enum):
     """The kinds of start positions, for partitions that the region has never read."""
 
     BEGINNING = "beginning"
@@ -25,7 +25,7 @@ class StartAt(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartPosition:
     """The start position of partitions that the region has never read.
 
     Attributes:
@@ -35,13 +35,13 @@ class Start:
         offsets: for AFTER, the next offset of each partition that the snapshot has.
     """
 
-    at: StartAt
+    at: StartKind
     time_ms: int = 0
-    otherwise: StartAt = StartAt.BEGINNING
+    otherwise: StartKind = StartKind.BEGINNING
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start:
+def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> StartPosition:
     """Return the start position for the option `start` of `Region.consumer`.
 
     Args:
@@ -51,14 +51,14 @@ def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start
     Raises:
         InvalidInputError: the value is an offset, or no valid start position.
     """
-    after = StartAt.END if auto_offset_reset == "latest" else StartAt.BEGINNING
+    after = StartKind.END if auto_offset_reset == "latest" else StartKind.BEGINNING
     if isinstance(option, AfterSnapshot):
-        return Start(StartAt.AFTER, offsets=option.offsets)
+        return StartPosition(StartKind.AFTER, offsets=option.offsets)
     if isinstance(option, int) and option >= 10**11:
-        return Start(StartAt.TIME, option)
-    names = {kind.value: kind for kind in StartAt if kind not in (StartAt.TIME, StartAt.AFTER)}
+        return StartPosition(StartKind.TIME, option)
+    names = {kind.value: kind for kind in StartKind if kind not in (StartKind.TIME, StartKind.AFTER)}
     if option in names:
-        return Start(names[str(option)], otherwise=after)
+        return StartPosition(names[str(option)], otherwise=after)
     raise InvalidInputError(
         f"start={option!r}: say 'beginning', 'end', 'committed', a time in ms since the epoch, or after(table); "
         "an offset belongs to one partition, and which partitions a member reads is its group's choice"
@@ -66,7 +66,7 @@ def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start
 
 
 def look_up(
-    consumer: Consumer, start: Start, at_start_position: tuple[Part, ...], at_earliest: tuple[Part, ...]
+    consumer: Consumer, start: StartPosition, at_start_position: tuple[Part, ...], at_earliest: tuple[Part, ...]
 ) -> tuple[Position, ...]:
     """Look up the start offsets of partitions that the region has never read.
 
@@ -93,21 +93,21 @@ def look_up(
 
 
 def _find_offsets(
-    consumer: Consumer, start: Start, wanted: list[TopicPartition]
+    consumer: Consumer, start: StartPosition, wanted: list[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    if start.at is StartAt.COMMITTED:
+    if start.at is StartKind.COMMITTED:
         known = {part: at for part, at in consumer.committed(wanted).items() if at is not None}
         missing = [part for part in wanted if part not in known]
-        return known | (_find_offsets(consumer, Start(start.otherwise), missing) if missing else {})
-    if start.at is StartAt.TIME:
+        return known | (_find_offsets(consumer, StartPosition(start.otherwise), missing) if missing else {})
+    if start.at is StartKind.TIME:
         times = consumer.offsets_for_times(dict.fromkeys(wanted, start.time_ms))
         found = {part: at for part, at in times.items() if at is not None}
         there = {part: OffsetAndMetadata(at.offset, "", at.leader_epoch) for part, at in found.items()}
         missing = [part for part in wanted if part not in there]
-        return there | (_find_offsets(consumer, Start(StartAt.END), missing) if missing else {})
-    if start.at is StartAt.AFTER:
+        return there | (_find_offsets(consumer, StartPosition(StartKind.END), missing) if missing else {})
+    if start.at is StartKind.AFTER:
         return _after_snapshot(consumer, start.offsets, wanted)
-    ask = consumer.beginning_offsets if start.at is StartAt.BEGINNING else consumer.end_offsets
+    ask = consumer.beginning_offsets if start.at is StartKind.BEGINNING else consumer.end_offsets
     return {part: OffsetAndMetadata(offset) for part, offset in ask(wanted).items()}
 
 

@@ -26,7 +26,7 @@ SMALL_TABLES = 64
 objects of its columns. Without merging, the records of a slow topic would take a hundred times what is counted."""
 
 
-def merged_tables(tables: Sequence[pa.Table]) -> pa.Table:
+def merge_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Copy tables of one schema into one table, so that the buffers of the old tables can be freed."""
     return pa.concat_tables(tables).combine_chunks()
 
@@ -95,7 +95,7 @@ class RecordQueue:
         """
         self.finish()
         with self._lock:
-            while self.would_wait():
+            while self.take_would_wait():
                 self._lock.wait(SIGNAL_CHECK_S)
             if self._ended:
                 if self._error is not None:
@@ -109,7 +109,7 @@ class RecordQueue:
         self._changed()  # there may be room again
         return piece
 
-    def would_wait(self) -> bool:
+    def take_would_wait(self) -> bool:
         """Return whether `take` would wait: there is no table to take, and the member has not ended."""
         return not self._ended and not (self._open and self._queue and not self._closing)
 
@@ -172,7 +172,7 @@ class RecordQueue:
         self._closing = True
 
     @property
-    def in_hand(self) -> FetchedTable | None:
+    def current_table(self) -> FetchedTable | None:
         """The table that was taken and is not finished; None if there is no such table."""
         return self._busy
 
@@ -181,7 +181,7 @@ class RecordQueue:
         """The error with which the member has ended; None if the application asked for it."""
         return self._error
 
-    def wait_void(self, timeout_s: float) -> None:
+    def wait_until_discarded(self, timeout_s: float) -> None:
         """Wait until a reset or the member's end discards submitted rows, or the timeout has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.discards_rows, timeout_s)
@@ -199,7 +199,7 @@ class RecordQueue:
             self._open = True
             self._lock.notify_all()
 
-    def close_to_application(self) -> None:
+    def close_for_application(self) -> None:
         """Close the queue: the application gets no more tables until `open`."""
         with self._lock:
             self._open = False
@@ -224,7 +224,7 @@ class RecordQueue:
         """Merge the small tables at the queue's end into one, unless they have more records than one `take` returns."""
         pieces = [self._queue[at] for at in range(-self._small, 0)]
         if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
-            merged = FetchedTable(merged_tables([piece.table for piece in pieces]), _ends_of(pieces))
+            merged = FetchedTable(merge_tables([piece.table for piece in pieces]), _ends_of(pieces))
             for _ in pieces:
                 self._queue.pop()
             self._queue.append(merged)
@@ -243,7 +243,7 @@ class RecordQueue:
     def _all(self) -> Iterable[FetchedTable]:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
-    def discard_all(self) -> None:
+    def discard_all_records(self) -> None:
         """Discard all queued records, and the rows of the table that the application is processing."""
         with self._lock:
             self._queue.clear()

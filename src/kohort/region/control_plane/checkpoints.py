@@ -11,22 +11,22 @@ from typing import Final
 
 from kohort.region.control_plane.events import (
     CheckpointFailed,
-    Commit,
+    CommitCheckpoint,
     CommitEnded,
-    CommitSettled,
     DeferredResetDue,
     DescribeGroup,
-    GroupSeen,
+    GroupDescribed,
     LogLevel,
     MemberOffsets,
     MembersChanged,
     MessageReceived,
+    PendingCommitSettled,
     ResetCause,
     ResetRequest,
     StopRequest,
 )
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import MemberPhase, OngoingCheckpoint, Plane, RegisteredMember
+from kohort.region.control_plane.state import ControlPlaneState, MemberPhase, OngoingCheckpoint, RegisteredMember
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -61,13 +61,13 @@ from kohort.region.messages import (
 from kohort.region.records import (
     Contribution,
     Manifest,
+    OffsetSpan,
     Part,
     Position,
     Shown,
-    Span,
-    keys_by_place,
+    groups_reserved_by_states,
     part_of,
-    reserved_by,
+    staged_keys_by_sink,
 )
 from kohort.region.states import RegionState
 
@@ -78,7 +78,7 @@ KEPT = 2
 class Checkpoints:
     """The part of the control plane that begins, restarts, commits and publishes checkpoints."""
 
-    def __init__(self, plane: Plane, starts: StartOffsets) -> None:
+    def __init__(self, plane: ControlPlaneState, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
 
     # -- beginning a checkpoint
@@ -89,7 +89,7 @@ class Checkpoints:
         if plane.config.checkpoint_every_ms is not None:
             plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
-    def want_if_due(self) -> None:
+    def request_checkpoint_if_due(self) -> None:
         """Request a checkpoint if the time of the next periodic one has come."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
@@ -104,9 +104,9 @@ class Checkpoints:
     def want(self) -> None:
         """Request a checkpoint. It begins once every participant is ready, and after the one in progress."""
         self.plane.wanted = True
-        self.begin_if_ready()
+        self.begin_checkpoint_if_ready()
 
-    def begin_if_ready(self) -> None:
+    def begin_checkpoint_if_ready(self) -> None:
         """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
         names = plane.checkpoint_participants()
@@ -115,7 +115,7 @@ class Checkpoints:
             member.phase is MemberPhase.READING
             and member.lost_ms is None
             and member.epoch >= 0
-            and plane.is_whole(member)
+            and plane.has_all_query_members(member)
             for member in those
         )
         if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
@@ -126,7 +126,7 @@ class Checkpoints:
     def _begin_attempt(self, names: tuple[str, ...]) -> None:
         plane = self.plane
         plane.attempts += 1
-        plane.metrics.checkpoint_began(plane.now_ms)
+        plane.metrics.record_checkpoint_begin(plane.now_ms)
         # An attempt that is repeated keeps its deadline.
         plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)
         plane.state = RegionState.DRAINING
@@ -135,7 +135,7 @@ class Checkpoints:
             plane.members[name].phase = MemberPhase.READING
             plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
 
-    def begin_again(self, reason: str) -> None:
+    def restart_attempt(self, reason: str) -> None:
         """Restart the checkpoint in progress with a new attempt: contributions are invalid, but no data is lost.
 
         Members that are drained stay so. If no participant is left, the checkpoint is abandoned.
@@ -151,11 +151,11 @@ class Checkpoints:
             self._begin_attempt(names)
         else:
             plane.ongoing, plane.state = None, RegionState.RUNNING
-            plane.metrics.checkpoint_ended(plane.now_ms, complete=False)
+            plane.metrics.record_checkpoint_end(plane.now_ms, complete=False)
             plane.due.pop("cut", None)
             self.schedule()
 
-    def fail_if_overdue(self) -> None:
+    def reset_if_overdue(self) -> None:
         """Reset the region if a member does not drain, contribute or report its generation before the deadline.
 
         If all late members wait for their sinks, set a new deadline instead.
@@ -167,14 +167,14 @@ class Checkpoints:
         waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
         late = [name for name in ongoing.names if name in plane.members and plane.members[name].phase is not waiting]
         late = sorted(ongoing.unidentified) if plane.state is RegionState.COMMITTING else late
-        if self.waiting_is_not_late(late):
+        if self.all_wait_for_sinks(late):
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
             return
         plane.request(
             CheckpointFailed(ResetCause.LATE, f"{', '.join(late)} did not take part in {ongoing.cut} in time")
         )
 
-    def waiting_is_not_late(self, late: list[str]) -> bool:
+    def all_wait_for_sinks(self, late: list[str]) -> bool:
         """Return whether every late member waits for an unavailable sink, which no reset repairs."""
         members = self.plane.members
         return bool(late) and all(name in members and members[name].waits_for for name in late)
@@ -183,12 +183,12 @@ class Checkpoints:
 
     def _sender_in_checkpoint(self, event: MessageReceived, cut: CheckpointAttempt) -> RegisteredMember | None:
         """Return the sender if it participates in the current checkpoint attempt and its message names that attempt."""
-        member, ongoing = self.plane.member_on(event.connection), self.plane.ongoing
+        member, ongoing = self.plane.member_on_connection(event.connection), self.plane.ongoing
         if member is None or ongoing is None or cut != ongoing.cut or member.name not in ongoing.names:
             return None
         return member
 
-    def drained(self, event: MessageReceived) -> None:
+    def on_drained(self, event: MessageReceived) -> None:
         """Handle the report that a member is drained: it has finished its table and committed.
 
         After the last one, order all members to save their state.
@@ -205,7 +205,7 @@ class Checkpoints:
             for name in ongoing.names:
                 plane.send(plane.members[name], Checkpoint(plane.term, ongoing.cut, ongoing.names))
 
-    def drain_failed(self, event: MessageReceived) -> None:
+    def on_drain_failed(self, event: MessageReceived) -> None:
         """Reset the region, because a member can't drain: an offset can't be committed, or a state can't be saved."""
         report = event.report
         assert isinstance(report, DrainFailed)
@@ -215,7 +215,7 @@ class Checkpoints:
                 ResetRequest(ResetCause.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
             )
 
-    def contributed(self, event: MessageReceived) -> None:
+    def on_contributed(self, event: MessageReceived) -> None:
         """Check and keep a member's contribution; commit when all members have contributed.
 
         An invalid contribution resets the region.
@@ -233,7 +233,7 @@ class Checkpoints:
         ongoing.contributions[member.name] = replace(
             report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
         )
-        self.commit_if_whole()
+        self.commit_if_all_contributed()
 
     def _wrong(self, ongoing: OngoingCheckpoint, member: RegisteredMember, given: Contribution) -> str:
         """Return why a contribution is invalid, such as a gap or a partition of another member; empty: it is valid."""
@@ -269,11 +269,11 @@ class Checkpoints:
         ongoing = self.plane.ongoing
         given = None if ongoing is None else ongoing.contributions.get(name)
         if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
-            self.begin_again(f"{name} released partitions that it had contributed")
+            self.restart_attempt(f"{name} released partitions that it had contributed")
 
     # -- the commit point
 
-    def commit_if_whole(self) -> None:
+    def commit_if_all_contributed(self) -> None:
         """Commit the checkpoint if all members have contributed and the previous one is published in all sinks."""
         plane = self.plane
         ongoing = plane.ongoing
@@ -298,7 +298,7 @@ class Checkpoints:
         stay = tuple(name for name in ongoing.names if name in plane.members and not plane.members[name].leaves)
         merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
         before = set() if plane.empties else plane.places  # the sinks are empty now
-        places = before | set(keys_by_place(ongoing.contributions.values()))
+        places = before | set(staged_keys_by_sink(ongoing.contributions.values()))
         ongoing.manifest = Manifest(
             plane.region,
             plane.region_id,
@@ -329,9 +329,9 @@ class Checkpoints:
             for contribution in given
             if contribution.spans
         )
-        self.plane.effects.append(Commit(ongoing.cut, ongoing.manifest, given, offsets))
+        self.plane.effects.append(CommitCheckpoint(ongoing.cut, ongoing.manifest, given, offsets))
 
-    def commit_ended(self, event: CommitEnded) -> None:
+    def on_commit_ended(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit: the checkpoint is complete, or offsets were refused and nothing was written.
 
         A member whose offsets were refused is asked for its new generation. If it is gone from its group, the region
@@ -358,7 +358,7 @@ class Checkpoints:
             else:
                 plane.send(member, Identify(plane.term, ongoing.cut))
 
-    def ended_when_stopped(self, event: CommitEnded) -> None:
+    def on_commit_ended_when_stopped(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit that was pending when the region stopped.
 
         If it succeeded, the region continues from this checkpoint when it is resumed.
@@ -369,7 +369,7 @@ class Checkpoints:
         self.plane.ongoing = None
         if not event.refused:
             self._stands(ongoing)
-        self.plane.request(CommitSettled())
+        self.plane.request(PendingCommitSettled())
 
     def commit_with_new_generation(self, member: RegisteredMember) -> None:
         """Retry the commit with the new group generation that a refused member has reported.
@@ -383,7 +383,7 @@ class Checkpoints:
         if not {part_of(span) for span in given.spans} <= set(member.handed):
             ongoing.unidentified = frozenset()
             self.plane.state = RegionState.CHECKPOINTING
-            self.begin_again(f"{member.name} no longer holds what it contributed")
+            self.restart_attempt(f"{member.name} no longer holds what it contributed")
             return
         who = member.identity
         ongoing.contributions[member.name] = replace(
@@ -408,34 +408,34 @@ class Checkpoints:
         for name in given.keys() & plane.members.keys():
             plane.members[name].dead_letters += given[name].dead_letters
         kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
-        plane.reserved = kept | reserved_by(given.values())
+        plane.reserved = kept | groups_reserved_by_states(given.values())
         plane.empties, plane.made_as, plane.places = False, 0, set(ongoing.manifest.places)
-        plane.set_unpublished(keys_by_place(ongoing.contributions[name] for name in ongoing.names))
+        plane.set_unpublished(staged_keys_by_sink(ongoing.contributions[name] for name in ongoing.names))
 
     def _complete(self, ongoing: OngoingCheckpoint) -> None:
         plane = self.plane
         assert ongoing.manifest is not None
         self._stands(ongoing)
         plane.due.pop("cut", None)
-        plane.metrics.checkpoint_ended(plane.now_ms, complete=True)
+        plane.metrics.record_checkpoint_end(plane.now_ms, complete=True)
         self._log_completed(ongoing)
         plane.state = RegionState.RUNNING
         for member in list(plane.members.values()):
             member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
             for part in member.handed:
                 member.handed[part] = plane.positions[part].offset
-            counts = plane.contributed_to_last(member.name, member.epoch)
+            counts = plane.contributed_to_last_checkpoint(member.name, member.epoch)
             plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
         self._let_leave([name for name in ongoing.names if name not in ongoing.manifest.stay])
         plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
         self._look_for_lone()
-        plane.offer_publish()
+        plane.order_publications()
         if plane.pending is not None:
             plane.request(DeferredResetDue())
             return
         self.schedule()
         self.starts.serve()
-        self.begin_if_ready()
+        self.begin_checkpoint_if_ready()
 
     def _log_completed(self, ongoing: OngoingCheckpoint) -> None:
         """Log a complete checkpoint; one without records only at debug level."""
@@ -468,23 +468,23 @@ class Checkpoints:
             if place not in stay and plane.needs_publication(place)
         }
         for member in going:
-            if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
+            if any(last.get(place) is sibling for sibling in plane.query_members(member) for place in sibling.places):
                 member.left = True
                 member.handed.clear()
             else:
-                plane.complete_leave(member)
+                plane.end_and_unregister(member)
 
     # -- publication
 
     def published(self, event: MessageReceived) -> None:
         """Record in the region's metadata topic that a sink shows the last checkpoint, whoever has published it."""
         plane = self.plane
-        report, member = event.report, plane.member_on(event.connection)
+        report, member = event.report, plane.member_on_connection(event.connection)
         assert isinstance(report, Published)
         place = "" if member is None else report.place or member.sink
         if member is None or place not in member.places or place not in plane.unpublished:
             return
-        if report.sequence != plane.number_in(place):
+        if report.sequence != plane.checkpoint_id_in(place):
             return
         shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
 
@@ -492,7 +492,7 @@ class Checkpoints:
             plane.shown[shown.place] = shown
             if shown.empty:
                 plane.emptied.add(shown.place)
-            if shown.sequence == plane.number_in(shown.place):
+            if shown.sequence == plane.checkpoint_id_in(shown.place):
                 self._after_publication(shown.place)
 
         plane.save([shown], continue_after_save)
@@ -504,16 +504,16 @@ class Checkpoints:
         left = [member for member in plane.members.values() if member.left]
         staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.places))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
-            plane.complete_leave(member)
+            plane.end_and_unregister(member)
         plane.request(MembersChanged())
-        self.commit_if_whole()
+        self.commit_if_all_contributed()
 
-    def publish_failed(self, event: MessageReceived) -> None:
+    def on_publish_failed(self, event: MessageReceived) -> None:
         """Log a failed publication. The member retries without limit, and the next checkpoint can't commit before."""
         plane = self.plane
         report = event.report
         assert isinstance(report, PublishFailed)
-        member = plane.member_on(event.connection)
+        member = plane.member_on_connection(event.connection)
         if member is not None:
             plane.unshown[report.place or member.sink] = report.cause
         plane.log(
@@ -526,7 +526,7 @@ class Checkpoints:
         A checkpoint in progress waits with it, and gets a new deadline when the wait ends.
         """
         plane = self.plane
-        report, member = event.report, plane.member_on(event.connection)
+        report, member = event.report, plane.member_on_connection(event.connection)
         assert isinstance(report, Waiting)
         if member is None:
             self._waits_to_register(event.connection, report)
@@ -568,7 +568,7 @@ class Checkpoints:
         for group in sorted({part.group for part in long}):
             plane.effects.append(DescribeGroup(group, tuple(part for part in long if part.group == group)))
 
-    def group_seen(self, event: GroupSeen) -> None:
+    def on_group_described(self, event: GroupDescribed) -> None:
         """Stop the region if a client outside it reads in one of its groups.
 
         The region lacks the records that this client reads.
@@ -583,12 +583,12 @@ class Checkpoints:
             StopRequest(
                 f"group {event.group!r} has members that are not of the region: {names}",
                 "",
-                f"end them, or give them a group of their own, then {self.plane.how_to_resume()}",
+                f"end them, or give them a group of their own, then {self.plane.resume_command()}",
             )
         )
 
 
-def _end_of(span: Span) -> Position:
+def _end_of(span: OffsetSpan) -> Position:
     return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch, span.state)
 
 
@@ -619,7 +619,7 @@ TABLE: Final[Table] = {
     Drained: {
         FORMING: ignored("the checkpoint that it was drained for is over"),
         RUNNING: ignored(_EARLIER_CUT),
-        DRAINING: row("after the last one all members save their state", Checkpoints.drained, CHECKPOINTING),
+        DRAINING: row("after the last one all members save their state", Checkpoints.on_drained, CHECKPOINTING),
         CHECKPOINTING: ignored("all are drained"),
         COMMITTING: ignored("all are drained"),
         RESETTING: ignored(RESETS_ANYWAY),
@@ -628,8 +628,8 @@ TABLE: Final[Table] = {
     DrainFailed: {
         FORMING: ignored("the checkpoint that failed is over"),
         RUNNING: ignored(_EARLIER_CUT),
-        DRAINING: row("the region resets", Checkpoints.drain_failed, *RESETS_OR_STOPS),
-        CHECKPOINTING: row("the region resets", Checkpoints.drain_failed, *RESETS_OR_STOPS),
+        DRAINING: row("the region resets", Checkpoints.on_drain_failed, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("the region resets", Checkpoints.on_drain_failed, *RESETS_OR_STOPS),
         COMMITTING: ignored("it has contributed"),
         RESETTING: ignored(RESETS_ANYWAY),
         STOPPED: ignored(NO_MEMBERS),
@@ -639,7 +639,7 @@ TABLE: Final[Table] = {
         RUNNING: ignored(_EARLIER_CUT),
         DRAINING: ignored("the checkpoint has restarted"),
         CHECKPOINTING: row("the commit follows the last one; after a wrong one the region resets",
-                            Checkpoints.contributed, COMMITTING, *RESETS_OR_STOPS),
+                            Checkpoints.on_contributed, COMMITTING, *RESETS_OR_STOPS),
         COMMITTING: ignored("all have contributed"),
         RESETTING: ignored(RESETS_ANYWAY),
         STOPPED: ignored(NO_MEMBERS),
@@ -650,17 +650,17 @@ TABLE: Final[Table] = {
         DRAINING: ignored(_NO_COMMIT),
         CHECKPOINTING: ignored(_NO_COMMIT),
         COMMITTING: row("complete; or refused: retried under the current generation, a new checkpoint, or a reset",
-                         Checkpoints.commit_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                         Checkpoints.on_commit_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
         RESETTING: ignored(_NO_COMMIT),
         STOPPED: row("the region continues from what was committed, when an operator resumes it",
-                      Checkpoints.ended_when_stopped, FORMING),
+                      Checkpoints.on_commit_ended_when_stopped, FORMING),
     },
     Published: {
         state: row("saved, so that the next control plane knows it", Checkpoints.published) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
     PublishFailed: {
-        state: row("logged; the next commit waits", Checkpoints.publish_failed) for state in RegionState
+        state: row("logged; the next commit waits", Checkpoints.on_publish_failed) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
     Waiting: {
@@ -668,8 +668,8 @@ TABLE: Final[Table] = {
         for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
-    GroupSeen: {
-        state: row("the region stops if clients outside it read in a group", Checkpoints.group_seen, STOPPED)
+    GroupDescribed: {
+        state: row("the region stops if clients outside it read in a group", Checkpoints.on_group_described, STOPPED)
         for state in RegionState if state not in (STOPPED, COMMITTING)
     } | {COMMITTING: ignored("the next sequence checks again"), STOPPED: ignored(NO_MEMBERS)},
 }  # fmt: skip

@@ -21,7 +21,7 @@ class MessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
+class ConnectionEnded:
     """The event that the connection of a member or an operator has ended."""
 
     connection: int
@@ -56,7 +56,7 @@ class CommitEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Outsider:
+class OutsideClient:
     """A client outside the region to which one of the region's groups has assigned partitions."""
 
     group: str
@@ -66,7 +66,7 @@ class Outsider:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSeen:
+class GroupDescribed:
     """The event that a group's coordinator has described it, in answer to `DescribeGroup`.
 
     Attributes:
@@ -74,7 +74,7 @@ class GroupSeen:
     """
 
     group: str
-    outsiders: tuple[Outsider, ...]
+    outsiders: tuple[OutsideClient, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class ClockTick:
 
 Event = (
     MessageReceived
-    | Disconnected
+    | ConnectionEnded
     | ProcessEnded
     | FactsSaved
     | CommitEnded
-    | GroupSeen
+    | GroupDescribed
     | MemberStopRequested
     | ResumeRequested
     | ClockTick
@@ -164,12 +164,12 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitSettled:
+class PendingCommitSettled:
     """The notice that a commit which was pending when the region stopped has succeeded or failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class RegionRuns:
+class RegionRunning:
     """The notice that the region runs: all members have registered, or have reset."""
 
 
@@ -215,8 +215,8 @@ Request = (
     | DeferredResetDue
     | CheckpointFailed
     | StopRequest
-    | CommitSettled
-    | RegionRuns
+    | PendingCommitSettled
+    | RegionRunning
     | LeaverWantsCheckpoint
     | CheckpointMayBegin
     | MembersChanged
@@ -247,7 +247,7 @@ class SendMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class EndConnection:
+class EndMemberConnection:
     """An effect: close a connection after its queued messages are sent."""
 
     connection: int
@@ -275,7 +275,7 @@ class MemberOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitCheckpoint:
     """An effect: commit a checkpoint, with its manifest, contributions and offsets, in one transaction.
 
     `CommitEnded` follows only when the outcome is known.
@@ -303,11 +303,11 @@ class CheckProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionLogLine:
+class WriteLogLine:
     """An effect: write a line to the control plane's log."""
 
     level: LogLevel
     text: str
 
 
-Effect = SendMessage | EndConnection | SaveFacts | Commit | DescribeGroup | CheckProcess | RegionLogLine
+Effect = SendMessage | EndMemberConnection | SaveFacts | CommitCheckpoint | DescribeGroup | CheckProcess | WriteLogLine

@@ -17,7 +17,6 @@ from kohort.region.control_plane.events import (
     CheckpointFailed,
     CheckpointMayBegin,
     ClockTick,
-    CommitSettled,
     DeferredResetDue,
     Effect,
     Event,
@@ -28,7 +27,8 @@ from kohort.region.control_plane.events import (
     MessageReceived,
     ParticipantLost,
     PartitionsReleased,
-    RegionRuns,
+    PendingCommitSettled,
+    RegionRunning,
     Request,
     ResetRequest,
     StopRequest,
@@ -36,7 +36,7 @@ from kohort.region.control_plane.events import (
 from kohort.region.control_plane.membership import RegionMembers
 from kohort.region.control_plane.recovery import Recovery
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import Plane, RegionConfig, RegionFacts
+from kohort.region.control_plane.state import ControlPlaneState, RegionConfig, RegionFacts
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -53,7 +53,7 @@ from kohort.region.control_plane.table import (
 from kohort.region.states import RegionState
 
 
-class UnexpectedError(Exception):
+class UnexpectedStateError(Exception):
     """The error of a handler that led to a state which the table does not name: a bug."""
 
 
@@ -61,7 +61,7 @@ class RegionMachine:
     """The state machine of one region's control plane: events go in, effects come out, and no I/O is done."""
 
     def __init__(self, known: RegionFacts, config: RegionConfig, now_ms: int) -> None:
-        self.plane = Plane(known, config, now_ms)
+        self.plane = ControlPlaneState(known, config, now_ms)
         self.plane.request = self._answer
         self.starts = StartOffsets(self.plane)
         self.membership = RegionMembers(self.plane, self.starts)
@@ -87,7 +87,7 @@ class RegionMachine:
         """Handle an event and return its effects, in order.
 
         Raises:
-            UnexpectedError: a handler led to a state which the table does not allow.
+            UnexpectedStateError: a handler led to a state which the table does not allow.
         """
         plane = self.plane
         plane.now_ms, before = now_ms, plane.state
@@ -96,7 +96,7 @@ class RegionMachine:
         if reaction.do is not None:
             reaction.do(self._handlers.get(type(what), self), event)
         if plane.state is not before and plane.state not in reaction.to:
-            raise UnexpectedError(f"{type(what).__name__} led from {before.name} to {plane.state.name}")
+            raise UnexpectedStateError(f"{type(what).__name__} led from {before.name} to {plane.state.name}")
         effects, plane.effects = plane.effects, []
         return effects
 
@@ -106,28 +106,28 @@ class RegionMachine:
             case ResetRequest():
                 self.recovery.reset(request)
             case DeferredResetDue():
-                self.recovery.begin_pending()
+                self.recovery.begin_deferred_reset()
             case CheckpointFailed():
-                self.recovery.fail(request.why, request.cause)
+                self.recovery.reset_after_failure(request.why, request.cause)
             case StopRequest():
                 self.recovery.stop(request)
-            case CommitSettled():
+            case PendingCommitSettled():
                 self.recovery.resume_if_settled()
-            case RegionRuns():
+            case RegionRunning():
                 self.checkpoints.schedule()
                 self.starts.serve()
-                self.checkpoints.begin_if_ready()
+                self.checkpoints.begin_checkpoint_if_ready()
             case MembersChanged():
                 if self.state is RESETTING:
-                    self.recovery.end_if_all_are_back()
+                    self.recovery.end_reset_if_complete()
                 self.starts.serve()
-                self.checkpoints.begin_if_ready()
+                self.checkpoints.begin_checkpoint_if_ready()
             case LeaverWantsCheckpoint():
                 self.checkpoints.want()
             case CheckpointMayBegin():
-                self.checkpoints.begin_if_ready()
+                self.checkpoints.begin_checkpoint_if_ready()
             case ParticipantLost():
-                self.checkpoints.begin_again(request.cause)
+                self.checkpoints.restart_attempt(request.cause)
             case PartitionsReleased():
                 self.checkpoints.invalidate_contribution(request.member, request.parts)
             case GenerationReported():
@@ -135,19 +135,19 @@ class RegionMachine:
             case _:
                 assert_never(request)
 
-    def saved(self, event: FactsSaved) -> None:
+    def on_facts_saved(self, event: FactsSaved) -> None:
         """Continue what waited for records to be committed to the region's metadata topic."""
-        self.plane.saved(event.token)
+        self.plane.on_facts_saved(event.token)
 
     def check_deadlines(self, event: ClockTick) -> None:
         """Handle the deadlines that have passed, of members, checkpoints and resets."""
         del event
-        self.membership.remove_unregistered()
-        self.membership.remove_disconnected()
+        self.membership.remove_unregistered_members()
+        self.membership.remove_disconnected_members()
         self.membership.remove_incomplete_queries()
-        self.checkpoints.want_if_due()
-        self.checkpoints.fail_if_overdue()
-        self.recovery.restart_if_overdue()
+        self.checkpoints.request_checkpoint_if_due()
+        self.checkpoints.reset_if_overdue()
+        self.recovery.restart_reset_if_overdue()
 
 
 TABLE: dict[type, Mapping[RegionState, RegionTransition]] = {
@@ -156,13 +156,14 @@ TABLE: dict[type, Mapping[RegionState, RegionTransition]] = {
     **recovery.TABLE,
     **starts.TABLE,
     FactsSaved: {
-        FORMING: row("recorded", RegionMachine.saved),
-        RUNNING: row("what waited for it continues", RegionMachine.saved, DRAINING),
-        DRAINING: row("what waited for it continues", RegionMachine.saved),
-        CHECKPOINTING: row("what waited for it continues, a commit too", RegionMachine.saved, COMMITTING),
-        COMMITTING: row("what waited for it continues", RegionMachine.saved),
-        RESETTING: row("the members get the epoch", RegionMachine.saved, RUNNING, DRAINING),
-        STOPPED: row("recorded; its members are stopped, and an operator's resume waits for that", RegionMachine.saved,
+        FORMING: row("recorded", RegionMachine.on_facts_saved),
+        RUNNING: row("what waited for it continues", RegionMachine.on_facts_saved, DRAINING),
+        DRAINING: row("what waited for it continues", RegionMachine.on_facts_saved),
+        CHECKPOINTING: row("what waited for it continues, a commit too", RegionMachine.on_facts_saved, COMMITTING),
+        COMMITTING: row("what waited for it continues", RegionMachine.on_facts_saved),
+        RESETTING: row("the members get the epoch", RegionMachine.on_facts_saved, RUNNING, DRAINING),
+        STOPPED: row("recorded; its members are stopped, and an operator's resume waits for that",
+                     RegionMachine.on_facts_saved,
                      FORMING),
     },
     ClockTick: {

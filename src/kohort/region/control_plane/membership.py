@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from kohort.region.agreement import SOMEWHERE, disagreement_with
+from kohort.region.agreement import SOMEWHERE, compare_sink_with_topic
 from kohort.region.control_plane.events import (
     CheckpointMayBegin,
     CheckProcess,
+    ConnectionEnded,
     DeferredResetDue,
-    Disconnected,
     GenerationReported,
     LeaverWantsCheckpoint,
     LogLevel,
@@ -19,13 +19,13 @@ from kohort.region.control_plane.events import (
     ParticipantLost,
     PartitionsReleased,
     ProcessEnded,
-    RegionRuns,
+    RegionRunning,
     ResetCause,
     ResetRequest,
     StopRequest,
 )
 from kohort.region.control_plane.starts import StartOffsets
-from kohort.region.control_plane.state import NOWHERE, MemberPhase, Plane, RegisteredMember
+from kohort.region.control_plane.state import NOWHERE, ControlPlaneState, MemberPhase, RegisteredMember
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -60,7 +60,7 @@ _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, R
 class RegionMembers:
     """The part of the control plane that registers members, and notices when they reconnect, leave or are lost."""
 
-    def __init__(self, plane: Plane, starts: StartOffsets) -> None:
+    def __init__(self, plane: ControlPlaneState, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
 
     def register(self, event: MessageReceived) -> None:
@@ -76,7 +76,7 @@ class RegionMembers:
         if known is not None and known.incarnation == report.incarnation:
             self._reconnect(known, report, event.connection)
             if not self._is_of_another_history(report):
-                plane.offer_publish()  # it may have missed the order
+                plane.order_publications()  # it may have missed the order
             return
         if known is not None and 0 <= report.epoch < known.epoch:
             self._refuse_replaced(known, event.connection)
@@ -93,11 +93,11 @@ class RegionMembers:
         self._inherit(member)
         if report.epoch >= 0:
             self._take_on(member, report)
-        for sibling in plane.siblings(member):
+        for sibling in plane.query_members(member):
             member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
-        plane.await_siblings(member)
+        plane.await_query_members(member)
         plane.expected.pop(member.name, None)
-        plane.send_all(Members(plane.term, plane.names()))
+        plane.send_to_all(Members(plane.term, plane.names()))
         if self._is_of_another_history(report):
             return
         if plane.state is RegionState.FORMING:
@@ -107,7 +107,7 @@ class RegionMembers:
             if member.of:  # its siblings may have waited for it
                 self.starts.serve()
                 plane.request(CheckpointMayBegin())
-        plane.offer_publish()
+        plane.order_publications()
 
     def _is_of_another_history(self, report: Register) -> bool:
         """Stop the region if a sink of the member disagrees with the region's metadata topic; return whether one does.
@@ -116,9 +116,9 @@ class RegionMembers:
         """
         plane = self.plane
         for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
-            found = disagreement_with(plane.region, place, shows, plane.bounds(place))
+            found = compare_sink_with_topic(plane.region, place, shows, plane.bounds(place))
             if found is not None:
-                remedy = f"{found.remedy}; in each case then {plane.how_to_resume()}"
+                remedy = f"{found.remedy}; in each case then {plane.resume_command()}"
                 plane.request(StopRequest(f"{report.name}: {found.cause}", report.name, remedy))
                 return True
         return False
@@ -215,9 +215,9 @@ class RegionMembers:
     def _fence(self, known: RegisteredMember) -> None:
         plane = self.plane
         why = f"another member of region {plane.region!r} has registered as {known.name!r}"
-        for sibling in plane.siblings(known):
+        for sibling in plane.query_members(known):
             plane.send(sibling, Refused(plane.term, why))
-        self.remove_dead(known, f"{known.name} was restarted, or started twice")
+        self.remove_dead_member(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
         """Refuse a paused member whose name a newer one has taken; its work since the last checkpoint is discarded."""
@@ -232,7 +232,9 @@ class RegionMembers:
         It resets alone if its epoch or offsets are outdated, or if another member holds its partitions.
         """
         plane = self.plane
-        counts = report.contributed == plane.sequence and plane.contributed_to_last(report.name, report.epoch)
+        counts = report.contributed == plane.sequence and plane.contributed_to_last_checkpoint(
+            report.name, report.epoch
+        )
         begins = report.ends if counts else ()
         held: dict[Part, int] = {part_of(position): position.offset for position in (*report.holds, *begins)}
         starts_now = {part: plane.start_of(part) for part in held}
@@ -248,7 +250,7 @@ class RegionMembers:
         """Refuse a member of a stopped region: send it the cause, and close its connection."""
         plane = self.plane
         plane.send_to(
-            event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.how_to_resume()}")
+            event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.resume_command()}")
         )
         plane.close(event.connection)
 
@@ -329,7 +331,7 @@ class RegionMembers:
             plane.floor = plane.epoch + 1  # earlier staged rows are discarded
         for member in list(plane.members.values()):
             self.admit(member)
-        plane.request(RegionRuns())
+        plane.request(RegionRunning())
 
     def _drop_expected_that_ended(self) -> None:
         """Reset without waiting longer if all members still waited for have died, and others are working.
@@ -342,24 +344,24 @@ class RegionMembers:
             plane.expected.clear()
             plane.request(ResetRequest(ResetCause.DEAD, f"{', '.join(dead)}: the process has ended"))
 
-    def assignment_changed(self, event: MessageReceived) -> None:
+    def on_assignment_changed(self, event: MessageReceived) -> None:
         """Record a member's new identity in its consumer group, and the partitions that it has released."""
-        report, member = event.report, self.plane.member_on(event.connection)
+        report, member = event.report, self.plane.member_on_connection(event.connection)
         assert isinstance(report, AssignmentChanged)
         if member is None:
             return
         member.identity = report.identity
         for part in report.gone:
             member.handed.pop(part, None)
-        self.starts.forget_requests(member, report.gone)
+        self.starts.forget_start_requests(member, report.gone)
         self.plane.request(GenerationReported(member.name))
         self.plane.request(PartitionsReleased(member.name, report.gone))
         self.starts.serve()
 
-    def leave_requested(self, event: MessageReceived) -> None:
+    def on_leave_requested(self, event: MessageReceived) -> None:
         """Handle a member's request to leave; the other members of its query leave too."""
         assert isinstance(event.report, Leave)
-        member = self.plane.member_on(event.connection)
+        member = self.plane.member_on_connection(event.connection)
         if member is not None:
             self._release_member(member)
 
@@ -370,18 +372,18 @@ class RegionMembers:
         if member is None:
             plane.log(LogLevel.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
             return
-        for sibling in plane.siblings(member):
+        for sibling in plane.query_members(member):
             sibling.stop = True
         self._release_member(member)
 
     def _release_member(self, member: RegisteredMember) -> None:
         plane = self.plane
-        those, ongoing = plane.siblings(member), plane.ongoing
+        those, ongoing = plane.query_members(member), plane.ongoing
         for sibling in those:
             sibling.leaves = True
-        plane.await_siblings(member)
+        plane.await_query_members(member)
         is_cut = ongoing is not None and any(sibling.name in ongoing.names for sibling in those)
-        holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
+        holds = any(sibling.handed for sibling in those) or not plane.has_all_query_members(member)
         if holds or (is_cut and plane.state is RegionState.COMMITTING):
             if plane.state in _HERE:
                 plane.request(LeaverWantsCheckpoint())
@@ -397,7 +399,7 @@ class RegionMembers:
             sibling.left = left
             sibling.handed.clear()
             if not left:
-                self.plane.complete_leave(sibling)
+                self.plane.end_and_unregister(sibling)
 
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
         """Return whether no other connected member can publish what one of this member's sinks still lacks.
@@ -410,11 +412,11 @@ class RegionMembers:
         elsewhere = {place for other in others for place in other.places}
         return any(self.plane.needs_publication(place) for place in member.places if place not in elsewhere)
 
-    def disconnected(self, event: Disconnected) -> None:
+    def on_disconnected(self, event: ConnectionEnded) -> None:
         """Start the deadline by which a disconnected member must reconnect, and check whether its process has ended."""
         plane = self.plane
         plane.waiting_to_register.pop(event.connection, None)
-        member = plane.member_on(event.connection)
+        member = plane.member_on_connection(event.connection)
         if member is None:
             return
         plane.by_connection.pop(event.connection, None)
@@ -422,28 +424,28 @@ class RegionMembers:
         plane.due[f"lost {member.name}"] = plane.now_ms + plane.config.register_ms
         if member.process:
             plane.effects.append(CheckProcess(member.process))
-        plane.offer_publish()
+        plane.order_publications()
 
-    def process_ended(self, event: ProcessEnded) -> None:
+    def on_process_ended(self, event: ProcessEnded) -> None:
         """Remove the disconnected members of an ended process; a connected one may still deliver a last message."""
         plane = self.plane
         for member in list(plane.members.values()):
             there = plane.members.get(member.name) is member  # a sibling's end may have removed it
             if there and member.lost_ms is not None and member.process == event.process:
-                self.remove_dead(member, f"{member.name}: its process has ended")
+                self.remove_dead_member(member, f"{member.name}: its process has ended")
         if event.process in plane.expected.values():
             plane.ended.add(event.process)
             self.run_if_all_registered()
 
-    def remove_disconnected(self) -> None:
+    def remove_disconnected_members(self) -> None:
         """Remove members that have not reconnected in time."""
         plane = self.plane
         for member in list(plane.members.values()):
             there = plane.members.get(member.name) is member  # a sibling's end may have removed it
             if there and member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
-                self.remove_dead(member, f"{member.name} did not reconnect in time")
+                self.remove_dead_member(member, f"{member.name} did not reconnect in time")
 
-    def remove_unregistered(self) -> None:
+    def remove_unregistered_members(self) -> None:
         """Remove members that have not registered with a new control plane in time."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("forming", plane.now_ms + 1):
@@ -465,7 +467,7 @@ class RegionMembers:
             if plane.now_ms >= plane.due.get(f"siblings {registered.of}", plane.now_ms + 1)
         ]
         for member in late:
-            those = plane.siblings(member)
+            those = plane.query_members(member)
             plane.due.pop(f"siblings {member.of}", None)
             if plane.members.get(member.name) is not member:
                 continue  # removed with another
@@ -473,24 +475,24 @@ class RegionMembers:
                 self._let_all_leave(those)
                 plane.request(MembersChanged())
             elif any(sibling.handed for sibling in those):
-                self.remove_dead(
+                self.remove_dead_member(
                     member, f"{member.name} reads with {member.sources - 1} more, and not all have registered"
                 )
 
-    def remove_dead(self, member: RegisteredMember, cause: str) -> None:
+    def remove_dead_member(self, member: RegisteredMember, cause: str) -> None:
         """Remove a dead member and the other members of its query.
 
         The region resets if they held partitions, or if the generation of one of them is awaited for a commit.
         """
         plane = self.plane
-        those, ongoing = plane.siblings(member), plane.ongoing
+        those, ongoing = plane.query_members(member), plane.ongoing
         awaited = frozenset() if ongoing is None else ongoing.unidentified
         held = any(sibling.handed or sibling.name in awaited for sibling in those)
         for sibling in those:
             plane.unregister(sibling)
             if sibling.connection != NOWHERE:
                 plane.close(sibling.connection)  # a live member reconnects, and resets with the others
-        plane.offer_publish()
+        plane.order_publications()
         if plane.state is RegionState.RESETTING or not held:
             if ongoing is not None and any(sibling.name in ongoing.names for sibling in those):
                 plane.request(ParticipantLost(cause))
@@ -516,53 +518,53 @@ TABLE: Final[Table] = {
         STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
     Leave: {
-        FORMING: row("the member leaves when all members have registered", RegionMembers.leave_requested),
+        FORMING: row("the member leaves when all members have registered", RegionMembers.on_leave_requested),
         RUNNING: row("a checkpoint begins, then the member leaves; at once if it holds nothing",
-                      RegionMembers.leave_requested, DRAINING),
+                      RegionMembers.on_leave_requested, DRAINING),
         DRAINING: row("the member leaves after this checkpoint; at once if it holds nothing",
-                       RegionMembers.leave_requested, RUNNING),
+                       RegionMembers.on_leave_requested, RUNNING),
         CHECKPOINTING: row(
             "the member leaves after this checkpoint; at once if it holds nothing",
-            RegionMembers.leave_requested, RUNNING, DRAINING,
+            RegionMembers.on_leave_requested, RUNNING, DRAINING,
         ),
         COMMITTING: row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
-                         RegionMembers.leave_requested),
-        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.leave_requested,
+                         RegionMembers.on_leave_requested),
+        RESETTING: row("the member leaves at once, or when it has published", RegionMembers.on_leave_requested,
                         RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
     AssignmentChanged: {
-        FORMING: row("recorded", RegionMembers.assignment_changed),
-        RUNNING: row("recorded; released partitions can be given to others", RegionMembers.assignment_changed),
-        DRAINING: row("recorded", RegionMembers.assignment_changed),
+        FORMING: row("recorded", RegionMembers.on_assignment_changed),
+        RUNNING: row("recorded; released partitions can be given to others", RegionMembers.on_assignment_changed),
+        DRAINING: row("recorded", RegionMembers.on_assignment_changed),
         CHECKPOINTING: row("recorded; a contribution of released partitions is invalid: the checkpoint restarts",
-                            RegionMembers.assignment_changed, DRAINING),
+                            RegionMembers.on_assignment_changed, DRAINING),
         COMMITTING: row("a refused member is committed under its new generation, or the checkpoint restarts",
-                         RegionMembers.assignment_changed, DRAINING),
-        RESETTING: row("recorded", RegionMembers.assignment_changed),
+                         RegionMembers.on_assignment_changed, DRAINING),
+        RESETTING: row("recorded", RegionMembers.on_assignment_changed),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Disconnected: {
-        FORMING: row("the member may reconnect", RegionMembers.disconnected),
-        RUNNING: row("the member may reconnect; no checkpoint begins until then", RegionMembers.disconnected),
-        DRAINING: row("the member may reconnect", RegionMembers.disconnected),
-        CHECKPOINTING: row("the member may reconnect", RegionMembers.disconnected),
-        COMMITTING: row("the member may reconnect", RegionMembers.disconnected),
-        RESETTING: row("the member may reconnect", RegionMembers.disconnected),
+    ConnectionEnded: {
+        FORMING: row("the member may reconnect", RegionMembers.on_disconnected),
+        RUNNING: row("the member may reconnect; no checkpoint begins until then", RegionMembers.on_disconnected),
+        DRAINING: row("the member may reconnect", RegionMembers.on_disconnected),
+        CHECKPOINTING: row("the member may reconnect", RegionMembers.on_disconnected),
+        COMMITTING: row("the member may reconnect", RegionMembers.on_disconnected),
+        RESETTING: row("the member may reconnect", RegionMembers.on_disconnected),
         STOPPED: ignored(NO_MEMBERS),
     },
     ProcessEnded: {
         FORMING: row("its members are dead, and not waited for: the region resets when the others are there",
-                      RegionMembers.process_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                      RegionMembers.on_process_ended, RUNNING, DRAINING, *RESETS_OR_STOPS),
         RUNNING: row("its members are dead: the region resets",
-                      RegionMembers.process_ended, DRAINING, *RESETS_OR_STOPS),
+                      RegionMembers.on_process_ended, DRAINING, *RESETS_OR_STOPS),
         DRAINING: row("its members are dead: the region resets",
-                       RegionMembers.process_ended, RUNNING, *RESETS_OR_STOPS),
-        CHECKPOINTING: row("its members are dead: the region resets", RegionMembers.process_ended,
+                       RegionMembers.on_process_ended, RUNNING, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("its members are dead: the region resets", RegionMembers.on_process_ended,
                             RUNNING, DRAINING, *RESETS_OR_STOPS),
         COMMITTING: row("its members are dead: the region resets when the outcome is known; at once while a "
-                         "generation is requested", RegionMembers.process_ended, *RESETS_OR_STOPS),
-        RESETTING: row("its members are not waited for", RegionMembers.process_ended, RUNNING, DRAINING),
+                         "generation is requested", RegionMembers.on_process_ended, *RESETS_OR_STOPS),
+        RESETTING: row("its members are not waited for", RegionMembers.on_process_ended, RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
     MemberStopRequested: {

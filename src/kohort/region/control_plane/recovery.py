@@ -11,13 +11,13 @@ from kohort.region.control_plane.events import (
     CheckpointMayBegin,
     LogLevel,
     MessageReceived,
-    RegionRuns,
+    RegionRunning,
     ResetCause,
     ResetRequest,
     ResumeRequested,
     StopRequest,
 )
-from kohort.region.control_plane.state import MemberPhase, Plane
+from kohort.region.control_plane.state import ControlPlaneState, MemberPhase
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -40,7 +40,7 @@ from kohort.region.states import RegionState
 class Recovery:
     """The part of the control plane that resets the region, stops it, and resumes a stopped one."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: ControlPlaneState) -> None:
         self.plane = plane
 
     def _waits(self) -> bool:
@@ -58,7 +58,7 @@ class Recovery:
             plane.log(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
             plane.send_to(event.connection, Declined(why_not))
             return
-        member = plane.member_on(event.connection)
+        member = plane.member_on_connection(event.connection)
         name = "" if member is None else member.name
         why = ResetCause.PARTITIONS if report.forced and member is not None else ResetCause.ASKED
         self.reset(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
@@ -77,7 +77,7 @@ class Recovery:
 
     def _written(self) -> set[str]:
         """Return the names of all sinks that may have rows of the region, or to which a member writes."""
-        return self.plane.places_with_rows().union(*(member.places for member in self.plane.members.values()))
+        return self.plane.sinks_with_rows().union(*(member.places for member in self.plane.members.values()))
 
     def reset(self, wanted: ResetRequest) -> None:
         """Begin a reset, or defer it while members register or a commit is pending.
@@ -93,13 +93,13 @@ class Recovery:
             return
         self._begin_reset(wanted)
 
-    def begin_pending(self) -> None:
+    def begin_deferred_reset(self) -> None:
         """Begin the reset that was deferred."""
         wanted, self.plane.pending = self.plane.pending, None
         if wanted is not None:
             self._begin_reset(wanted)
 
-    def fail(self, why: ResetCause, cause: str) -> None:
+    def reset_after_failure(self, why: ResetCause, cause: str) -> None:
         """Begin a reset after a failed checkpoint, of which nothing was written; a deferred reset takes precedence."""
         wanted, self.plane.pending = self.plane.pending, None
         self.plane.ongoing = None
@@ -109,12 +109,12 @@ class Recovery:
         plane = self.plane
         plane.consecutive = 0 if wanted.forced or wanted.initial else plane.consecutive + 1
         if plane.consecutive >= plane.config.resets_most:
-            remedy = f"mend the cause, then {plane.how_to_resume()}"
+            remedy = f"mend the cause, then {plane.resume_command()}"
             cause = f"{plane.consecutive} resets in a row; the last: {wanted.cause}"
             self.stop(StopRequest(cause, wanted.member, remedy))
             return
         plane.metrics.resets[wanted.why] += 1
-        plane.metrics.checkpoint_ended(plane.now_ms, complete=False)
+        plane.metrics.record_checkpoint_end(plane.now_ms, complete=False)
         plane.log(LogLevel.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
         plane.epoch += 1
         plane.floor = epoch = plane.epoch
@@ -145,7 +145,7 @@ class Recovery:
                     continue  # it has started after the reset, and holds nothing
                 fresh, member.epoch = member.epoch < 0, epoch
                 plane.send(member, plane.welcome(member, fresh=True) if fresh else plane.reset_order(member))
-            self.end_if_all_are_back()
+            self.end_reset_if_complete()
 
         plane.save(facts, continue_after_save)
 
@@ -176,12 +176,12 @@ class Recovery:
         plane.reserved = {}
         plane.places = set(manifest.places)
         plane.set_unpublished(dict.fromkeys(manifest.places, ()))
-        plane.offer_publish()
+        plane.order_publications()
 
-    def was_reset(self, event: MessageReceived) -> None:
+    def on_member_reset(self, event: MessageReceived) -> None:
         """Handle the report of a member that has reset, with all others or alone; ignore one of an earlier reset."""
         plane = self.plane
-        report, member = event.report, plane.member_on(event.connection)
+        report, member = event.report, plane.member_on_connection(event.connection)
         assert isinstance(report, WasReset)
         if member is None or member.phase is not MemberPhase.GOING_BACK or report.epoch != member.epoch:
             return
@@ -189,11 +189,11 @@ class Recovery:
             return
         member.phase = MemberPhase.READING
         if plane.state is RegionState.RESETTING:
-            self.end_if_all_are_back()
+            self.end_reset_if_complete()
         else:
             plane.request(CheckpointMayBegin())
 
-    def end_if_all_are_back(self) -> None:
+    def end_reset_if_complete(self) -> None:
         """End the reset when all members have reset and the topic records it, even if no member is left."""
         plane = self.plane
         if plane.saved_floor < plane.floor:
@@ -204,9 +204,9 @@ class Recovery:
             return
         plane.due.pop("reset", None)
         plane.state = RegionState.RUNNING
-        plane.request(RegionRuns())
+        plane.request(RegionRunning())
 
-    def restart_if_overdue(self) -> None:
+    def restart_reset_if_overdue(self) -> None:
         """Restart the reset for all members if one of them misses the deadline. The late member stays registered."""
         plane = self.plane
         if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
@@ -234,9 +234,9 @@ class Recovery:
 
         plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], continue_after_save)
 
-    def member_failed(self, event: MessageReceived) -> None:
+    def on_member_failed(self, event: MessageReceived) -> None:
         """Stop the region after an error of a member that no reset repairs."""
-        report, member = event.report, self.plane.member_on(event.connection)
+        report, member = event.report, self.plane.member_on_connection(event.connection)
         assert isinstance(report, UnrecoverableFailure)
         if member is not None:
             self.stop(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
@@ -274,15 +274,17 @@ TABLE: Final[Table] = {
     },
     WasReset: {
         FORMING: ignored(_EARLIER_RESET),
-        RUNNING: row("the member has reset alone, and takes part again", Recovery.was_reset, DRAINING),
-        DRAINING: row("the member joined after the checkpoint began, and has reset alone", Recovery.was_reset),
-        CHECKPOINTING: row("the member joined after the checkpoint began, and has reset alone", Recovery.was_reset),
-        COMMITTING: row("the member joined after the checkpoint began, and has reset alone", Recovery.was_reset),
-        RESETTING: row("after the last one the region runs", Recovery.was_reset, RUNNING, DRAINING),
+        RUNNING: row("the member has reset alone, and takes part again", Recovery.on_member_reset, DRAINING),
+        DRAINING: row("the member joined after the checkpoint began, and has reset alone", Recovery.on_member_reset),
+        CHECKPOINTING: row("the member joined after the checkpoint began, and has reset alone",
+                           Recovery.on_member_reset),
+        COMMITTING: row("the member joined after the checkpoint began, and has reset alone", Recovery.on_member_reset),
+        RESETTING: row("after the last one the region runs", Recovery.on_member_reset, RUNNING, DRAINING),
         STOPPED: ignored(NO_MEMBERS),
     },
     UnrecoverableFailure: {
-        state: row("the region stops", Recovery.member_failed, STOPPED) for state in RegionState if state is not STOPPED
+        state: row("the region stops", Recovery.on_member_failed, STOPPED)
+        for state in RegionState if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
     ResumeRequested: {
         state: ignored("the region has not stopped") for state in RegionState if state is not STOPPED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kohort.region.control_plane.events import MessageReceived
-from kohort.region.control_plane.state import MemberPhase, Plane, RegisteredMember, StartOffsetRequest
+from kohort.region.control_plane.state import ControlPlaneState, MemberPhase, RegisteredMember, StartOffsetRequest
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -30,19 +30,19 @@ from kohort.region.states import RegionState
 class StartOffsets:
     """The part of the control plane that hands out partitions to members, each with its start offset."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: ControlPlaneState) -> None:
         self.plane = plane
 
-    def ask(self, event: MessageReceived) -> None:
+    def on_start_request(self, event: MessageReceived) -> None:
         """Handle a member's request for the start offsets of partitions that its group has assigned to it."""
-        report, member = event.report, self.plane.member_on(event.connection)
+        report, member = event.report, self.plane.member_on_connection(event.connection)
         assert isinstance(report, AskStarts)
         if member is not None and report.parts:
-            self.forget_requests(member, report.parts)
+            self.forget_start_requests(member, report.parts)
             self.plane.start_requests.append(StartOffsetRequest(member.name, report.number, report.parts))
             self.serve()
 
-    def forget_requests(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
+    def forget_start_requests(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
         """Remove partitions from a member's requests for start offsets."""
         for asked in self.plane.start_requests:
             if asked.member == member.name:
@@ -61,7 +61,12 @@ class StartOffsets:
             return
         for asked in plane.start_requests:
             member = plane.members[asked.member]
-            if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
+            if (
+                member.phase is MemberPhase.GOING_BACK
+                or member.epoch < 0
+                or member.left
+                or not plane.has_all_query_members(member)
+            ):
                 continue
             free = [part for part in asked.parts if part not in asked.looking and self._is_free(member, part)]
             if free:
@@ -91,13 +96,13 @@ class StartOffsets:
             return True
         return part.group in self.plane.began and part.topic not in self.plane.began[part.group]
 
-    def looked(self, event: MessageReceived) -> None:
+    def on_starts_looked_up(self, event: MessageReceived) -> None:
         """Write the start offsets that a member has looked up to the region's metadata topic.
 
         The partitions are handed out only after that.
         """
         plane = self.plane
-        report, member = event.report, plane.member_on(event.connection)
+        report, member = event.report, plane.member_on_connection(event.connection)
         assert isinstance(report, Looked)
         asked = next(
             (
@@ -142,20 +147,20 @@ class StartOffsets:
 
 TABLE: Final[Table] = {
     AskStarts: {
-        FORMING: row("answered when the region runs", StartOffsets.ask),
-        RUNNING: row("answered for partitions that no other member holds", StartOffsets.ask),
-        DRAINING: row("answered after the checkpoint", StartOffsets.ask),
-        CHECKPOINTING: row("answered after the checkpoint", StartOffsets.ask),
-        COMMITTING: row("answered when the outcome is known", StartOffsets.ask),
-        RESETTING: row("answered when all members have reset", StartOffsets.ask),
+        FORMING: row("answered when the region runs", StartOffsets.on_start_request),
+        RUNNING: row("answered for partitions that no other member holds", StartOffsets.on_start_request),
+        DRAINING: row("answered after the checkpoint", StartOffsets.on_start_request),
+        CHECKPOINTING: row("answered after the checkpoint", StartOffsets.on_start_request),
+        COMMITTING: row("answered when the outcome is known", StartOffsets.on_start_request),
+        RESETTING: row("answered when all members have reset", StartOffsets.on_start_request),
         STOPPED: ignored(NO_MEMBERS),
     },
     Looked: {
-        FORMING: row("saved before it is handed out", StartOffsets.looked),
-        RUNNING: row("saved before it is handed out", StartOffsets.looked),
-        DRAINING: row("saved; handed out after the checkpoint", StartOffsets.looked),
-        CHECKPOINTING: row("saved; handed out after the checkpoint", StartOffsets.looked),
-        COMMITTING: row("saved; handed out when the outcome is known", StartOffsets.looked),
+        FORMING: row("saved before it is handed out", StartOffsets.on_starts_looked_up),
+        RUNNING: row("saved before it is handed out", StartOffsets.on_starts_looked_up),
+        DRAINING: row("saved; handed out after the checkpoint", StartOffsets.on_starts_looked_up),
+        CHECKPOINTING: row("saved; handed out after the checkpoint", StartOffsets.on_starts_looked_up),
+        COMMITTING: row("saved; handed out when the outcome is known", StartOffsets.on_starts_looked_up),
         RESETTING: ignored("it asks anew when all members have reset"),
         STOPPED: ignored(NO_MEMBERS),
     },

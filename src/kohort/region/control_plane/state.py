@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.agreement import SOMEWHERE, LastSequence, SequenceBounds, bounds_of
+from kohort.region.agreement import SOMEWHERE, CheckpointIdBounds, LastCheckpoint, id_bounds_of_sink
 from kohort.region.control_plane.events import (
     Effect,
-    EndConnection,
+    EndMemberConnection,
     LogLevel,
-    RegionLogLine,
     Request,
     ResetCause,
     ResetRequest,
     SaveFacts,
     SendMessage,
+    WriteLogLine,
 )
 from kohort.region.messages import (
     CheckpointAttempt,
@@ -35,7 +35,18 @@ from kohort.region.messages import (
     Waiting,
     Welcome,
 )
-from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, Part, Position, Reserved, Shown, part_of
+from kohort.region.records import (
+    Contribution,
+    Epoch,
+    Fact,
+    Initial,
+    Manifest,
+    Part,
+    Position,
+    ReservedGroup,
+    Shown,
+    part_of,
+)
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 
@@ -90,12 +101,12 @@ class ControlPlaneMetrics:
         self.sequence_ms = self.longest_ms = -1
         self._began_ms = -1
 
-    def checkpoint_began(self, now_ms: int) -> None:
+    def record_checkpoint_begin(self, now_ms: int) -> None:
         """Record the beginning of a checkpoint; an attempt that restarts keeps the first time."""
         if self._began_ms < 0:
             self._began_ms = now_ms
 
-    def checkpoint_ended(self, now_ms: int, *, complete: bool) -> None:
+    def record_checkpoint_end(self, now_ms: int, *, complete: bool) -> None:
         """Record the end of a checkpoint, complete or abandoned."""
         if complete and self._began_ms >= 0:
             self.sequence_ms = now_ms - self._began_ms
@@ -231,7 +242,7 @@ class RegionFacts:
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, int] = field(default_factory=dict)
-    reserved: dict[str, Reserved] = field(default_factory=dict)
+    reserved: dict[str, ReservedGroup] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -247,22 +258,22 @@ class RegionFacts:
     def _shows_the_last(self, sink_name: str) -> bool:
         return self.last().is_shown(self.shown.get(sink_name))
 
-    def last(self) -> LastSequence:
+    def last(self) -> LastCheckpoint:
         """The last complete checkpoint."""
-        return LastSequence(self.sequence, self.empties, self.made_as)
+        return LastCheckpoint(self.sequence, self.empties, self.made_as)
 
-    def bounds(self, sink_name: str) -> SequenceBounds:
+    def bounds(self, sink_name: str) -> CheckpointIdBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, according to the topic."""
         unpublished = self.unpublished()
         unpublished |= dict.fromkeys((sink_name,), ()) if SOMEWHERE in unpublished else {}
-        return bounds_of(sink_name, self.last(), unpublished, self.shown)
+        return id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown)
 
 
 def _nobody_answers(request: Request) -> None:
     raise AssertionError(f"no machine answers {request}")
 
 
-class Plane:
+class ControlPlaneState:
     """The state of a region's control plane, with the operations that its parts share.
 
     Attributes:
@@ -359,15 +370,15 @@ class Plane:
         """Send a message on a connection."""
         self.effects.append(SendMessage(connection, order))
 
-    def send_all(self, order: Order) -> None:
+    def send_to_all(self, order: Order) -> None:
         for member in self.members.values():
             self.send(member, order)
 
     def close(self, connection: int) -> None:
-        self.effects.append(EndConnection(connection))
+        self.effects.append(EndMemberConnection(connection))
 
     def log(self, level: LogLevel, text: str) -> None:
-        self.effects.append(RegionLogLine(level, text))
+        self.effects.append(WriteLogLine(level, text))
 
     def save(self, facts: Iterable[Fact], on_committed: Callable[[], None]) -> None:
         """Write records to the region's metadata topic in one transaction, then call `on_committed`."""
@@ -377,7 +388,7 @@ class Plane:
         self._saving[self._tokens] = (floor, on_committed)
         self.effects.append(save)
 
-    def saved(self, token: int) -> None:
+    def on_facts_saved(self, token: int) -> None:
         """Call the `on_committed` of the `save` with this token, whose records are committed."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
@@ -389,20 +400,20 @@ class Plane:
         state = self.states.get(member.name) if fresh else None
         ongoing = self.ongoing
         cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
-        counts = self.contributed_to_last(member.name, member.epoch)
+        counts = self.contributed_to_last_checkpoint(member.name, member.epoch)
         return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts, moves_state=True)
 
     def reset_order(self, member: RegisteredMember) -> Reset:
         """Return the order by which a member resets to the last complete checkpoint."""
         return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
 
-    def offer_publish(self) -> None:
+    def order_publications(self) -> None:
         """Order the publication of the last checkpoint: for each sink that lacks it, one connected member."""
         ends = tuple(position for _, position in sorted(self.positions.items()))
         for place, keys in self.unpublished.items():
             publisher = self.publisher(place)
             if publisher is not None:
-                number = self.number_in(place)
+                number = self.checkpoint_id_in(place)
                 self.send(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
 
     # -- queries
@@ -412,11 +423,11 @@ class Plane:
         ongoing = self.ongoing
         return ongoing is not None and ongoing.manifest is not None and not ongoing.unidentified
 
-    def how_to_resume(self) -> str:
+    def resume_command(self) -> str:
         """Return the command that resumes a stopped region."""
         return f"`kohort region resume {self.region} --execute`, and start its members"
 
-    def member_on(self, connection: int) -> RegisteredMember | None:
+    def member_on_connection(self, connection: int) -> RegisteredMember | None:
         """Return the member that registered on a connection."""
         name = self.by_connection.get(connection)
         return None if name is None else self.members[name]
@@ -440,7 +451,7 @@ class Plane:
         """Return the position of every partition that the region reads: the last checkpoint's, else the initial one."""
         return {**self.initial, **self.positions}
 
-    def contributed_to_last(self, name: str, epoch: int) -> bool:
+    def contributed_to_last_checkpoint(self, name: str, epoch: int) -> bool:
         """Return whether the last checkpoint has a contribution of this member in this epoch.
 
         One of an earlier process with the same name has another epoch.
@@ -453,19 +464,21 @@ class Plane:
         A member without partitions that waits for the other members of its query does not take part.
         """
         able = ((name, self.members[name]) for name in self.names())
-        return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
+        return tuple(
+            name for name, member in able if not member.left and (member.handed or self.has_all_query_members(member))
+        )
 
-    def siblings(self, member: RegisteredMember) -> list[RegisteredMember]:
+    def query_members(self, member: RegisteredMember) -> list[RegisteredMember]:
         """Return the registered members of a member's Spark query: they checkpoint, leave and die together."""
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
-    def is_whole(self, member: RegisteredMember) -> bool:
+    def has_all_query_members(self, member: RegisteredMember) -> bool:
         """Return whether all members of a member's Spark query, one for each source, are registered."""
-        return not member.of or len(self.siblings(member)) >= member.sources
+        return not member.of or len(self.query_members(member)) >= member.sources
 
-    def await_siblings(self, member: RegisteredMember) -> None:
+    def await_query_members(self, member: RegisteredMember) -> None:
         """Start the registration deadline for missing members of a Spark query; cancel it if all or none are there."""
-        if self.is_whole(member) or not self.siblings(member):
+        if self.has_all_query_members(member) or not self.query_members(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
@@ -494,20 +507,20 @@ class Plane:
         if not self.unpublished:
             self.published = self.sequence
 
-    def bounds(self, sink_name: str) -> SequenceBounds:
+    def bounds(self, sink_name: str) -> CheckpointIdBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, if it was read in this term."""
         unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, sink_name}
-        now = bounds_of(sink_name, self.last(), unpublished, self.shown)
-        then = bounds_of(sink_name, self.last(), unpublished, self.shown_before)
-        return SequenceBounds(then.least, now.most, then.emptied or now.emptied or sink_name in self.emptied)
+        now = id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown)
+        then = id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown_before)
+        return CheckpointIdBounds(then.least, now.most, then.emptied or now.emptied or sink_name in self.emptied)
 
-    def last(self) -> LastSequence:
+    def last(self) -> LastCheckpoint:
         """The last complete checkpoint."""
-        return LastSequence(self.sequence, self.empties, self.made_as)
+        return LastCheckpoint(self.sequence, self.empties, self.made_as)
 
-    def number_in(self, sink_name: str) -> int:
+    def checkpoint_id_in(self, sink_name: str) -> int:
         """Return the id under which a sink shows the last checkpoint, before or after `adopt` renumbered it."""
-        return self.last().number_in(self.shown.get(sink_name))
+        return self.last().checkpoint_id_in(self.shown.get(sink_name))
 
     def record_published(self, sink_name: str) -> None:
         """Record that the topic has the publication of the last checkpoint to this sink."""
@@ -516,13 +529,13 @@ class Plane:
         if not self.unpublished:
             self.published = self.sequence
 
-    def complete_leave(self, member: RegisteredMember) -> None:
+    def end_and_unregister(self, member: RegisteredMember) -> None:
         """Order a member to end, as it or an operator has requested, and unregister it."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
         self.send(member, Stop(self.term, *stopped))
         self.log(LogLevel.INFO, f"region {self.region}: {member.name} has left")
         self.unregister(member)
-        self.offer_publish()
+        self.order_publications()
 
     def unregister(self, member: RegisteredMember) -> None:
         """Forget a registered member with its requests, and tell the others the new list of names."""
@@ -530,8 +543,8 @@ class Plane:
         self.by_connection.pop(member.connection, None)
         self.start_requests = [request for request in self.start_requests if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
-        self.await_siblings(member)
-        self.send_all(Members(self.term, self.names()))
+        self.await_query_members(member)
+        self.send_to_all(Members(self.term, self.names()))
 
     # -- description for operators
 
@@ -575,7 +588,7 @@ class Plane:
             self.region_id,
         )
 
-    def places_with_rows(self) -> set[str]:
+    def sinks_with_rows(self) -> set[str]:
         """Return the names of the sinks that may contain rows of the region.
 
         It has published to them since they were last emptied. `places` may lack a sink that was adopted after a reset
@@ -586,7 +599,7 @@ class Plane:
     def _sinks(self) -> tuple[SinkStatus, ...]:
         written = {place for member in self.members.values() for place in member.places}
         written |= {report.sink for report in self.waiting_to_register.values()}
-        places = self.places_with_rows() | set(self.unpublished) | (written - {""})
+        places = self.sinks_with_rows() | set(self.unpublished) | (written - {""})
         return tuple(
             SinkStatus(
                 place,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
-from kohort.region.confined_files import confined
+from kohort.region.confined_files import confine_files
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
@@ -29,18 +29,18 @@ from kohort.region.files import (
 from kohort.region.keyed_state.state_files import (
     CONTENT_BYTES_MAX,
     FILE_BYTES,
-    FileCheck,
+    KeyedStateFile,
     ReadPart,
-    StateFile,
-    damaged,
-    decode_file,
-    file_head,
+    StateFileCheck,
+    checkpoint_id_in_name,
+    damaged_file_error,
+    decode_state_file,
+    encode_file_header,
+    entry_of_file,
     file_name,
     folder_of,
-    sequence_in,
-    written_file,
 )
-from kohort.region.records import Part, StateHead
+from kohort.region.records import KeyedStateHead, Part
 from kohort.region.sinks.staged_files import write_staged
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ Write: TypeAlias = Callable[[int, ReadPart], None]
 """Writes bytes of a base at a position."""
 
 
-class StateStore(Protocol):
+class KeyedStateStore(Protocol):
     """The storage of keyed state files: a folder or an object store.
 
     Each file is written once, and is durable when `write` returns. All calls may raise OSError.
@@ -85,11 +85,11 @@ class StateStore(Protocol):
         """Remove a region's folder with all that is in it; return the number of files removed."""
 
 
-class FolderStore:
+class FolderStateStore:
     """Keyed state files in a folder of a file system."""
 
     def __init__(self, path: str, files: FileCalls = SYSTEM) -> None:
-        self._path, self._files = path, confined(files, path)
+        self._path, self._files = path, confine_files(files, path)
         self._made: set[str] = set()
 
     def write(self, folder: str, name: str, content: ReadPart) -> None:
@@ -176,10 +176,10 @@ class SweepOrder(NamedTuple):
     """
 
     part: Part
-    head: StateHead
+    head: KeyedStateHead
     names: frozenset[str] | None = None
 
-    def removes(self, name: str, sequence: int) -> bool:
+    def is_removed(self, name: str, sequence: int) -> bool:
         """Return whether the sweep removes the file of this name, which was written for this checkpoint id."""
         replaced = self.names is not None and name not in self.names and sequence <= self.head.sequence
         return sequence < self.head.base or replaced
@@ -215,7 +215,7 @@ class KeyedState:
             InvalidInputError: the path is neither, or the store can't be opened.
         """
         self.work_folder = None if work_folder is None else os.fspath(work_folder)
-        self._store: StateStore
+        self._store: KeyedStateStore
         if is_store_url(path):
             objects: ObjectStore = import_module(_OBJECTS).ObjectStore(os.fspath(path), storage_options or {})
             self._store, self.path, self._name = ObjectStateStore(objects), objects.url, objects.name
@@ -223,14 +223,14 @@ class KeyedState:
         if storage_options:
             raise InvalidInputError(f"storage_options are for object stores: {os.fspath(path)} is a folder")
         self.path = self._name = local_path(path, "A KeyedState")
-        self._store = FolderStore(self.path)
+        self._store = FolderStateStore(self.path)
 
     def __repr__(self) -> str:
         return f"KeyedState({self._name!r})"  # without credentials
 
-    def bind(self, region_id: UUID) -> RegionStates:
+    def bind(self, region_id: UUID) -> RegionStateStore:
         """Return the storage of one region's keyed states, a folder of its own below this path."""
-        return RegionStates(self._store, self._name, region_id)
+        return RegionStateStore(self._store, self._name, region_id)
 
     def remove_region(self, folder: str) -> int:
         """Remove the keyed states of a region that was deleted; return the number of files removed.
@@ -247,7 +247,7 @@ class KeyedState:
         return self._store.remove_region(folder)
 
 
-class RegionStates:
+class RegionStateStore:
     """The storage of one region's keyed states.
 
     A state is a chain of files: a base, which is a whole copy, then deltas, which have the changed keys.
@@ -258,7 +258,7 @@ class RegionStates:
             saves a base.
     """
 
-    def __init__(self, store: StateStore, place: str, region_id: UUID, deltas_max: int = DELTAS_MAX) -> None:
+    def __init__(self, store: KeyedStateStore, place: str, region_id: UUID, deltas_max: int = DELTAS_MAX) -> None:
         self._store, self.place, self._region, self.deltas_max = store, place, region_id.hex, deltas_max
         self._writes = threading.BoundedSemaphore(_WRITTEN_AT_ONCE)
 
@@ -279,9 +279,9 @@ class RegionStates:
         if not there:
             raise InvalidInputError(f"Keyed states can't be saved in {self.place}: it does not list a new file")
 
-    def write_deltas(
-        self, part: Part, sequence: int, chain: list[StateFile], payloads: Iterable[bytes]
-    ) -> list[StateFile]:
+    def append_deltas(
+        self, part: Part, sequence: int, chain: list[KeyedStateFile], payloads: Iterable[bytes]
+    ) -> list[KeyedStateFile]:
         """Write files of changes (deltas) that follow a state's chain of files; return the longer chain.
 
         Args:
@@ -293,13 +293,15 @@ class RegionStates:
         chain = list(chain)
         for payload in payloads:
             with self._writes:
-                content = file_head("delta", chain) + payload
-                file = written_file(sequence, "delta", content)
+                content = encode_file_header("delta", chain) + payload
+                file = entry_of_file(sequence, "delta", content)
                 self._store.write(self._folder(part), file.name, content)
             chain.append(file)
         return chain
 
-    def write_base(self, part: Part, sequence: int, pieces: Sequence[Callable[[bytes], bytearray]]) -> list[StateFile]:
+    def write_base_files(
+        self, part: Part, sequence: int, pieces: Sequence[Callable[[bytes], bytearray]]
+    ) -> list[KeyedStateFile]:
         """Write a whole copy of a state (a base) as one file or several; return its files as the new chain.
 
         Args:
@@ -307,11 +309,11 @@ class RegionStates:
             sequence: the id of the checkpoint for which it is saved.
             pieces: each returns the content of a file that begins with the given bytes.
         """
-        chain: list[StateFile] = []
+        chain: list[KeyedStateFile] = []
 
-        def encode_next(piece: Callable[[bytes], bytearray]) -> tuple[StateFile, bytearray]:
-            content = piece(file_head("base", chain))
-            chain.append(written_file(sequence, "base", content))
+        def encode_next(piece: Callable[[bytes], bytearray]) -> tuple[KeyedStateFile, bytearray]:
+            content = piece(encode_file_header("base", chain))
+            chain.append(entry_of_file(sequence, "base", content))
             return chain[-1], content
 
         if len(pieces) == 1:
@@ -334,13 +336,13 @@ class RegionStates:
                 write.result()
         return chain
 
-    def _write_and_release(self, folder: str, file: StateFile, content: bytearray) -> None:
+    def _write_and_release(self, folder: str, file: KeyedStateFile, content: bytearray) -> None:
         try:
             self._store.write(folder, file.name, memoryview(content))
         finally:
             self._writes.release()
 
-    def read_head(self, part: Part, head: StateHead) -> tuple[list[StateFile], memoryview]:
+    def read_newest_file(self, part: Part, head: KeyedStateHead) -> tuple[list[KeyedStateFile], memoryview]:
         """Return a state's chain of files, and the payload of the newest one.
 
         Raises:
@@ -348,18 +350,18 @@ class RegionStates:
         """
         name = file_name(head.sequence, head.digest)
         content = self._content(part, name, min(head.size, CONTENT_BYTES_MAX))
-        newest, before, payload = decode_file(name, head.digest, content)
+        newest, before, payload = decode_state_file(name, head.digest, content)
         return [*before, newest], payload
 
-    def read_deltas(self, part: Part, files: list[StateFile]) -> Iterator[memoryview]:
+    def read_delta_payloads(self, part: Part, files: list[KeyedStateFile]) -> Iterator[memoryview]:
         """Yield the payloads of files of changes (deltas) in order; some files are read ahead.
 
         Raises:
             CorruptDataError: a file is gone or damaged.
         """
 
-        def payload(file: StateFile) -> memoryview:
-            return decode_file(file.name, file.digest, self._content(part, file.name, file.size))[2]
+        def payload(file: KeyedStateFile) -> memoryview:
+            return decode_state_file(file.name, file.digest, self._content(part, file.name, file.size))[2]
 
         if len(files) < 2:
             yield from map(payload, files)
@@ -376,7 +378,7 @@ class RegionStates:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def read_base(self, part: Part, files: list[StateFile], write: Write) -> int:
+    def copy_base_to(self, part: Part, files: list[KeyedStateFile], write: Write) -> int:
         """Read the files of a base, several at once, and pass their payloads to `write`, each with its position.
 
         What was written counts only if this call returns: each file is checked at its end.
@@ -387,15 +389,15 @@ class RegionStates:
         Raises:
             CorruptDataError: a file is gone or damaged.
         """
-        work: list[tuple[int, FileCheck, StateFile]] = []
+        work: list[tuple[int, StateFileCheck, KeyedStateFile]] = []
         begin = 0
         for number, file in enumerate(files):
-            check = FileCheck(file, files[:number])
+            check = StateFileCheck(file, files[:number])
             work.append((begin, check, file))
             begin += check.payload_bytes
 
-        def copy_piece(begin: int, check: FileCheck, file: StateFile) -> None:
-            with closing(self.file_parts(part, file.name, file.size)) as parts:
+        def copy_piece(begin: int, check: StateFileCheck, file: KeyedStateFile) -> None:
+            with closing(self.read_checked_parts(part, file.name, file.size)) as parts:
                 for read in parts:
                     at, share = check.add(read)
                     if share:
@@ -416,10 +418,10 @@ class RegionStates:
         return begin
 
     def _content(self, part: Part, name: str, bytes_max: int) -> bytes:
-        with closing(self.file_parts(part, name, bytes_max)) as parts:
+        with closing(self.read_checked_parts(part, name, bytes_max)) as parts:
             return b"".join(parts)
 
-    def file_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
+    def read_checked_parts(self, part: Part, name: str, bytes_max: int) -> Generator[ReadPart, None, None]:
         """Yield a file in parts.
 
         Raises:
@@ -431,7 +433,7 @@ class RegionStates:
                 for read in parts:
                     size += len(read)
                     if size > bytes_max:
-                        raise damaged(name, "it is larger than the file that was saved")
+                        raise damaged_file_error(name, "it is larger than the file that was saved")
                     yield read
         except FileNotFoundError as error:
             raise CorruptDataError(
@@ -442,15 +444,15 @@ class RegionStates:
     def sweep(self, order: SweepOrder) -> None:
         """Remove the files of a partition's keyed state that the last manifest does not need."""
         folder = self._folder(order.part)
-        numbers = ((name, sequence_in(name)) for name in self._store.names(folder))
+        numbers = ((name, checkpoint_id_in_name(name)) for name in self._store.names(folder))
         self._store.remove(
-            folder, [name for name, number in numbers if number is not None and order.removes(name, number)]
+            folder, [name for name, number in numbers if number is not None and order.is_removed(name, number)]
         )
 
     def _folder(self, part: Part) -> str:
         return f"{self._region}/{folder_of(part)}"
 
 
-def no_room(error: BaseException) -> OSError:
+def no_room_error(error: BaseException) -> OSError:
     """Return the retriable error for a working copy that does not fit on the disk."""
     return OSError(errno.ENOSPC, f"a working copy of a keyed state can't be written: {error}")

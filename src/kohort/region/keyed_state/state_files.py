@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from kohort.errors import CorruptDataError
-from kohort.region.records import Part, StateHead
+from kohort.region.records import KeyedStateHead, Part
 
 FILE_BYTES: Final = 32 * 1024 * 1024
 """Size of a file's payload; one more change may exceed it."""
@@ -32,7 +32,7 @@ _NAME_CHARACTERS: Final = 100
 ReadPart: TypeAlias = bytes | memoryview
 
 
-class StateFile(NamedTuple):
+class KeyedStateFile(NamedTuple):
     """One file of a keyed state: a part of its base (a whole copy), or a delta (changed keys).
 
     Attributes:
@@ -58,7 +58,7 @@ def file_name(sequence: int, digest: bytes) -> str:
     return f"{sequence:019d}-{digest.hex()}{SUFFIX}"
 
 
-def sequence_in(name: str) -> int | None:
+def checkpoint_id_in_name(name: str) -> int | None:
     """Return the checkpoint id in the name of a keyed state's file, also of an unfinished one; None: another file."""
     number, dash, _ = name.partition("-")
     return int(number) if dash and len(number) == 19 and number.isdecimal() else None
@@ -71,49 +71,53 @@ def folder_of(part: Part) -> str:
     return f"{readable}-{part.partition}-{_digest(told).hex()}"
 
 
-def head_of(chain: list[StateFile]) -> StateHead:
+def head_of_chain(chain: list[KeyedStateFile]) -> KeyedStateHead:
     """Return the entry by which the region's metadata topic names a state: its newest file, with the size of all."""
     newest, base = chain[-1], min(file.sequence for file in chain)
-    return StateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
+    return KeyedStateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
 
 
-def file_head(kind: Literal["base", "delta"], before: list[StateFile]) -> bytes:
+def encode_file_header(kind: Literal["base", "delta"], before: list[KeyedStateFile]) -> bytes:
     """Encode the header of a state file: its kind, and the list of the files before it."""
     header = msgspec.msgpack.encode((kind, before))
     return b"".join((_MAGIC, len(header).to_bytes(_LENGTH_BYTES), header))
 
 
-def written_file(sequence: int, kind: Literal["base", "delta"], content: bytes | bytearray) -> StateFile:
+def entry_of_file(sequence: int, kind: Literal["base", "delta"], content: bytes | bytearray) -> KeyedStateFile:
     """Return the entry for a file with this content: checkpoint id, digest, size and kind."""
-    return StateFile(sequence, _digest(content), len(content), kind)
+    return KeyedStateFile(sequence, _digest(content), len(content), kind)
 
 
-def decode_file(name: str, digest: bytes, content: bytes) -> tuple[StateFile, list[StateFile], memoryview]:
+def decode_state_file(
+    name: str, digest: bytes, content: bytes
+) -> tuple[KeyedStateFile, list[KeyedStateFile], memoryview]:
     """Check a file of a keyed state and decode it: its entry, the files before it, and its payload.
 
     Raises:
         CorruptDataError: it is not the file that was written.
     """
     if _digest(content) != digest:
-        raise damaged(name, "its content has another digest")
+        raise damaged_file_error(name, "its content has another digest")
     try:
         if not content.startswith(_MAGIC):
             raise ValueError("a later release has written it")
         begin = len(_MAGIC) + _LENGTH_BYTES
         end = begin + int.from_bytes(content[len(_MAGIC) : begin])
-        kind, before = msgspec.msgpack.decode(content[begin:end], type=tuple[Literal["base", "delta"], list[StateFile]])
+        kind, before = msgspec.msgpack.decode(
+            content[begin:end], type=tuple[Literal["base", "delta"], list[KeyedStateFile]]
+        )
     except (ValueError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"The file {name} of a keyed state can't be read: {error}") from error
-    sequence = sequence_in(name)
+    sequence = checkpoint_id_in_name(name)
     assert sequence is not None
-    return StateFile(sequence, digest, len(content), kind), before, memoryview(content)[end:]
+    return KeyedStateFile(sequence, digest, len(content), kind), before, memoryview(content)[end:]
 
 
-class FileCheck:
+class StateFileCheck:
     """The check of a state file that is read in parts: its size, header and digest must be the expected ones."""
 
-    def __init__(self, file: StateFile, before: list[StateFile]) -> None:
-        self._file, self._head = file, file_head(file.kind, before)
+    def __init__(self, file: KeyedStateFile, before: list[KeyedStateFile]) -> None:
+        self._file, self._head = file, encode_file_header(file.kind, before)
         self._begin, self._size, self._hash = b"", 0, hashlib.sha256()
 
     @property
@@ -137,12 +141,12 @@ class FileCheck:
             CorruptDataError: it is not the file that was written.
         """
         if self._size != self._file.size or self._hash.digest()[:_DIGEST_BYTES] != self._file.digest:
-            raise damaged(self._file.name, "its content has another digest")
+            raise damaged_file_error(self._file.name, "its content has another digest")
         if self._begin != self._head:
-            raise damaged(self._file.name, "it is a part of another state")
+            raise damaged_file_error(self._file.name, "it is a part of another state")
 
 
-def damaged(name: str, why: str) -> CorruptDataError:
+def damaged_file_error(name: str, why: str) -> CorruptDataError:
     """Return the error of a file that is not the one that was saved."""
     return CorruptDataError(
         f"The file {name} of a keyed state is damaged: {why}. Nothing of it is used. Put the file back from a copy of "
@@ -150,7 +154,7 @@ def damaged(name: str, why: str) -> CorruptDataError:
     )
 
 
-def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
+def encode_deltas(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
     """Encode changes of keys as the payloads of deltas, some 32 MiB each; a value of None removes the key."""
     rows: list[tuple[bytes, bytes | None]] = []
     size = 0
@@ -159,12 +163,12 @@ def delta_payloads(changes: Mapping[bytes, bytes | None]) -> Iterator[bytes]:
             yield msgspec.msgpack.encode(rows)
             rows, size = [], 0
         rows.append((key, value))
-        size += change_bytes(key, value)
+        size += change_file_bytes(key, value)
     if rows:
         yield msgspec.msgpack.encode(rows)
 
 
-def changes_in(payload: Any) -> list[tuple[bytes, bytes | None]]:
+def decode_changes(payload: Any) -> list[tuple[bytes, bytes | None]]:
     """Decode the payload of a delta into keys and values; a value of None removes the key.
 
     Raises:
@@ -176,12 +180,12 @@ def changes_in(payload: Any) -> list[tuple[bytes, bytes | None]]:
         raise CorruptDataError(f"The changes of a keyed state can't be read: {error}") from error
 
 
-def change_bytes(key: bytes, value: bytes | None) -> int:
+def change_file_bytes(key: bytes, value: bytes | None) -> int:
     """Return the approximate number of bytes that a changed key and its value take in a delta."""
     return len(key) + len(value or b"") + 8
 
 
-def change_memory(key: bytes, value: bytes | None) -> int:
+def change_memory_bytes(key: bytes, value: bytes | None) -> int:
     """Return the approximate bytes of memory that a changed key and its value take.
 
     Counted are two objects, and an entry in each of two tables.

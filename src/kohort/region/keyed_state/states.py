@@ -16,20 +16,20 @@ from itertools import chain, takewhile
 from typing import Final
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
-from kohort.region.keyed_state.place import RegionStates, SweepOrder, Write, no_room
+from kohort.region.keyed_state.place import RegionStateStore, SweepOrder, Write, no_room_error
 from kohort.region.keyed_state.state_files import (
     FILE_BYTES,
     KEY_BYTES_MAX,
     VALUE_BYTES_MAX,
+    KeyedStateFile,
     ReadPart,
-    StateFile,
-    change_bytes,
-    change_memory,
-    changes_in,
-    delta_payloads,
-    head_of,
+    change_file_bytes,
+    change_memory_bytes,
+    decode_changes,
+    encode_deltas,
+    head_of_chain,
 )
-from kohort.region.records import Part, StateHead
+from kohort.region.records import KeyedStateHead, Part
 
 log = logging.getLogger("kohort.region")
 DELTAS_BYTES: Final = 256 * 1024
@@ -58,7 +58,7 @@ _PAGE_KEYS: Final = 1000
 """Keys that an iteration reads at once."""
 
 
-class WorkingCopy:
+class KeyedStateCopy:
     """The keys and values of one partition, in a SQLite file without a name, which ends with its process.
 
     The file needs no durability: after a crash or a reset it is made again from the files that were saved. One thread
@@ -117,7 +117,7 @@ class WorkingCopy:
                 self._database.execute(_TABLE)
             found = self._database.execute("SELECT sql FROM sqlite_schema").fetchall()
         except sqlite3.OperationalError as error:
-            raise no_room(error) from error
+            raise no_room_error(error) from error
         except sqlite3.DatabaseError as error:
             raise CorruptDataError(f"The base of a keyed state is no database: {error}") from error
         if found != [(_TABLE,)]:
@@ -192,10 +192,12 @@ class WorkingCopy:
             os.close(self._fd)
 
 
-class LoadedState:
+class LoadedKeyedState:
     """The keyed state of one partition: a working copy, the saved files, and the changes since. It is thread-safe."""
 
-    def __init__(self, part: Part, place: RegionStates, head: StateHead | None, work_folder: str | None) -> None:
+    def __init__(
+        self, part: Part, place: RegionStateStore, head: KeyedStateHead | None, work_folder: str | None
+    ) -> None:
         """Load a saved state into a working copy; `head` None: the state is empty.
 
         Raises:
@@ -207,35 +209,35 @@ class LoadedState:
         self._waiting: dict[bytes, bytes | None] = {}  # not in the copy yet
         self._changed: dict[bytes, bytes | None] = {}  # not in a file yet
         self.changed_bytes = 0
-        self._chain: list[StateFile] = []
+        self._chain: list[KeyedStateFile] = []
         self._is_saved = True  # the copy is what the chain says
         self._replaced = False  # files of the chain were merged
         if head is None:
-            self._copy = WorkingCopy(work_folder)
+            self._copy = KeyedStateCopy(work_folder)
             return
-        self._chain, newest = place.read_head(part, head)
+        self._chain, newest = place.read_newest_file(part, head)
         base = list(takewhile(lambda file: file.kind == "base", self._chain))
         deltas = self._chain[len(base) :]
-        self._copy = WorkingCopy(work_folder, partial(self._fill, base, b"" if deltas else newest))
+        self._copy = KeyedStateCopy(work_folder, partial(self._fill, base, b"" if deltas else newest))
         try:
             self._apply_deltas(deltas, newest)
         except BaseException:
             self._copy.close()
             raise
 
-    def _fill(self, base: list[StateFile], newest: ReadPart, write: Write) -> None:
+    def _fill(self, base: list[KeyedStateFile], newest: ReadPart, write: Write) -> None:
         """Write a base into the working copy. `newest` is its last file's payload, already read, or empty."""
-        end = self._place.read_base(self._part, base[:-1] if newest else base, write)
+        end = self._place.copy_base_to(self._part, base[:-1] if newest else base, write)
         write(end, newest)
 
-    def _apply_deltas(self, deltas: list[StateFile], newest: ReadPart) -> None:
+    def _apply_deltas(self, deltas: list[KeyedStateFile], newest: ReadPart) -> None:
         """Apply several deltas together, because each pass reads and writes most pages of the working copy."""
         changes: dict[bytes, bytes | None] = {}
         size = 0
-        earlier = self._place.read_deltas(self._part, deltas[:-1])
+        earlier = self._place.read_delta_payloads(self._part, deltas[:-1])
         for payload in chain(earlier, [newest] if deltas else []):
-            for key, value in changes_in(payload):
-                size += change_memory(key, value)
+            for key, value in decode_changes(payload):
+                size += change_memory_bytes(key, value)
                 changes[key] = value
             if size >= _APPLIED_BYTES:
                 self._copy.apply(changes)
@@ -243,9 +245,9 @@ class LoadedState:
         self._copy.apply(changes)
 
     @property
-    def head(self) -> StateHead | None:
+    def head(self) -> KeyedStateHead | None:
         """The newest saved file of the state, which names the others; None: nothing was saved."""
-        return head_of(self._chain) if self._chain else None
+        return head_of_chain(self._chain) if self._chain else None
 
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a key; None: the key does not exist."""
@@ -256,9 +258,9 @@ class LoadedState:
         """Set the value of a key, which the next `save` writes; None removes the key."""
         with self._lock:
             if key in self._changed:
-                self.changed_bytes -= change_memory(key, self._changed[key])
+                self.changed_bytes -= change_memory_bytes(key, self._changed[key])
             self._waiting[key] = self._changed[key] = value
-            self.changed_bytes += change_memory(key, value)
+            self.changed_bytes += change_memory_bytes(key, value)
 
     def key_count(self) -> int:
         """Return the number of keys."""
@@ -278,7 +280,7 @@ class LoadedState:
             self._copy.apply(self._waiting)
             self._waiting = {}
 
-    def revert(self) -> bool:
+    def revert_changes(self) -> bool:
         """Forget the changes since the last save.
 
         Return False if the working copy has some of them already, so that it can't be used any more.
@@ -301,33 +303,33 @@ class LoadedState:
             self._chain = self._saved_chain(sequence)
             self._changed, self.changed_bytes, self._is_saved = {}, 0, True
 
-    def _saved_chain(self, sequence: int) -> list[StateFile]:
+    def _saved_chain(self, sequence: int) -> list[KeyedStateFile]:
         """Save the changes as a delta, perhaps merged with earlier ones, or in a new base; return the new chain."""
         deltas = [file for file in self._chain if file.kind == "delta"]
         deltas_bytes = sum(file.size for file in deltas)
         base_bytes = sum(file.size for file in self._chain) - deltas_bytes
-        size = sum(change_bytes(*change) for change in self._changed.items())
+        size = sum(change_file_bytes(*change) for change in self._changed.items())
         too_large = deltas_bytes + size > max(base_bytes // 2, DELTAS_BYTES)
         if not self._chain or too_large or not self._place.deltas_max:
             return self._with_base(sequence)
         merged = self._to_merge(deltas, size) if len(deltas) >= self._place.deltas_max else []
         changes: dict[bytes, bytes | None] = {}
         try:
-            for payload in self._place.read_deltas(self._part, merged):
-                changes.update(changes_in(payload))
+            for payload in self._place.read_delta_payloads(self._part, merged):
+                changes.update(decode_changes(payload))
         except CorruptDataError as error:
             log.warning("saving the whole keyed state of %s, because its changes are damaged: %s", self._part, error)
             return self._with_base(sequence)
         changes |= self._changed
         before = self._chain[: len(self._chain) - len(merged)]
         self._replaced = self._replaced or bool(merged)
-        return self._place.write_deltas(self._part, sequence, before, delta_payloads(changes))
+        return self._place.append_deltas(self._part, sequence, before, encode_deltas(changes))
 
-    def _with_base(self, sequence: int) -> list[StateFile]:
+    def _with_base(self, sequence: int) -> list[KeyedStateFile]:
         self._copy.shrink()
-        return self._place.write_base(self._part, sequence, self._copy.pieces())
+        return self._place.write_base_files(self._part, sequence, self._copy.pieces())
 
-    def _to_merge(self, deltas: list[StateFile], size: int) -> list[StateFile]:
+    def _to_merge(self, deltas: list[KeyedStateFile], size: int) -> list[KeyedStateFile]:
         """Return the newest deltas to merge: half of `deltas_max`, and each older one that is no larger than these.
 
         So what is written stays in proportion to the changes. Each merge at least doubles the file of a change, except
@@ -341,7 +343,7 @@ class LoadedState:
             found, total = found + 1, total + file.size
         return deltas[len(deltas) - found :]
 
-    def replaced_by(self) -> frozenset[str] | None:
+    def file_names_if_merged(self) -> frozenset[str] | None:
         """Return the names of the state's files if a merge has replaced some since the last call; None: none was."""
         with self._lock:
             names = frozenset(file.name for file in self._chain) if self._replaced else None
@@ -361,7 +363,7 @@ class StateMapping(MutableMapping[bytes, bytes]):
     table. The time of a call grows with the number of keys, except for calls with a single key.
     """
 
-    def __init__(self, state: LoadedState, is_current: Callable[[], bool]) -> None:
+    def __init__(self, state: LoadedKeyedState, is_current: Callable[[], bool]) -> None:
         self._state, self._is_current = state, is_current
 
     def _check(self) -> None:
@@ -415,22 +417,22 @@ class KeyedStates:
     only while none is, except for `begin` and `forget_partitions`.
     """
 
-    def __init__(self, place: RegionStates, work_folder: str | None) -> None:
+    def __init__(self, place: RegionStateStore, work_folder: str | None) -> None:
         self._place, self._work_folder = place, work_folder
         self._lock = threading.RLock()
-        self._heads: dict[Part, StateHead | None] = {}
-        self._loaded: dict[Part, LoadedState] = {}
-        self._kept: dict[Part, LoadedState] = {}  # from before a reset
-        self._left: list[LoadedState] = []
-        self._given: dict[Part, StateHead | None] = {}
+        self._heads: dict[Part, KeyedStateHead | None] = {}
+        self._loaded: dict[Part, LoadedKeyedState] = {}
+        self._kept: dict[Part, LoadedKeyedState] = {}  # from before a reset
+        self._left: list[LoadedKeyedState] = []
+        self._given: dict[Part, KeyedStateHead | None] = {}
         self._swept: dict[Part, int] = {}
 
     @property
-    def place(self) -> RegionStates:
+    def place(self) -> RegionStateStore:
         """The storage where the states are saved."""
         return self._place
 
-    def begin(self, part: Part, saved: StateHead | None) -> None:
+    def begin(self, part: Part, saved: KeyedStateHead | None) -> None:
         """Set the saved state with which a partition begins; None: an empty one.
 
         The first use loads it, unless a working copy of that state was kept over a reset.
@@ -460,21 +462,21 @@ class KeyedStates:
         """
         with self._lock:
             self._given = {}
-            reverted = {part: state for part, state in self._loaded.items() if state.revert()}
+            reverted = {part: state for part, state in self._loaded.items() if state.revert_changes()}
             for part in reverted:
                 del self._loaded[part]
             self._kept |= reverted
             self.forget_partitions(list(self._heads))
-            self.remove_left()
+            self.close_forgotten_copies()
 
-    def remove_left(self) -> None:
+    def close_forgotten_copies(self) -> None:
         """Close the working copies of forgotten partitions, when no table is in progress that may use them."""
         with self._lock:
             left, self._left = self._left, []
         for state in left:
             state.close()
 
-    def state_of(self, part: Part) -> LoadedState:
+    def state_of(self, part: Part) -> LoadedKeyedState:
         """Return a partition's state; load it if needed. If it was forgotten meanwhile, the state is never saved.
 
         Raises:
@@ -485,19 +487,19 @@ class KeyedStates:
             if (there := self._loaded.get(part)) is not None:
                 return there
             known, head = part in self._heads, self._heads.get(part)
-        state = LoadedState(part, self._place, head, self._work_folder)
+        state = LoadedKeyedState(part, self._place, head, self._work_folder)
         with self._lock:
             if known and part in self._heads and self._heads[part] == head:
                 return self._loaded.setdefault(part, state)
             self._left.append(state)
             return state
 
-    def changed_much(self) -> bool:
+    def has_many_changes(self) -> bool:
         """Return whether the changes in memory have reached 128 MiB, so that a checkpoint should follow."""
         with self._lock:
             return sum(state.changed_bytes for state in self._loaded.values()) >= CHANGED_BYTES
 
-    def save(self, sequence: int) -> dict[Part, StateHead | None]:
+    def save(self, sequence: int) -> dict[Part, KeyedStateHead | None]:
         """Save all changed states for this checkpoint id, and return the saved state of each partition.
 
         None: the partition has none. The call may be repeated after an error.
@@ -518,7 +520,7 @@ class KeyedStates:
             self._given = dict(self._heads)
             return dict(self._given)
 
-    def completed(self) -> list[SweepOrder]:
+    def on_checkpoint_completed(self) -> list[SweepOrder]:
         """Record that the checkpoint saved last is complete; return orders to remove the files that it replaces."""
         with self._lock:
             given, self._given = self._given, {}
@@ -526,7 +528,7 @@ class KeyedStates:
             orders = []
             for part, head in heads.items():
                 state = self._loaded.get(part)
-                names = None if state is None or state.head != head else state.replaced_by()
+                names = None if state is None or state.head != head else state.file_names_if_merged()
                 if names is not None or self._swept.get(part, 0) < head.base:
                     orders.append(SweepOrder(part, head, names))
             self._swept |= {order.part: order.head.base for order in orders if order.part in self._heads}
@@ -537,17 +539,17 @@ class KeyedStates:
         with self._lock:
             self.clear()
             self._leave_kept()
-            self.remove_left()
+            self.close_forgotten_copies()
 
     def _leave_kept(self) -> None:
         self._left += self._kept.values()
         self._kept = {}
 
 
-class StateSweeper:
+class KeyedStateSweeper:
     """The thread that removes keyed state files which no manifest needs; a later sweep retries failures."""
 
-    def __init__(self, place: RegionStates, name: str) -> None:
+    def __init__(self, place: RegionStateStore, name: str) -> None:
         """Initialise the sweeper; its thread starts with the first order."""
         self._place, self._name = place, name
         self._orders: queue.SimpleQueue[SweepOrder | None] = queue.SimpleQueue()

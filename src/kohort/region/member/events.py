@@ -10,7 +10,7 @@ from kohort.region.staged import StagedKey
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ControlPlaneConnected:
     """The event that the member has a connection to a control plane; the one before has ended.
 
     Attributes:
@@ -25,7 +25,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderReceived:
+class ControlPlaneMessageReceived:
     """The event that the control plane has sent the member a message."""
 
     order: Order
@@ -70,7 +70,7 @@ class DrainCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainError:
+class DrainAborted:
     """The event that the member could not do its part of a checkpoint: drain, commit, save state or contribute."""
 
     cut: CheckpointAttempt
@@ -105,8 +105,8 @@ class ApplicationReset:
 
 
 @dataclass(frozen=True, slots=True)
-class StartsLookedUp:
-    """The event that the start offsets for a `LookUpStarts` were found.
+class StartOffsetsFound:
+    """The event that the start offsets for a `LookUpStartOffsets` were found.
 
     Attributes:
         number: the number of the request.
@@ -133,19 +133,19 @@ class PublishEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWanted:
+class CheckpointRequested:
     """The event that the application requests a checkpoint, itself or after a number of records."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResetWanted:
+class ResetRequested:
     """The event that the application requests a reset of the region."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class SinkWaits:
+class SinkWaitChanged:
     """The event that a sink accepts no rows at the moment; with an empty cause, it accepts them again."""
 
     cause: str
@@ -165,21 +165,21 @@ class CloseRequested:
 
 
 Event = (
-    Connected
-    | OrderReceived
+    ControlPlaneConnected
+    | ControlPlaneMessageReceived
     | PartitionsAssigned
     | PartitionsRevoked
     | PartitionsLost
     | RecordsFetched
     | DrainCompleted
-    | DrainError
+    | DrainAborted
     | StateSaved
     | ApplicationReset
-    | StartsLookedUp
+    | StartOffsetsFound
     | PublishEnded
-    | CheckpointWanted
-    | ResetWanted
-    | SinkWaits
+    | CheckpointRequested
+    | ResetRequested
+    | SinkWaitChanged
     | MemberFailed
     | CloseRequested
 )
@@ -193,7 +193,7 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
+class StartPolling:
     """An effect: poll for records from now on.
 
     Attributes:
@@ -215,7 +215,7 @@ class StopPolling:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiesce:
+class DrainMember:
     """An effect: drain the member. Stop polling, finish the table in progress and commit, then post `DrainCompleted`.
 
     Records that are queued stay so. A member that does not stop for a checkpoint posts it at once, and reads on.
@@ -267,7 +267,7 @@ class BeginEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
+class SeekPositions:
     """An effect: read partitions from these positions on.
 
     Attributes:
@@ -279,8 +279,8 @@ class Seek:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUpStarts:
-    """An effect: look up the start offsets of partitions that nobody has read, then post `StartsLookedUp`.
+class LookUpStartOffsets:
+    """An effect: look up the start offsets of partitions that nobody has read, then post `StartOffsetsFound`.
 
     Attributes:
         number: the number of the request.
@@ -301,7 +301,7 @@ class ReleasePartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class RetireSequences:
+class RetireCheckpoints:
     """An effect: a checkpoint is complete; drop the state of checkpoints that no reset can return to.
 
     Attributes:
@@ -316,7 +316,7 @@ class RetireSequences:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishKeys:
+class PublishCheckpoint:
     """An effect: publish the staged rows of a checkpoint, retrying until it succeeds.
 
     `PublishEnded` follows each attempt.
@@ -350,17 +350,17 @@ class EndMember:
 
 Effect = (
     SendReport
-    | Poll
+    | StartPolling
     | StopPolling
-    | Quiesce
+    | DrainMember
     | SaveState
     | ResumeSubmitting
     | ResetApplication
     | BeginEpoch
-    | Seek
-    | LookUpStarts
+    | SeekPositions
+    | LookUpStartOffsets
     | ReleasePartitions
-    | RetireSequences
-    | PublishKeys
+    | RetireCheckpoints
+    | PublishCheckpoint
     | EndMember
 )

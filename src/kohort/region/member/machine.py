@@ -10,7 +10,7 @@ from typing import Any
 
 from kohort.region import messages
 from kohort.region.member import events
-from kohort.region.member.events import Effect, Event, OrderReceived
+from kohort.region.member.events import ControlPlaneMessageReceived, Effect, Event
 from kohort.region.member.state import (
     CHECKPOINTED,
     DRAINED,
@@ -20,11 +20,11 @@ from kohort.region.member.state import (
     SUBSCRIBED,
     Member,
 )
-from kohort.region.records import Contribution, Part, Span, part_of
+from kohort.region.records import Contribution, OffsetSpan, Part, part_of
 from kohort.region.states import RegionMemberState, Row
 
 
-class UnexpectedEventError(Exception):
+class UnexpectedMemberStateError(Exception):
     """The error of a handler that led to a state which the table does not name: a bug."""
 
 
@@ -37,22 +37,22 @@ class MemberMachine(Member):
         Messages of a control plane that was replaced are ignored.
         """
         before = self.state
-        if isinstance(event, OrderReceived):
+        if isinstance(event, ControlPlaneMessageReceived):
             if event.order.term < self.term:
                 return []  # from a control plane that was replaced
             self.term = event.order.term
-        what: Any = event.order if isinstance(event, OrderReceived) else event
+        what: Any = event.order if isinstance(event, ControlPlaneMessageReceived) else event
         row = TABLE[type(what)][before]
         if row.do is not None:
             row.do(self, what)
         if self.state is not before and self.state not in row.to:
-            raise UnexpectedEventError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
+            raise UnexpectedMemberStateError(f"{type(what).__name__} led from {before.name} to {self.state.name}")
         effects, self.effects = self.effects, []
         return effects
 
     # -- the control plane
 
-    def on_connected(self, event: events.Connected) -> None:
+    def on_connected(self, event: events.ControlPlaneConnected) -> None:
         self.send(
             messages.Register(
                 self.name,
@@ -60,7 +60,7 @@ class MemberMachine(Member):
                 self.group,
                 self.identity,
                 self.epoch,
-                self.holds(),
+                self.held_positions(),
                 self.contributed,
                 tuple(self.ends.values()),
                 self.sink,
@@ -85,7 +85,7 @@ class MemberMachine(Member):
         self.names = order.names
         if self.epoch < 0:
             self.epoch, self.sequence = order.epoch, order.sequence
-            self.do(events.BeginEpoch(order.epoch, order.sequence, order.state), events.Poll())
+            self.do(events.BeginEpoch(order.epoch, order.sequence, order.state), events.StartPolling())
         else:
             self.complete(order.sequence, 0, counts=order.counts)
             if self.cut is not None and self.cut != order.cut:
@@ -106,7 +106,7 @@ class MemberMachine(Member):
         if self.held:
             self.send(messages.Holding())
         self.send(messages.AssignmentChanged(self.identity))
-        self.ask_starts()
+        self.request_start_offsets()
 
     def on_members(self, order: messages.Members) -> None:
         self.names = order.names
@@ -122,12 +122,12 @@ class MemberMachine(Member):
     def on_assigned(self, event: events.PartitionsAssigned) -> None:
         self.identity = event.identity
         gone = tuple(part for part in self.assigned if part not in event.parts)
-        self.forget_parts(gone)
+        self.forget_assigned_partitions(gone)
         self.assigned = dict.fromkeys(event.parts)
         self.send(messages.AssignmentChanged(self.identity, gone))
-        self.ask_starts()
+        self.request_start_offsets()
 
-    def on_revoked_unread(self, event: events.PartitionsRevoked) -> None:
+    def release_unread_partitions(self, event: events.PartitionsRevoked) -> None:
         self.release_partitions(event.parts)
 
     def on_revoked(self, event: events.PartitionsRevoked) -> None:
@@ -156,14 +156,14 @@ class MemberMachine(Member):
     def on_fetched(self, event: events.RecordsFetched) -> None:
         del event
         if self.state is RESET_COMPLETE:
-            self.do(events.Poll())
+            self.do(events.StartPolling())
         self.set_state(RECORDS_FETCHED)
 
-    def on_fetched_in_cut(self, event: events.RecordsFetched) -> None:
+    def on_fetched_in_checkpoint(self, event: events.RecordsFetched) -> None:
         del event
         self.resting = RECORDS_FETCHED
 
-    def on_starts(self, order: messages.Starts) -> None:
+    def on_start_offsets(self, order: messages.Starts) -> None:
         found = [
             start for start in order.found if part_of(start) in self.assigned and part_of(start) not in self.begins
         ]
@@ -173,11 +173,11 @@ class MemberMachine(Member):
         for position in found:
             self.begins[part_of(position)] = position.offset
         if found:
-            self.do(events.Seek(tuple(found), commit=self.went_back))
+            self.do(events.SeekPositions(tuple(found), commit=self.went_back))
         first = tuple(part for part in order.first if part in self.assigned)
         added = tuple(part for part in order.added if part in self.assigned)
         if first or added:
-            self.do(events.LookUpStarts(order.number, first, added))
+            self.do(events.LookUpStartOffsets(order.number, first, added))
 
     def _refuse_states(self, parts: list[Part]) -> None:
         """Report a failure that stops the region: the member keeps no keyed states, and its partitions have some."""
@@ -187,7 +187,7 @@ class MemberMachine(Member):
         )
         self.send(self.failure)
 
-    def on_looked_up(self, event: events.StartsLookedUp) -> None:
+    def on_start_offsets_looked_up(self, event: events.StartOffsetsFound) -> None:
         self.send(messages.Looked(event.number, event.found, event.topics))
 
     # -- checkpoints
@@ -196,7 +196,7 @@ class MemberMachine(Member):
         if self.epoch < 0 or self.going_back or self.wants_back is not None:
             return
         self.cut = order.cut
-        self.do(events.Quiesce(order.cut))
+        self.do(events.DrainMember(order.cut))
 
     def on_drain_again(self, order: messages.Drain) -> None:
         if self.state is CHECKPOINTED:
@@ -210,7 +210,7 @@ class MemberMachine(Member):
             self.state = DRAINED
             self.send(messages.Drained(event.cut))
 
-    def on_drain_error(self, event: events.DrainError) -> None:
+    def on_drain_error(self, event: events.DrainAborted) -> None:
         if event.cut == self.cut:
             self.send(messages.DrainFailed(event.cut, event.cause))
 
@@ -223,7 +223,7 @@ class MemberMachine(Member):
             return
         ends = {part_of(position): position for position in event.ends if part_of(position) in self.begins}
         spans = tuple(
-            Span(
+            OffsetSpan(
                 part.group,
                 part.topic,
                 part.topic_id,
@@ -264,7 +264,7 @@ class MemberMachine(Member):
         if order.cut == self.cut and self.given is not None:
             self.send(messages.Contributed(order.cut, self.given))
 
-    def on_identify(self, order: messages.Identify) -> None:
+    def on_generation_requested(self, order: messages.Identify) -> None:
         del order
         self.send(messages.AssignmentChanged(self.identity))
 
@@ -281,7 +281,7 @@ class MemberMachine(Member):
             return False
         counts = counts and self.contributed == sequence
         self.sequence, self.went_back = sequence, False
-        self.do(events.RetireSequences(sequence, retired, counts=counts))
+        self.do(events.RetireCheckpoints(sequence, retired, counts=counts))
         if counts:
             for part, end in self.ends.items():
                 if part in self.begins:
@@ -320,35 +320,35 @@ class MemberMachine(Member):
             if not self._awaits_stop():
                 self.do(events.EndMember())
             return
-        self.do(events.ResumeSubmitting(), events.Poll(slowly=True))
-        self.ask_starts()
+        self.do(events.ResumeSubmitting(), events.StartPolling(slowly=True))
+        self.request_start_offsets()
 
     # -- the application
 
     def on_publish(self, order: messages.Publish) -> None:
         place, positions = order.place, order.positions
-        self.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, place, positions))
+        self.do(events.PublishCheckpoint(order.sequence, order.keys, order.floor, order.empties, place, positions))
 
     def on_publish_ended(self, event: events.PublishEnded) -> None:
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
         self.send(failed if event.cause else messages.Published(event.sequence, event.place))
 
-    def on_sink_waits(self, event: events.SinkWaits) -> None:
+    def on_sink_waits(self, event: events.SinkWaitChanged) -> None:
         self.send(messages.Waiting(event.cause))
 
-    def on_checkpoint_wanted(self, event: events.CheckpointWanted) -> None:
+    def on_checkpoint_requested(self, event: events.CheckpointRequested) -> None:
         del event
         self.send(messages.AskCheckpoint())
 
-    def on_reset_wanted(self, event: events.ResetWanted) -> None:
+    def on_reset_requested(self, event: events.ResetRequested) -> None:
         self.wants_back = messages.AskReset(event.cause)
         self.send(self.wants_back)
 
-    def on_failed(self, event: events.MemberFailed) -> None:
+    def on_unrecoverable_failure(self, event: events.MemberFailed) -> None:
         self.failure = messages.UnrecoverableFailure(event.cause, event.remedy)
         self.send(self.failure)
 
-    def on_closing(self, event: events.CloseRequested) -> None:
+    def on_close_requested(self, event: events.CloseRequested) -> None:
         del event
         self.closing = True
         if self.epoch < 0:
@@ -358,7 +358,7 @@ class MemberMachine(Member):
             self.send(messages.Leave())
             return
         if gone := tuple(self.assigned):  # start offsets may be on their way
-            self.forget_parts(gone)
+            self.forget_assigned_partitions(gone)
             self.send(messages.AssignmentChanged(self.identity, gone))
         self.send(messages.Leave())
         if not self._awaits_stop():
@@ -396,7 +396,9 @@ _READS_ON = "a member that does not stop for a checkpoint reads: its state after
 _PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    events.Connected: _everywhere(_entry("the member registers, with its partitions", MemberMachine.on_connected)),
+    events.ControlPlaneConnected: _everywhere(
+        _entry("the member registers, with its partitions", MemberMachine.on_connected)
+    ),
     messages.Welcome: _everywhere(
         _entry("the member begins, or continues", MemberMachine.on_welcome),
         DRAINED=_entry("drained for an abandoned checkpoint, it continues; else it stays drained",
@@ -413,38 +415,38 @@ TABLE: dict[type, Rows] = {
     ),
     events.PartitionsRevoked: {
         SUBSCRIBED: _entry("released: the member has just subscribed, and has fetched nothing",
-                         MemberMachine.on_revoked_unread),
+                         MemberMachine.release_unread_partitions),
         RECORDS_FETCHED: _entry("queue cleared, polling stopped, region reset; or held until a sequence is complete",
                               MemberMachine.on_revoked, PENDING),
         DRAINED: _entry("the region resets; or held until the sequence is complete", MemberMachine.on_revoked, PENDING),
         CHECKPOINTED: _entry("the region resets; or held until the sequence is complete",
                            MemberMachine.on_revoked, PENDING),
-        PENDING: _entry("released", MemberMachine.on_revoked_unread),
+        PENDING: _entry("released", MemberMachine.release_unread_partitions),
         RESET_COMPLETE: _entry("released: the member has just reset, and has fetched nothing",
-                             MemberMachine.on_revoked_unread),
+                             MemberMachine.release_unread_partitions),
     },
     events.PartitionsLost: {
-        SUBSCRIBED: _entry("released: nothing was fetched", MemberMachine.on_revoked_unread),
+        SUBSCRIBED: _entry("released: nothing was fetched", MemberMachine.release_unread_partitions),
         RECORDS_FETCHED: _entry("the region resets", MemberMachine.on_lost, PENDING),
         DRAINED: _entry("the region resets", MemberMachine.on_lost, PENDING),
         CHECKPOINTED: _entry("the region resets", MemberMachine.on_lost, PENDING),
-        PENDING: _entry("released", MemberMachine.on_revoked_unread),
-        RESET_COMPLETE: _entry("released: nothing was fetched", MemberMachine.on_revoked_unread),
+        PENDING: _entry("released", MemberMachine.release_unread_partitions),
+        RESET_COMPLETE: _entry("released: nothing was fetched", MemberMachine.release_unread_partitions),
     },
     events.RecordsFetched: {
         SUBSCRIBED: _entry("the member reads", MemberMachine.on_fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
-        DRAINED: _entry(_READS_ON, MemberMachine.on_fetched_in_cut),
-        CHECKPOINTED: _entry(_READS_ON, MemberMachine.on_fetched_in_cut),
+        DRAINED: _entry(_READS_ON, MemberMachine.on_fetched_in_checkpoint),
+        CHECKPOINTED: _entry(_READS_ON, MemberMachine.on_fetched_in_checkpoint),
         PENDING: _ignored("records fetched before the reset are discarded"),
         RESET_COMPLETE: _entry("the member reads at full speed", MemberMachine.on_fetched, RECORDS_FETCHED),
     },
     messages.Starts: _everywhere(
-        _entry("the member reads the partitions from these offsets", MemberMachine.on_starts),
+        _entry("the member reads the partitions from these offsets", MemberMachine.on_start_offsets),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
-    events.StartsLookedUp: _everywhere(
-        _entry("the member reports the offsets", MemberMachine.on_looked_up),
+    events.StartOffsetsFound: _everywhere(
+        _entry("the member reports the offsets", MemberMachine.on_start_offsets_looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
     messages.Drain: _everywhere(
@@ -460,7 +462,7 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    events.DrainError: _everywhere(
+    events.DrainAborted: _everywhere(
         _entry("the checkpoint fails", MemberMachine.on_drain_error),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
@@ -474,7 +476,8 @@ TABLE: dict[type, Rows] = {
         _ignored(_NOT_ASKED), DRAINED=_entry("the member contributes", MemberMachine.on_state_saved, CHECKPOINTED)
     ),
     messages.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_entry("the member reports its generation", MemberMachine.on_identify)
+        _ignored(_NOT_ASKED),
+        CHECKPOINTED=_entry("the member reports its generation", MemberMachine.on_generation_requested),
     ),
     messages.Completed: _everywhere(
         _entry("recorded", MemberMachine.on_completed),
@@ -493,16 +496,18 @@ TABLE: dict[type, Rows] = {
         CR_RESET_PENDING=_entry("the member polls slowly, and requests start offsets",
                               MemberMachine.on_application_reset, RESET_COMPLETE),
     ),
-    events.SinkWaits: _everywhere(_entry("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)),
-    events.CheckpointWanted: _everywhere(
-        _entry("the member requests a checkpoint",
-             MemberMachine.on_checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
+    events.SinkWaitChanged: _everywhere(
+        _entry("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)
     ),
-    events.ResetWanted: _everywhere(_entry("the member requests a reset", MemberMachine.on_reset_wanted)),
-    events.MemberFailed: _everywhere(_entry("the region stops", MemberMachine.on_failed)),
+    events.CheckpointRequested: _everywhere(
+        _entry("the member requests a checkpoint",
+             MemberMachine.on_checkpoint_requested), CR_RESET_PENDING=_ignored(_PENDING)
+    ),
+    events.ResetRequested: _everywhere(_entry("the member requests a reset", MemberMachine.on_reset_requested)),
+    events.MemberFailed: _everywhere(_entry("the region stops", MemberMachine.on_unrecoverable_failure)),
     events.CloseRequested: _everywhere(
         _entry("the member requests to leave; with the next sequence, or at once if it holds nothing",
-             MemberMachine.on_closing)
+             MemberMachine.on_close_requested)
     ),
 }  # fmt: skip
 """Transition table: event type, then state."""

@@ -19,7 +19,7 @@ PENDING, RESET_COMPLETE = RegionMemberState.CR_RESET_PENDING, RegionMemberState.
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class MemberBehaviour:
     """How a member takes part in checkpoints and in its consumer group.
 
     Attributes:
@@ -46,7 +46,7 @@ class Behaviour:
     keyed: bool = False
 
 
-BEHAVIOUR = Behaviour()
+BEHAVIOUR = MemberBehaviour()
 
 
 class Member:
@@ -76,7 +76,7 @@ class Member:
         incarnation: UUID,
         group: str,
         sink: str = "",
-        how: Behaviour = BEHAVIOUR,
+        how: MemberBehaviour = BEHAVIOUR,
         *,
         letters: str = "",
     ) -> None:
@@ -124,21 +124,21 @@ class Member:
         """Set the member's state, and return to it after the checkpoint in progress."""
         self.state = self.resting = state
 
-    def holds(self) -> tuple[Position, ...]:
+    def held_positions(self) -> tuple[Position, ...]:
         """Return the partitions that the control plane handed out, each with the offset of its next contribution."""
         return tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, begin)
             for part, begin in sorted(self.begins.items())
         )
 
-    def ask_starts(self) -> None:
+    def request_start_offsets(self) -> None:
         """Ask the control plane for the start offsets of assigned partitions that it has not handed out yet."""
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1
             self.send(messages.AskStarts(self._asks, wanted))
 
-    def forget_parts(self, parts: Iterable[Part]) -> None:
+    def forget_assigned_partitions(self, parts: Iterable[Part]) -> None:
         for part in parts:
             self.assigned.pop(part, None)
             self.begins.pop(part, None)
@@ -148,7 +148,7 @@ class Member:
     def release_partitions(self, parts: Iterable[Part]) -> None:
         """Stop reading revoked or lost partitions, and report their release to the control plane."""
         gone = tuple(parts)
-        self.forget_parts(gone)
+        self.forget_assigned_partitions(gone)
         self.do(events.ReleasePartitions(gone))
         self.send(messages.AssignmentChanged(self.identity, gone))
 
@@ -156,4 +156,4 @@ class Member:
         """Read and submit again after a checkpoint."""
         self.cut = None
         self.state = self.resting
-        self.do(events.ResumeSubmitting(), events.Poll(slowly=self.resting is RESET_COMPLETE))
+        self.do(events.ResumeSubmitting(), events.StartPolling(slowly=self.resting is RESET_COMPLETE))

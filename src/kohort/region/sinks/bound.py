@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from kohort.errors import InvalidInputError
-from kohort.region.confined_files import confined
+from kohort.region.confined_files import confine_files
 from kohort.region.files import SYSTEM, FileCalls, local_path
 from kohort.region.records import Position
 from kohort.region.sinks import owner_marker
@@ -98,7 +98,7 @@ class FolderSink(BoundSink):
     @property
     def _files(self) -> FileCalls:
         """The file operations of this process, which follow no symbolic link in the folder; or a test's."""
-        return confined(self._given_files, self.path)
+        return confine_files(self._given_files, self.path)
 
     @_files.setter
     def _files(self, files: FileCalls) -> None:

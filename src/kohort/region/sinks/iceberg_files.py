@@ -35,7 +35,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
 from kohort.errors import InvalidInputError
-from kohort.region.confined_files import confined
+from kohort.region.confined_files import confine_files
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
@@ -96,7 +96,7 @@ class DurableFileIO(PyArrowFileIO):
     def files(self) -> FileCalls:
         """The file operations of this process, confined to that folder."""
         root = self.path_of(self.properties.get(ROOT) or self.properties.get("warehouse", ""))
-        return confined(SYSTEM, root) if root else SYSTEM
+        return confine_files(SYSTEM, root) if root else SYSTEM
 
     def path_of(self, location: str) -> str | None:
         """Return the path of a local file; None: it is in a store."""

@@ -41,7 +41,7 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.confined_files import folders_kept_open
+from kohort.region.confined_files import keep_folders_open
 from kohort.region.files import (
     Output,
     is_store_url,
@@ -446,7 +446,7 @@ class ParquetFolder(FolderSink):
             sync_folder(files, self.path)
         self._mark(sequence)
         there, published = self._names(), set(names)
-        with folders_kept_open(files) as kept:
+        with keep_folders_open(files) as kept:
             for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
                 remove(kept, f"{self.path}/_staging/{name}")
         for name in there:
@@ -515,7 +515,7 @@ class ParquetFolder(FolderSink):
     def _link_all(self, temporary: str, full: list[str]) -> None:
         """Link staged files into a folder, and sync the folders of partitions in it."""
         folders = set[str]()
-        with folders_kept_open(self._files) as files:
+        with keep_folders_open(self._files) as files:
             for name in full:
                 stem = staged_files.key_text_of(name)
                 for folder, staged in self._staged_parts(name).items():

@@ -29,7 +29,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.confined_files import confined
+from kohort.region.confined_files import confine_files
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
@@ -282,7 +282,7 @@ def check_place(folder: str) -> str:
         InvalidInputError: the folder is a URL, or on a file system without hard links.
     """
     path = local_path(folder, "The checkpoint folder of a region")
-    files = confined(SYSTEM, path)
+    files = confine_files(SYSTEM, path)
     probe = f"{path}/{_PROBE}{uuid4().hex}"
     try:
         make_folder(files, path)
@@ -328,7 +328,7 @@ def clone_checkpoint(
         InvalidInputError: the old checkpoint no longer has the batch's files, or has unknown files; there are no hard
             links; or a query has already run in the new one.
     """
-    files = confined(files, os.path.dirname(new), private=True)
+    files = confine_files(files, os.path.dirname(new), private=True)
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
         return
@@ -356,7 +356,7 @@ def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCa
 
     A folder that a zombie is writing to at this moment is left to a later call.
     """
-    files = confined(files, query_folder)
+    files = confine_files(files, query_folder)
     gone: set[int] = set()
     for name in names_in(files, query_folder):
         found = _EPOCH.fullmatch(name)

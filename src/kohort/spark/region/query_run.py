@@ -487,7 +487,7 @@ class RegionQuery:
             for number, member in enumerate(self._members()):
                 if number not in wanted.epochs and member.machine.epoch >= 0:
                     member.post(
-                        happens.ResetWanted(
+                        happens.ResetRequested(
                             f"{self.name} reads from several groups, and all of them must reset together"
                         )
                     )
@@ -513,7 +513,7 @@ class RegionQuery:
             remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
             lead.post(happens.MemberFailed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
         else:
-            lead.post(happens.ResetWanted(cause))
+            lead.post(happens.ResetRequested(cause))
 
     def _where(self) -> Where:
         """Return the start offsets of the unfinished batch, by member and partition, to detect repeated failures."""

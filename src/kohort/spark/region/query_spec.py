@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.after_snapshot import AfterSnapshot
-from kohort.region.consuming.starts import Start, start_of
+from kohort.region.consuming.starts import StartPosition, start_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
 from kohort.region.staged import check_member
@@ -109,7 +109,7 @@ class DeclaredQuery:
     build: Build
     sources: tuple[tuple[dict[str, str], SourceOptions], ...]
     into: Sink
-    start: Start
+    start: StartPosition
     holds_back: bool
     mode: str
     state: str | None

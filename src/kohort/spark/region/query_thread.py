@@ -23,7 +23,7 @@ from kohort.client.consumer.core import WakeupError
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.region.consuming.member_thread import MemberThread, partition_of
-from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect, Event
@@ -89,7 +89,7 @@ class QueryThread(MemberThread):
         self,
         machine: MemberMachine,
         consumer: Consumer,
-        publishers: Sequence[Publisher],
+        publishers: Sequence[SinkPublisher],
         config: MemberConfig,
         query: MemberQuery,
         number: int,
@@ -128,7 +128,7 @@ class QueryThread(MemberThread):
             self._ask_again_s = 0.0
         elif time.monotonic() >= self._ask_again_s:
             self._ask_again_s = time.monotonic() + REQUEST_INTERVAL_S
-            self.post(happens.CheckpointWanted())
+            self.post(happens.CheckpointRequested())
 
     def _lost(self, lost: LostRecords) -> None:
         """Report a failure of the query if its source has lost records and failOnDataLoss is set."""
@@ -234,13 +234,13 @@ class QueryThread(MemberThread):
 
     def _run_effect(self, effect: Effect) -> None:
         match effect:
-            case happens.Poll():
+            case happens.StartPolling():
                 self.assignments.resume_batches(POLLING)
             case happens.StopPolling(clear):
                 self.assignments.pause_batches(POLLING)
                 if clear:
                     self.assignments.remove_partitions()
-            case happens.Quiesce(cut):
+            case happens.DrainMember(cut):
                 self._step(happens.DrainCompleted(cut))  # the query keeps reading
             case happens.SaveState(cut, names):
                 self._saves = cut, names
@@ -251,7 +251,7 @@ class QueryThread(MemberThread):
                 self._query.go_back(self.number, epoch, state)
             case happens.BeginEpoch(epoch, _, state):
                 self._query.begin(self.number, epoch, state)
-            case happens.RetireSequences(_, _, counts):
+            case happens.RetireCheckpoints(_, _, counts):
                 self.metrics.sequences += 1
                 if counts:
                     self.metrics.dead_letters += self._query.forget_contribution(self.number)
@@ -285,7 +285,7 @@ class QueryThread(MemberThread):
                 cut,
                 error,
             )
-            self._step(happens.DrainError(cut, str(error)))
+            self._step(happens.DrainAborted(cut, str(error)))
             return
         self._give(cut, self._ends(ends), staged, state)
 

@@ -23,10 +23,10 @@ from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.ids import MemberId, TopicPartition
 from kohort.region.admission import Applicant
-from kohort.region.consuming.publishing import Publisher
+from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
-from kohort.region.member.state import Behaviour
+from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
@@ -412,7 +412,9 @@ class SparkRegion:
             self._temporary = TemporaryCheckpoints()
         return self._temporary.path
 
-    def _machine(self, declared: DeclaredQuery, number: int, places: Sequence[Sink], how: Behaviour) -> MemberMachine:
+    def _machine(
+        self, declared: DeclaredQuery, number: int, places: Sequence[Sink], how: MemberBehaviour
+    ) -> MemberMachine:
         at = [*map(place_of, places), "", ""]
         return MemberMachine(
             self.name,
@@ -428,11 +430,11 @@ class SparkRegion:
         self, declared: DeclaredQuery, number: int, places: Sequence[Sink], machine: MemberMachine, query: RegionQuery
     ) -> QueryThread:
         options = declared.sources[number][1]
-        publishers = [Publisher(place, machine.name) for place in places]
+        publishers = [SinkPublisher(place, machine.name) for place in places]
         config = MemberConfig(
             options.subscribe or (), options.pattern_text(), declared.start, options.fail_on_data_loss
         )
-        consumer = self._region.group_consumer(machine.name, _settings(declared, options))
+        consumer = self._region.create_group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publishers, config, query, number)
 
     def _record_running(self, started: StartedQuery) -> None:
@@ -440,7 +442,7 @@ class SparkRegion:
         self._running[started.query.name] = started
         started.query.start()
         for member in started.members:
-            self._region.count_in(member)
+            self._region.export_metrics_of(member)
             member.start(self._region.connect_to_control_plane)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
@@ -636,7 +638,7 @@ class StartedQuery:
             self.query.close()
 
 
-def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> Behaviour:
+def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBehaviour:
     """Return how the members of a query behave in the region; it is the same for all of its sources.
 
     Args:
@@ -646,7 +648,7 @@ def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> Behaviou
     """
     sources = len(declared.sources)
     of = uuid4().hex if sources > 1 else ""
-    return Behaviour(declared.holds_back, True, shares, keeps, of, sources, declared.queries)
+    return MemberBehaviour(declared.holds_back, True, shares, keeps, of, sources, declared.queries)
 
 
 def write_region(region: SparkRegion, name: str, build: Build, into: Sink, source: Source | Sequence[Source]) -> None:

@@ -18,7 +18,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.consuming.staging import UNIT_BYTES, sink_wait
+from kohort.region.consuming.staging import UNIT_BYTES, sink_retry_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.availability import AWAY, is_away
 from kohort.region.sinks.dead_letters import letters_of, letters_of_records, split_refused
@@ -110,7 +110,7 @@ class StagingTask:
         Only this batch waits; checkpoints continue without it. Each attempt has a new key, because a failed one may
         have left something behind.
         """
-        wait = sink_wait(self.member)
+        wait = sink_retry_wait(self.member)
         while True:
             key = StagedKey(self.region_id, self.epoch, self.member, next(units))
             try:
