@@ -50,7 +50,10 @@ class AclRule(NamedTuple):
 
 
 class AclRuleFilter(NamedTuple):
-    """A filter of rules. None and ANY match everything; the pattern MATCH selects all rules that apply to a name."""
+    """A filter of ACL rules, as DescribeAcls and DeleteAcls have it. A field that is None or ANY matches every rule.
+
+    The pattern type MATCH selects all rules that apply to the named resource: literal, prefixed and `*`.
+    """
 
     resource_type: int
     name: str | None
@@ -110,7 +113,7 @@ _NONE: _Entries = ()
 
 
 class _OfType:
-    """The ACL rules for one resource type, by resource name: literal names, and prefixes with their lengths.
+    """The ACL rules for one resource type, by resource name: literal names and prefixes, with the prefixes' lengths.
 
     Values are tuples that are replaced as a whole, so that another thread may decide while a rule is added.
     """
@@ -232,7 +235,8 @@ class AclIndex:
     def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
         """Decide whether a principal may do an operation on at least one resource of a type.
 
-        Only resources that a rule names count. A rule that allows counts unless another one denies all that it allows.
+        True if an ALLOW rule names a resource or prefix that no DENY rule covers. Resources that no rule names do not
+        count.
         """
         of_type = self._types.get(kind)
         if of_type is None:

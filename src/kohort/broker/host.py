@@ -604,9 +604,9 @@ class GroupHost:
     # -- topics that regular expressions may select
 
     def remember_regex_caller(self, group_id: str, caller: Caller) -> None:
-        """Remember the client of a group's latest heartbeat: it decides which topics the group's patterns may select.
+        """Remember the client of a group's latest heartbeat: its permissions decide which topics a regex may match.
 
-        A pattern that no client of this process stands for waits for the group's next heartbeat.
+        A regex resolution that had to wait for such a client is started.
         """
         self._regex_callers[group_id] = PastCaller.copy_of(caller)
         self._regex_callers.move_to_end(group_id)
@@ -616,7 +616,7 @@ class GroupHost:
             self.run_work(*waiting)
 
     def _visible_to_group(self, work: Computation) -> Callable[[Iterable[str]], list[str]] | None:
-        """Return a filter of topics that a group's patterns may select; None if its clients are not known yet."""
+        """Return a filter for the topics that a group's regexes may match; None if no client of it is known yet."""
         if self.authorizer is None:
             return list
         if isinstance(work, ResolveRegexes):

@@ -47,7 +47,7 @@ LEFT_FOR_A_WHILE: Final = -2
 
 
 class Refusal(NamedTuple):
-    """The reason why a request is refused."""
+    """The error code and message with which a request is refused."""
 
     error: ErrorCode
     message: str
@@ -234,10 +234,10 @@ SILENT_MAX_MS = 10_000
 
 
 class MissingGroupVerdict(NamedTuple):
-    """The answer to a client that names a group which this coordinator does not have.
+    """What to do about a group that this coordinator does not have, when a client names it.
 
     Attributes:
-        error: NONE: proceed.
+        error: NONE: the group may be created; else the error code for the client.
         text: the reason, in words.
         until_ms: when the verdict is forgotten, by the monotonic clock.
         failures: the number of attempts without an answer.
@@ -256,7 +256,7 @@ RETRY_LATER: Final = MissingGroupVerdict(
 
 
 class GroupImports:
-    """The imports of groups from their earlier coordinator: those under way, and its recent answers.
+    """The imports of groups from their earlier coordinator, Kafka's own: those under way, and its recent answers.
 
     Both are soft state: they are lost when the shard is loaded again.
     """
@@ -271,23 +271,26 @@ class GroupImports:
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 
     def failures(self, group_id: str) -> int:
-        """Return how often in a row the earlier coordinator did not answer about a group."""
+        """Return how many attempts in a row the group's earlier coordinator, Kafka's own, has not answered."""
         verdict = self._verdicts.get(group_id)
         return 0 if verdict is None else verdict.failures
 
     def remember(self, group_id: str, verdict: MissingGroupVerdict) -> None:
-        """Remember the earlier coordinator's answer about a group."""
+        """Store the verdict on a missing group that follows from its earlier coordinator's answer."""
         self._verdicts.pop(group_id, None)
         self._verdicts[group_id] = verdict
         if len(self._verdicts) > VERDICTS_MAX:
             del self._verdicts[next(iter(self._verdicts))]
 
     def forget_verdict(self, group_id: str) -> None:
-        """Forget the earlier coordinator's answer about a group, because the group exists here now."""
+        """Forget the verdict on a missing group, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
     def admit(self, step: Step, group_id: str) -> MissingGroupVerdict:
-        """Return the verdict on a missing group: create it, report it empty, or retry while an import is under way."""
+        """Return the verdict on a missing group: create it, refuse, or retry while its import is under way.
+
+        Without a valid verdict, start an import from the group's earlier coordinator, Kafka's own.
+        """
         verdict = self.verdict(group_id, step.now.mono_ms)
         if verdict is not None:
             return verdict
@@ -297,7 +300,7 @@ class GroupImports:
         return RETRY_LATER
 
     def refuse(self, step: Step, event: GroupImported) -> None:
-        """Remember the answer about a group that is not imported: nothing to import, refused, or no answer."""
+        """Store the verdict on a group that is not imported: there was nothing to import, a refusal, or no answer."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
             self.remember(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))

@@ -24,7 +24,7 @@ class RegisterConsumerReply(NamedTuple):
 
 
 class ShownPushGroup(Struct, frozen=True):
-    """The state of a push group that the ZooKeeper mirror publishes.
+    """A push group's owners and offsets as the ZooKeeper mirror publishes them.
 
     Attributes:
         settled: no rebalance is under way.

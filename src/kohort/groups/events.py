@@ -85,10 +85,9 @@ class ShowPushGroups(Struct, frozen=True):
 
 
 class OwnersMissing(Struct, frozen=True):
-    """A deletion of owner nodes that had been written for a push group's partitions.
+    """The report that owner nodes of a push group's partitions were deleted in ZooKeeper.
 
-    The owners of these partitions are stopped and started again, which needs a rebalance. Source: spec 4.7,
-    condition 1.
+    The group rebalances: the owners of these partitions are stopped and started again. Source: spec 4.7, condition 1.
     """
 
     group_id: str

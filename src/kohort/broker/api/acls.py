@@ -95,9 +95,9 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
 def _change_results(
     acls: AclStore, added: list[AclRule], removed: list[AclRule], results: list[CreateAclsResponse.AclCreationResult]
 ) -> list[AclRule]:
-    """Add and remove ACL rules; return the new ones that did not exist before.
+    """Add and remove ACL rules; return those of the added rules that did not exist before.
 
-    If the store has no room for them, all rules that were valid get that error.
+    If the store has no room for the new rules, each result of a valid rule gets that error.
     """
     try:
         return acls.change_rules(added, removed)

@@ -91,9 +91,9 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
 
 
 def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
-    """Answer that no election is needed, because this broker leads all partitions.
+    """Answer ElectLeaders: no election is needed, because this broker leads all partitions.
 
-    A request for all partitions gets only the topics.
+    The response to a request for all partitions lists the topics without their partitions.
     """
     message = request.message
     kind = message.election_type if request.version >= 1 else PREFERRED

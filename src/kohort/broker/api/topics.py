@@ -279,7 +279,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
 
 
 def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> int:
-    """Reject an invalid CreatePartitions entry, and return by how many partitions the topic grows.
+    """Validate a CreatePartitions entry, and return the number of partitions to add to the topic.
 
     The store validates the rest.
     """

@@ -124,14 +124,14 @@ def _added(
     ways: tuple[bool, int],
     hidden: Collection[str] = (),
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """Add partitions to one transaction, and return the result for each partition, by topic.
+    """Add partitions to one transaction, or with `verify_only` check them; return the results by topic.
 
     Args:
         node: the broker.
         transactional_id: the transaction's id.
         producer: its producer id and epoch.
         topics: the partitions to add.
-        ways: whether to verify only, and the request's version.
+        ways: `verify_only` (check without adding), and the request's version.
         hidden: topics to which the client may not write.
     """
     verify_only, version = ways

@@ -41,7 +41,7 @@ class GroupSettingsFile:
         return sorted(self._by_group)
 
     def explicit(self, group: str) -> Mapping[str, str]:
-        """Return the settings that were set for this group, without the broker's defaults."""
+        """Return the settings that requests have set for this group, without the broker's defaults."""
         return self._by_group.get(group, {})
 
     def check(self, configs: Mapping[str, str]) -> GroupSettings:

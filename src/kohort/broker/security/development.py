@@ -116,7 +116,7 @@ def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
 
 
 def _refuse_others_files(folder: Path) -> None:
-    """Refuse a folder in which another user may have put an authority, or a user, whose secrets are known to it."""
+    """Refuse a folder whose keys or passwords another user of this machine may have put there, and so may know."""
     if folder.stat().st_mode & 0o022:
         raise InvalidInputError(
             f"others may write into {folder}, so keys and passwords there may be theirs: name another folder, or look "

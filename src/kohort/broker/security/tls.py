@@ -286,7 +286,7 @@ class TlsTransport:
         return True
 
     def refuse_plain(self) -> None:
-        """Send bytes by which kohort's client, which does not speak TLS here, learns that this listener does.
+        """Send the start of a TLS alert, by which kohort's client learns that this listener requires TLS.
 
         Raises:
             OSError: the connection has failed.

@@ -143,7 +143,7 @@ SENDFILE_BYTES = 1 << 20
 
 
 class OutgoingBytes:
-    """The bytes that the transport has not accepted yet.
+    """The bytes of a connection's responses that the socket has not accepted yet.
 
     Attributes:
         size: the number of bytes.
@@ -179,7 +179,7 @@ class OutgoingBytes:
 
     @property
     def memory(self) -> int:
-        """The number of bytes that are in memory, unlike those of log files."""
+        """The number of unsent bytes that are held in memory; ranges of log files do not count."""
         return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
 
     def discard_unsent(self) -> None:
@@ -246,7 +246,7 @@ class Answer(Protocol):
 
 
 class UnrequestedFrame:
-    """A request of the broker to the client, in its place between responses."""
+    """A frame that answers no Kafka request, such as a Ping to a push consumer, at its place between responses."""
 
     __slots__ = ("parts",)
 

@@ -29,7 +29,7 @@ REPEATS_MAX = 4
 
 
 def without_many_repeats(items: Iterable[T], name_of: Callable[[T], Hashable]) -> list[T]:
-    """Return a request's items in order; each name is kept `REPEATS_MAX` times at most."""
+    """Return a request's items in order, with at most `REPEATS_MAX` items of the same name."""
     times: Counter[Hashable] = Counter()
     kept = []
     for item in items:

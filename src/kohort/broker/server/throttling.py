@@ -85,22 +85,25 @@ class WindowedRate:
 
 
 class MutationBucket:
-    """The partitions that clients may still create or delete; negative: they have overdrawn it."""
+    """The token bucket of a controller mutation quota: how many partitions may still be created or deleted now.
+
+    A negative number delays the next change.
+    """
 
     __slots__ = ("_burst_s", "_filled_ms", "_left")
 
     def __init__(self, burst_s: float) -> None:
-        """Create a full bucket, which holds what the rate allows in `burst_s`."""
+        """Create a full bucket, whose capacity is the quota's rate times `burst_s`."""
         self._burst_s = burst_s
         self._left: float | None = None
         self._filled_ms = 0.0
 
     def take_out(self, count: int, rate: float, now_ms: float) -> None:
-        """Take out the partitions that a request creates or deletes."""
+        """Take as many tokens out of the bucket as a request creates or deletes partitions."""
         self._left = self._fill(rate, now_ms) - count
 
     def debt_ms(self, rate: float, now_ms: float) -> float:
-        """Return the time until nothing is overdrawn."""
+        """Return the time in ms until the bucket is no longer below 0."""
         return max(0.0, -self._fill(rate, now_ms) / rate * 1000)
 
     def _fill(self, rate: float, now_ms: float) -> float:

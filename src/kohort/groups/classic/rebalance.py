@@ -103,7 +103,7 @@ class ClassicRebalance(ClassicNotification):
     def rebalance_after_change(self, step: Step, cause: Cause) -> None:
         """Start a rebalance after a change of members, or check whether the current join phase is complete.
 
-        Joining again is what the join phase waits for, and no further cause.
+        During a join phase, a member that only joins again is not recorded as a further cause.
         """
         if self.state in REBALANCES_FROM:
             self.prepare_rebalance(step, cause)
@@ -316,7 +316,7 @@ class ClassicRebalance(ClassicNotification):
         Args:
             step: the step.
             cause: the removal.
-            is_cause: a member was removed, and not just an id that nobody joined with.
+            is_cause: whether a joined member was removed; False for a member id that nobody had joined with.
         """
         if self.state is GroupState.PREPARING_REBALANCE:
             if is_cause:

@@ -98,7 +98,7 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
 
 
 def says_everything(event: ConsumerGroupHeartbeat) -> bool:
-    """Return whether a heartbeat sets all fields: a join, or the full one that a client sends after a lost reply."""
+    """Return whether a heartbeat sets all fields: a join, or the full heartbeat of a client after a lost response."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
@@ -274,7 +274,10 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         )
 
     def unsettled_interval_ms(self, step: Step, settled_ms: int) -> int:
-        """Return the interval of members that wait or must revoke: short, but longer in large groups."""
+        """Return the heartbeat interval for members without all of their target: short, but longer in large groups.
+
+        `settled_ms` is the usual interval, which it never exceeds.
+        """
         if step.config.notify_at_once == "off":
             return settled_ms
         return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
@@ -594,7 +597,7 @@ class ConsumerGroup(ConsumerHeartbeat):
     # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
 
     def commit_error(self, step: Step, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
-        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it.
+        """Return the error that refuses a commit, else NONE. Without a member epoch, only an empty group accepts one.
 
         A member's epoch may advance while its commit is under way. An older epoch is accepted for partitions that the
         member had then and has had ever since. Source: KIP-1251.
@@ -618,7 +621,7 @@ class ConsumerGroup(ConsumerHeartbeat):
         return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
     def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return the error that refuses a transactional commit, else NONE; a producer need not name a member."""
+        """Return the error that refuses a transactional commit, else NONE; a producer may omit member and epoch."""
         error = ErrorCode.NONE
         if event.generation >= 0 or event.member_id:
             error = self.commit_error(step, event)
@@ -626,7 +629,10 @@ class ConsumerGroup(ConsumerHeartbeat):
         return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Count a classic member's commit as a sign of life, as in a classic group, for clients that cannot tell."""
+        """Restart a classic member's session after its accepted commit.
+
+        In a classic group a commit does so, and the member's client can't tell that the group is not one.
+        """
         member = self.members.get(event.member_id)
         if member is not None and member.classic_protocols is not None:
             presence = self.presence(event.member_id)

@@ -118,7 +118,7 @@ class PushRegistry(PushRebalance):
         self.request_rebalance(step, Cause(RebalanceReason.JOINED, text, event.member_id))
 
     def bind_connection(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
-        """Bind a member to the connection that it registered on, and restart its session."""
+        """Bind a member to the connection that its RegisterConsumer came on, and restart its session."""
         member.bind(step, event.connection)
         member.process = event.client.process
         member.end_grace(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
@@ -200,7 +200,7 @@ class PushRegistry(PushRebalance):
         self.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, text, member_id))
 
     def leave(self, step: Step, event: LeaveGroup) -> None:
-        """Remove members that leave or that an administrator removes: they read nothing more, or are said not to."""
+        """Remove the members that a LeaveGroup names, by their own wish or an administrator's, and reply."""
         left = tuple(self.remove_member(step, leaving) for leaving in event.members)
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
@@ -333,7 +333,10 @@ class PushAnswers(PushRegistry):
             self.complete_if_all_started(step)
 
     def on_ping_due(self, step: Step, member_id: str) -> None:
-        """Ping a member that had no request for an interval, or repeat a late Ping; nothing else is repeated."""
+        """Send the next Ping to a member without an unanswered request, or repeat a Ping whose answer is late.
+
+        Stop and Start are never repeated.
+        """
         member = self.present.get(member_id)
         if member is None or member.is_gone:
             return
@@ -434,7 +437,7 @@ class PushAnswers(PushRegistry):
                 self.advance_member(step, member_id)
 
     def on_owners_missing(self, step: Step, event: OwnersMissing) -> None:
-        """Rebalance because owner nodes were deleted: the owners of those partitions are stopped and started."""
+        """Rebalance after owner nodes were deleted in ZooKeeper: stop and start the owners of those partitions."""
         missing = {
             (topic.id, part.partition) for part in event.partitions if (topic := step.image.topics.get(part.topic))
         }
@@ -548,7 +551,7 @@ class PushGroup(PushAnswers):
     def deal_to_streams(
         self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
     ) -> Mapping[TopicPartition, str]:
-        """Deal a consumer's partitions to its streams in order, as `rebalance.split_streams` counts them."""
+        """Return the owner of each of a consumer's partitions as `<member id>-<stream>`; the streams take turns."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}
         found: dict[TopicPartition, str] = {}
@@ -566,7 +569,7 @@ class PushGroup(PushAnswers):
     # Neither moves another member.
 
     def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it."""
+        """Return the error that refuses a commit, else NONE. Without a generation, only an empty group accepts one."""
         if not self.members and event.generation < 0:
             return ErrorCode.NONE
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID

@@ -214,7 +214,7 @@ class PushRebalance(PushRequests):
         self.complete_if_all_started(step)
 
     def restart_member(self, step: Step, member_id: str) -> None:
-        """Let the rebalance stop a member that may read others' partitions, and start it with its own.
+        """Make a member stop, and start with its own partitions, because it may read partitions of others.
 
         A rebalance begins if none is under way.
         """
@@ -226,7 +226,7 @@ class PushRebalance(PushRequests):
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
-        """Start the backoff timer: when it ends, the current step of the rebalance is tried again."""
+        """Start the backoff timer; when it ends, the current step of the rebalance is tried again."""
         if self.backoff.due_ms is None:
             step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 
