@@ -138,7 +138,7 @@ _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
 
 
 class KafkaGroups:
-    """The groups at Kafka's own coordinator: imports their offsets, and warns when clients still use them there."""
+    """Kafka's own group coordinator: groups' offsets are imported from it, and clients that still use it are logged."""
 
     def __init__(self, client: AsyncClient, reserved: Collection[str] = ()) -> None:
         """Use `client`, bootstrapped at Kafka's brokers; refuse the `reserved` groups, in which coordinators meet."""
@@ -389,7 +389,7 @@ class _Both:
 
 
 class _OfShard:
-    """One shard's metrics (`ShardMetrics`): shared by all shards, and append times recorded for the shard as well."""
+    """One shard's view of the process's metrics: its durations of appends are also recorded for the shard alone."""
 
     def __init__(self, everywhere: Metrics, append: Histogram) -> None:
         self._everywhere = everywhere

@@ -48,7 +48,7 @@ class ScheduledCall(Protocol):
 
 
 class Driver(Protocol):
-    """The driver of a shard: it schedules its turns, supplies the time, and carries out its effects, in one thread."""
+    """The services that a shard needs from its event loop: turns, time, timers, metrics, logs and background tasks."""
 
     @property
     def metrics(self) -> ShardMetrics:
@@ -85,7 +85,7 @@ class Driver(Protocol):
         """Record that a shard is loaded and holds no offsets of deleted topics. Raises OSError."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """Learn, in a separate turn, that a shard has ended without `close`: it no longer serves or loads.
+        """Handle, in a turn of its own, the end of a shard that was fenced or can't be read; it no longer serves.
 
         The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
         """

@@ -234,7 +234,7 @@ SILENT_MAX_MS = 10_000
 
 
 class MissingGroupVerdict(NamedTuple):
-    """What to do about a group that this coordinator does not have, when a client names it.
+    """The answer to a client that names a group which this coordinator does not have: create it, refuse, or retry.
 
     Attributes:
         error: NONE: the group may be created; else the error code for the client.
@@ -266,7 +266,7 @@ class GroupImports:
         self._verdicts: dict[str, MissingGroupVerdict] = {}
 
     def verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
-        """Return the earlier coordinator's last answer about a group, while it is still valid; else None."""
+        """Return the stored verdict on a missing group, from its earlier coordinator's answer; None: none is valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 

@@ -175,7 +175,7 @@ class Link:
         self._sending = threading.Lock()
 
     def name_for_peer(self) -> str:
-        """Return this process's name for the other end, which can then check whether it has ended (`io.processes`)."""
+        """Return this process's identity (`io.processes`) for the peer, which can then check whether it has ended."""
         return name_for_peer(self._socket)
 
     def send(self, body: bytes) -> bool:
@@ -232,7 +232,7 @@ class Link:
         self._socket.close()
 
     def close_copy(self) -> None:
-        """Close a forked child's copy without informing the other end."""
+        """Close the copy of the connection in a forked child; the parent's stays open."""
         self._socket.close()
 
 

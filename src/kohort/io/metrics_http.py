@@ -190,7 +190,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         super().shutdown_request(request)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Record that a connection has sent its whole request, so that others are closed before it."""
+        """Record that a connection has sent its whole request, so that slower ones are closed first to make room."""
         with self._lock:
             if request in self._scrapes:
                 self._scrapes[request].has_asked = True

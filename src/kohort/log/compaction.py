@@ -192,10 +192,10 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Append those records of a batch to `kept` that compaction keeps.
+        """Append the records of a batch that compaction keeps to `kept`.
 
-        The log's last batch stays as it is. A reader knows only by it that nothing more follows: without it, those that
-        read up to the end offset would wait for ever. Source: KAFKA-17076.
+        The log's last batch stays as it is, because a reader up to the end offset waits for a batch that ends there.
+        Source: KAFKA-17076.
         """
         if header.next_offset == self._end:
             kept.append(data)

@@ -36,11 +36,9 @@ from kohort.wire.batch import BatchHeader, parse_header
 
 
 def epoch_end(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
-    """Return the end of the largest leader epoch up to the requested one, for a log that ends at `end_offset`.
+    """Return `(epoch, end offset)` of the largest leader epoch up to the requested one.
 
-    The result is `(epoch, end)`.
-
-    An epoch before the first known one ended where that began.
+    `end_offset` is the log's end. An epoch before the first known one ended where that began.
     """
     number = bisect_right(epochs, (epoch, end_offset)) - 1
     if number < 0:
@@ -55,7 +53,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
 
 
 def with_begun_epoch(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the leader epochs of a log from `start` to `end`, after another epoch begins.
+    """Return the (epoch, first offset) pairs of a log with records from `start` to `end`, plus a new epoch at `end`.
 
     Epochs without remaining records are left out.
     """
@@ -582,7 +580,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Record that compaction has processed all records before this offset."""
+        """Record that compaction has processed all records before this offset, and when."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
@@ -650,7 +648,7 @@ class PartitionLog:
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """Create the file of a new segment that begins at this offset."""
+        """Create the file of a new, empty segment at this base offset, and return the segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create_file()
         self._names_new = True

@@ -119,9 +119,9 @@ def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequen
 def _ended(
     segment: Segment, hole: LogDamage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """Truncate a segment at damage; if it was not the last one, or nothing is left of it, add an empty segment.
+    """Truncate a segment at damage; add an empty segment if it was not the last one or nothing of it is left.
 
-    Return the segments, and for each whether it has a torn end.
+    Return the new segments, and for each whether it has a torn end.
     """
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs
     ended: list[Segment] = []

@@ -32,7 +32,7 @@ Make: TypeAlias = Callable[[Sequence[int]], Message]
 
 
 class FrameTemplate:
-    """A request as its client repeats it.
+    """The bytes of a request that a client repeats, by which later ones are decoded without parsing.
 
     Attributes:
         size: the length of its frames.

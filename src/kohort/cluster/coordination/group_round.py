@@ -123,9 +123,10 @@ def compute_assignments(
 
 
 def _before(metadata: Mapping[str, JoinMetadata]) -> Placement | None:
-    """Return the placement in use before this round: the most frequent one, of several the one of highest version.
+    """Return the placement before this rebalance: the one that most members report; on a tie, the highest version.
 
-    A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
+    The version alone proves nothing: it restarts at 1 if Kafka deletes the group, and a member may have been suspended
+    for long.
     """
     counts = Counter(joined.placement for joined in metadata.values() if joined.placement is not None)
     return max(counts, key=lambda placement: (counts[placement], placement.version), default=None)

@@ -138,7 +138,7 @@ class JournalPartition:
             )
 
     def ending_error(self, error: KafkaError, what: str) -> Exception:
-        """Convert a non-retriable error of the Kafka cluster to the exception that ends the term."""
+        """Return the exception that ends the term after a non-retriable error of the Kafka cluster."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)
         if isinstance(error, NotAuthorizedError):

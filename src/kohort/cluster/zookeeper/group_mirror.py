@@ -59,7 +59,7 @@ from kohort.ids import TopicPartition
 
 @dataclass(slots=True)
 class MirroredGroup:
-    """One group, and the known content of its nodes.
+    """One push group in ZooKeeper's mirror, with the known content of its nodes.
 
     Attributes:
         name: the group's id.
@@ -111,7 +111,10 @@ class MirroredShard:
     lost: bool = True
 
     def record_answer(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
-        """Record the shard's answer. `is_new`: the shard has just come here, so nothing was known of it."""
+        """Record a shard's answer to `ShowPushGroups`.
+
+        `is_new`: the shard was taken over a moment ago, so nothing was known of its groups.
+        """
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
             if group is None:
@@ -147,7 +150,7 @@ class MirroredShard:
 
 @dataclass(slots=True)
 class MirrorPlan:
-    """The changes to write, and the state of the groups after them.
+    """The changes to write to ZooKeeper in one run, and what is known of the groups after them.
 
     Attributes:
         creates: nodes to create, parents first.
@@ -365,7 +368,10 @@ class GroupMirror:
     # -- planning of changes
 
     async def _look_at(self, shard: Shard, names: Iterable[str], plan: MirrorPlan) -> None:
-        """Plan the changes of a shard's groups that are due; `names`: the groups that have nodes."""
+        """Ask a shard for its changed push groups, and plan the ZooKeeper changes of all of its groups that are due.
+
+        `names` are the groups that have nodes in ZooKeeper, in case the shard is new here.
+        """
         view = self._known.get(shard.index)
         is_new = view is None
         if view is None:

@@ -158,7 +158,7 @@ class MirroredTopic:
 
 
 def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]) -> Iterator[tuple[str, bytes | None]]:
-    """Return the writes that bring nodes in ZooKeeper to the wanted state: names with bytes, or None to delete."""
+    """Yield the writes that turn the existing topic nodes into the wanted ones: (name, bytes), None to delete."""
     for name in sorted(there.keys() - wanted.keys()):
         yield name, None
     for name in sorted(wanted):
@@ -217,7 +217,7 @@ def partition_path(group_path: str, part: TopicPartition, broker: int) -> str:
 
 
 def partition_of(path: str) -> TopicPartition | None:
-    """Return the partition of a `partition_path`, None for any other path."""
+    """Return the partition that a path from `partition_path` names; None for any other path."""
     topic, _, name = path.rpartition("/")
     _, dash, digits = name.rpartition("-")
     topic, number = topic.rpartition("/")[2], _bounded_number(digits)
@@ -225,12 +225,12 @@ def partition_of(path: str) -> TopicPartition | None:
 
 
 def _bounded_number(digits: str) -> int | None:
-    """Return the number that a part of a node's name is; None: none, or more digits than a number of Kafka has."""
+    """Return the decimal number in the last part of a node's name; None if there is none or it has too many digits."""
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX else None
 
 
 def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
-    """Return a checksum that shows whether the owners were written completely or somebody deleted some of them."""
+    """Return the content of the checksum node of a group's owners: it shows whether owner nodes are missing."""
     digest = hashlib.sha256()
     for part, owner in sorted(owners.items()):
         digest.update(f"{len(part.topic)} {part.topic} {part.partition} {len(owner)} {owner}".encode())

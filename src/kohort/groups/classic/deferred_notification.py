@@ -186,7 +186,7 @@ class ClassicNotification(ClassicMembers):
         return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
     def notify_if_none_awaited(self, step: Step) -> None:
-        """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
+        """Notify all members if none is awaited any more; reset the deadline if all suspected ones have answered."""
         deferral = self.deferral
         if deferral is None:
             return
@@ -196,9 +196,9 @@ class ClassicNotification(ClassicMembers):
             self.schedule_notification(step, deferral)
 
     def notify_members(self, step: Step) -> None:
-        """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
+        """Answer all delayed heartbeats with REBALANCE_IN_PROGRESS; other members get it with their next heartbeat.
 
-        If the notification was extended for silent members, the time to join starts only now.
+        After a long deferral, the rebalance timeout starts anew, so that members have enough time to join.
         """
         deferral = self.deferral
         timeout_ms = self.rebalance_timeout_ms()

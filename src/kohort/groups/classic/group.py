@@ -408,7 +408,7 @@ class ClassicRequests(ClassicRebalance):
             self.rebalance_after_removal(step, leave_cause(gone), is_cause=len(self.members) < before)
 
     def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
-        """Remove one member, pending or not."""
+        """Remove one member that a LeaveGroup names, or an id that nobody joined with yet; return an error or NONE."""
         member_id = leaving.member_id
         if not member_id:
             found = self.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
@@ -424,7 +424,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.NONE
 
     def on_pending_end(self, step: Step, member_id: str) -> None:
-        """Drop a pending member id that was not used in time or does not fit the group; the join phase continues."""
+        """Drop a member id given out (KIP-394) that was not used in time or does not fit; continue the join phase."""
         if self.drop_pending(step, member_id):
             self.complete_if_all_joined(step)
 

@@ -283,7 +283,7 @@ class ClassicRebalance(ClassicNotification):
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
-        """Record that a member has sent its SyncGroup in this generation, so that it is not evicted for missing it."""
+        """Record a member's SyncGroup in this generation, so that it is not evicted at the sync deadline."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
             self.sync_phase.cancel()
@@ -348,10 +348,9 @@ class ClassicRebalance(ClassicNotification):
             self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def check_after_load(self, step: Step) -> None:
-        """Prepare a group of static members after its shard was loaded.
+        """Check a group after a load: watch topics for a static leader; rebalance if partitions are without owners.
 
-        A static leader may not notice later changes of topics, so the coordinator watches them. Partitions without an
-        owner start a rebalance.
+        A static leader may not notice later changes of topics by itself, so the coordinator watches them.
         """
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.instance_id is not None:

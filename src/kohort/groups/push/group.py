@@ -125,7 +125,7 @@ class PushRegistry(PushRebalance):
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
-        """Take back a member that registers again: ping it, then start it with its partitions, unless they change."""
+        """Take back a member that registers again: ping it, then start it, with its old partitions if possible."""
         saved = saved_of(event)
         before = self.members[event.member_id]
         if saved != before:
