@@ -64,7 +64,7 @@ class AclRuleFilter(NamedTuple):
     permission: int
 
     def matches(self, rule: AclRule) -> bool:
-        """Return whether the filter selects a rule."""
+        """Return whether the filter selects an ACL rule."""
         return (
             self.resource_type in (ANY_RESOURCE, rule.resource_type)
             and self._matches_name(rule)
@@ -166,11 +166,11 @@ class AclIndex:
         return rule in self._rules
 
     def matching_rules(self, wanted: AclRuleFilter) -> list[AclRule]:
-        """Return the rules that a filter selects."""
+        """Return the ACL rules that a filter selects."""
         return [rule for rule in self._rules if wanted.matches(rule)]
 
     def add_rules(self, rules: Iterable[AclRule]) -> None:
-        """Add rules; those that exist are ignored."""
+        """Add ACL rules; those that exist already are ignored."""
         touched = set()
         for rule in rules:
             if rule in self._rules:
@@ -182,7 +182,7 @@ class AclIndex:
         self._settle(touched)
 
     def remove_rules(self, rules: Iterable[AclRule]) -> None:
-        """Remove rules; those that do not exist are ignored."""
+        """Remove ACL rules; those that do not exist are ignored."""
         touched = set()
         for rule in rules:
             if rule not in self._rules:
@@ -204,7 +204,7 @@ class AclIndex:
             self.version += 1
 
     def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
-        """Decide whether a principal may do an operation.
+        """Decide by the ACL rules whether a principal may do an operation on a resource.
 
         Args:
             principal: the principal, such as `User:alice`.

@@ -95,7 +95,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All open sessions, least recently used first."""
+    """All open fetch sessions (KIP-227), the least recently used first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

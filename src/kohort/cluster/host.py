@@ -345,7 +345,7 @@ class CoordinatorHost(GroupHost):
         self.topics.request_topics(names, ids, then)
 
     def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
-        """Look up topics, or import a group, in Kafka."""
+        """Look up topics in Kafka, or import a group's offsets from Kafka's own coordinator."""
         if isinstance(question, LookForTopics):
             self.topics.find_deleted(question)
         else:

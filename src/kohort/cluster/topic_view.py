@@ -128,7 +128,7 @@ class DoubtfulTopic:
 
 
 class TopicView:
-    """The topics that the brokers' answers add up to.
+    """The topics of a Kafka cluster, as the Metadata answers of several brokers together show them.
 
     Attributes:
         by_name: all topics by name.
@@ -489,7 +489,7 @@ class KafkaTopics:
         self._finder = None
 
     async def close(self) -> None:
-        """Cancel the requests under way."""
+        """Cancel the Metadata requests under way."""
         finder, self._finder = self._finder, None
         if finder is not None:
             finder.cancel()

@@ -19,7 +19,7 @@ class DurationHistogram(Protocol):
 
 
 class ShardMetrics(Protocol):
-    """The metrics of a shard.
+    """The metrics object in which a shard records its durations and counts.
 
     Attributes:
         events: the number of processed events.

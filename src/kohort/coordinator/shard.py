@@ -121,7 +121,7 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Create the queue of appends of one term.
+        """Create the queue of a shard's appends for one term of its journal.
 
         Args:
             journal: the journal.

@@ -53,7 +53,7 @@ class Refusal(NamedTuple):
     message: str
 
     def refuse_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Answer a heartbeat with the error."""
+        """Answer a ConsumerGroupHeartbeat with this error code and message."""
         step.reply(event.request, ConsumerGroupHeartbeatReply(self.error, self.message))
 
 

@@ -243,7 +243,7 @@ class Context(Step):
         self.ledger.mark_changed(self.ledger.groups[group_id].membership)
 
     def find(self, group_id: str) -> Group | None:
-        """Return a group; None if there is none."""
+        """Return the group with this id; None if there is none."""
         return self.ledger.groups.get(group_id)
 
     def handle_event(self, group: Group, trigger: Trigger, *arguments: Any) -> None:

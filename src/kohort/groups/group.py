@@ -102,7 +102,7 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def has_records(self) -> bool:
-        """Return whether the membership has any records."""
+        """Return whether the journal has any record of the membership."""
 
     @abstractmethod
     def tombstones(self) -> Iterator[RecordKey]:
@@ -180,7 +180,7 @@ class GroupMembership(LongPollingGroup):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(unknown)))
 
     def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Refuse a ConsumerGroupHeartbeat: the group is of another kind."""
+        """Refuse a ConsumerGroupHeartbeat: the group is not under KIP-848."""
         text = f"Group {event.group_id} is not a consumer group."
         step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
@@ -218,7 +218,7 @@ class PendingOffset:
 
     Attributes:
         order: the offset's place among the pending offsets in the journal.
-        superseded: a later position of the partition is committed already, so this one will not replace it.
+        superseded: a later offset of the partition is committed already, so this one will not replace it.
     """
 
     record: OffsetCommitted
@@ -252,7 +252,7 @@ class Group:
         return not (self.offsets or self.pending or self.membership.has_records())
 
     def state(self) -> GroupState:
-        """Return the state for ListGroups."""
+        """Return the group's state for ListGroups."""
         return self.membership.group_state()
 
     def all_partitions(self) -> list[Partition]:

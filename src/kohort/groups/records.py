@@ -65,7 +65,7 @@ class Tombstone(Struct, frozen=True):
 
 
 class OffsetCommitted(NamedTuple):
-    """A group's position in one partition.
+    """A group's committed offset in one partition.
 
     Attributes:
         leader_epoch: the epoch of the record before the offset, -1 if unknown.

@@ -118,7 +118,7 @@ class LinkFrames:
 
 
 class ListenerHandshake:
-    """The listener's side of a handshake.
+    """The listener's side of the mutual authentication by a shared secret, without I/O.
 
     Attributes:
         nonce: what it sends first.
@@ -142,7 +142,7 @@ class ListenerHandshake:
 
 
 class CallerHandshake:
-    """The caller's side of a handshake."""
+    """The caller's side of the mutual authentication by a shared secret, without I/O."""
 
     def __init__(self, token: bytes, theirs: bytes) -> None:
         """Begin the handshake with the listener's nonce."""
@@ -379,7 +379,7 @@ class _AsyncStream:
             self._pieces = self._tls.decrypted_pieces(data)
 
     async def receive_exactly(self, size: int) -> bytes:
-        """Return exactly so many bytes.
+        """Receive exactly `size` bytes.
 
         Raises:
             OSError: as `receive`, or the other end is gone.
@@ -409,7 +409,7 @@ class AsyncLink:
         return False
 
     async def bodies(self, idle_s: float) -> AsyncIterator[bytes]:
-        """Yield bodies until the other end is gone.
+        """Yield the bodies of received frames until the peer is gone.
 
         Raises:
             TimeoutError: nothing came for `idle_s`.

@@ -108,7 +108,7 @@ class TlsPipe:
             self._in.write(data)
 
     def encrypted(self, data: bytes) -> bytes:
-        """Return the bytes to send for this data."""
+        """Encrypt data, and return the bytes to send."""
         with self._lock:
             self._tls.write(data)
             return self._out.read()

@@ -77,7 +77,7 @@ class ServerCertificates:
         return found
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection."""
+        """Return the TLS context for a new connection, from the newest usable files."""
         self.reload_if_changed()
         return self.loaded.context
 

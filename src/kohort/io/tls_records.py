@@ -58,7 +58,7 @@ class SilentRecords:
         self._count = 0.0
 
     def count_records(self, records: int) -> None:
-        """Count records that are given to OpenSSL."""
+        """Add to the count the TLS records that are handed to OpenSSL."""
         self._count += records
 
     def uncount_carried(self, size: int) -> None:
@@ -66,7 +66,7 @@ class SilentRecords:
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 
     def check_bound(self) -> None:
-        """Check the number, after everything that was given to OpenSSL is decrypted.
+        """Check that the count is within its limit, once everything that OpenSSL was given is decrypted.
 
         Raises:
             ConnectionAbortedError: the client sends too many.

@@ -319,7 +319,7 @@ def _expiring_value(record: OffsetCommitted) -> bytes:
 
 
 def encode_key(key: RecordKey) -> bytes:
-    """Return Kafka's bytes of a record's key."""
+    """Return a record key in the bytes that Kafka (or kohort, for its own kinds) writes."""
     schema, names = _KEYS[key[0]]
     message: Message = schema(**dict(zip(names, key[1:], strict=True)))
     return _SHORT.pack(key[0]) + message.encode(0)

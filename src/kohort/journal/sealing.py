@@ -84,7 +84,7 @@ def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
 
 
 class _Batches:
-    """Batches under construction; the last one is open."""
+    """The record batches of one append while they are built; the last one is still open."""
 
     def __init__(self, now_ms: int, bytes_max: int) -> None:
         self._now_ms = now_ms
@@ -119,7 +119,7 @@ class _Batches:
         return b"".join(self._parts), self._count
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Add records of any kind, in their order."""
+        """Add records of any kind to the batches, in their order."""
         for kind, run in groupby(records, type):
             if kind is OffsetCommitted:
                 offsets = list(cast("Iterator[OffsetCommitted]", run))

@@ -119,7 +119,7 @@ def _topic(row: _Row) -> CatalogTopic:
 def write_catalog(
     folder: Path, topics: Mapping[str, CatalogTopic], power_losses: int = 0, removed: Collection[uuid.UUID] = ()
 ) -> None:
-    """Replace the catalog; durable when this returns."""
+    """Replace the catalog file atomically; durable when this returns."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
     file = _CatalogFile(_VERSION, rows, power_losses, [encode_id(topic_id) for topic_id in removed])
     file.checksum = _checksum(msgspec.json.encode(file))
@@ -212,7 +212,7 @@ class Catalog:
         return None if found is None else cls(folder, *found)
 
     def note_power_loss(self) -> None:
-        """Increase `power_losses`; durable when this returns."""
+        """Increase the stored count of power losses; durable when this returns."""
         self.power_losses += 1
         self._write_catalog(self.topics)
 
@@ -229,7 +229,7 @@ class Catalog:
             self.names.add(topic.name)
 
     def remove(self, names: Collection[str]) -> list[CatalogTopic]:
-        """Remove existing topics; durable when this returns.
+        """Remove existing topics from the catalog; durable when this returns.
 
         Raises:
             OSError: the file could not be written; nothing has changed.
@@ -306,7 +306,7 @@ def _metric_name(name: str) -> str:
 
 
 def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """Return the defaults with a topic's explicit configs.
+    """Return a topic's settings: the defaults, overridden by its explicit configs.
 
     Raises:
         InvalidInputError: a config is invalid (INVALID_CONFIG).

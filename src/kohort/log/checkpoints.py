@@ -217,7 +217,7 @@ def write_epochs(
 
 
 def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
-    """Read `leader-epoch-checkpoint`.
+    """Read a partition's `leader-epoch-checkpoint` as (epoch, start offset) pairs.
 
     Raises:
         CorruptDataError: the file is damaged.
@@ -298,7 +298,7 @@ def encode_id(value: uuid.UUID) -> str:
 
 
 def decode_id(text: str) -> uuid.UUID:
-    """Decode an id from `encode_id`.
+    """Decode a topic id from Kafka's 22 characters, as `encode_id` writes it.
 
     Raises:
         ValueError: the text is no id.

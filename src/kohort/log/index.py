@@ -81,7 +81,7 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
 
 
 class _IndexFile:
-    """The file of an index, as far as fsync is concerned."""
+    """The base of the three index files of a segment: fsyncs the file, also after a failed fsync."""
 
     __slots__ = ("_fs", "_path", "_unsure")
 

@@ -108,7 +108,7 @@ class PartitionLog:
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
-        """Create an empty object; callers use `open`."""
+        """Create an object without files; callers use `open`."""
         self.path = path
         limits = options.limits
         self._decompressed_ratio = limits.decompressed_ratio
@@ -174,7 +174,10 @@ class PartitionLog:
         return log
 
     def _forget_ended_aborts(self, cleaned_offset: int) -> None:
-        """Remove the transaction indexes of compacted segments that an earlier version kept; their markers are gone."""
+        """Clear the transaction indexes of compacted segments whose abort markers compaction has removed.
+
+        An earlier version of kohort kept such indexes.
+        """
         cleaned = [s for s in self.segments[:-1] if s.end_offset <= cleaned_offset and s.transactions.entries]
         outlived = [segment for segment in cleaned if segment.readable and segment.lacks_marker()]
         if outlived:
@@ -212,7 +215,7 @@ class PartitionLog:
         self.missing = False
 
     def check_readable(self) -> None:
-        """Check that the files can be used.
+        """Check that the log's files can be used.
 
         Raises:
             DamagedError: the log is not `readable`.
@@ -242,7 +245,7 @@ class PartitionLog:
         return self._config
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Apply changed settings."""
+        """Apply changed topic settings."""
         self._config = config
         self._validator = BatchValidator(self.path.name, config, self._decompressed_ratio)
 
@@ -361,7 +364,7 @@ class PartitionLog:
         return error_for(code, f"{self.path.name}: {text}")
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Append the control batch that ends a producer's transaction.
+        """Append the control batch that commits or aborts a producer's transaction.
 
         Raises:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
@@ -391,7 +394,10 @@ class PartitionLog:
             self._write_index_checksums({segment.base_offset for segment in segments})
 
     def _write_index_checksums(self, without: Collection[int] = ()) -> None:
-        """Write the checksums of the transaction indexes, which their format lacks, but not those of some segments."""
+        """Write the checksums of the transaction indexes to their checkpoint, except for the segments in `without`.
+
+        Kafka's format of these indexes has no checksum.
+        """
         known = self._index_checksums
         found: dict[int, checkpoints.IndexChecksum] = {}
         for segment in self.segments:
@@ -539,7 +545,7 @@ class PartitionLog:
         return epoch_end(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Begin a leader epoch, which later appends have.
+        """Begin a leader epoch, which later batches get.
 
         Raises:
             FencedError: the epoch is below the current one.
@@ -663,7 +669,7 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
-        """Return the size of all log files."""
+        """Return the size of all log files of the partition."""
         return sum(segment.size for segment in self.segments)
 
     # -- ending
@@ -694,7 +700,7 @@ class PartitionLog:
             self._names_new = False
 
     def close(self) -> None:
-        """Flush, and write what speeds up the next opening."""
+        """Flush the log, and write indexes and a producer snapshot to make the next opening fast."""
         self.flush()
         if self.end_offset and not self.missing:
             self.write_snapshot()

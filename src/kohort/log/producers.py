@@ -26,7 +26,7 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class ProducerBatch(NamedTuple):
-    """One batch of a producer in the log."""
+    """The sequence numbers and offsets of one batch of a producer."""
 
     first_sequence: int
     last_sequence: int

@@ -367,7 +367,10 @@ def _end_at(
 
 
 def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
-    """Return the offset below which records certainly existed."""
+    """Return the offset below which the partition certainly had records: its recovery point.
+
+    After a clean shutdown, or if the machine kept running, a valid producer snapshot may prove a later one.
+    """
     known = options.known_end
     if options.clean or options.verified_offset is None:
         for offset in snapshot_offsets(names):

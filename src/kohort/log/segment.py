@@ -319,7 +319,7 @@ class SegmentFile:
 
     @property
     def name(self) -> str:
-        """The file's name with its folder, for messages."""
+        """The log file's name with its folder, for messages."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     def verify_headers(self) -> None:

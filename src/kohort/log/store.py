@@ -324,7 +324,7 @@ class LogStore(ClosedOnExit):
     # -- finding
 
     def partition(self, tp: TopicPartition) -> PartitionLog:
-        """Return a log.
+        """Return the log of a partition.
 
         Raises:
             NotFoundError: there is no such partition (UNKNOWN_TOPIC_OR_PARTITION).
@@ -533,7 +533,7 @@ class LogStore(ClosedOnExit):
             yield
 
     def add_partitions(self, name: str, partitions: int) -> CatalogTopic:
-        """Increase a topic to `partitions` in all.
+        """Increase a topic's number of partitions to `partitions`.
 
         Raises:
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
@@ -613,7 +613,7 @@ class LogStore(ClosedOnExit):
 
     @property
     def round_ms(self) -> int:
-        """The interval of maintenance rounds over all logs."""
+        """The interval, in ms, between maintenance rounds over all logs."""
         return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
     def maintain(self, now_ms: int) -> bool:

@@ -37,7 +37,7 @@ _RESOURCES = {ANY, *Resource}
 
 
 def describe_acls(node: Node, request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
-    """Describe the rules that a filter selects."""
+    """Answer DescribeAcls: return the ACL rules that a filter selects."""
     if node.acls is None:
         return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
     wanted = _filter(request, request.message)
@@ -144,7 +144,7 @@ def _invalid(text: str) -> InvalidInputError:
 
 
 def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
-    """Delete the rules that filters select."""
+    """Answer DeleteAcls: delete the ACL rules that filters select."""
     make = DeleteAclsResponse.DeleteAclsFilterResult
     filters = request.message.filters
     if node.acls is None:

@@ -163,12 +163,12 @@ def _reassign(
 def list_partition_reassignments(
     _node: Node, _request: Request[ListPartitionReassignmentsRequest]
 ) -> ListPartitionReassignmentsResponse:
-    """Return no reassignments, because none is ever in progress."""
+    """Answer ListPartitionReassignments with none, because a single broker never has one in progress."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
-    """Return the sizes of partitions in the data folder."""
+    """Answer DescribeLogDirs: return the sizes of partitions in the only log folder, the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
     by_topic: dict[

@@ -47,7 +47,7 @@ log = logging.getLogger("kohort.broker")
 
 
 class ConfigResourceType(IntEnum):
-    """Kinds of resources with settings, with the protocol's numbers."""
+    """The types of configuration resources, with the protocol's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -337,7 +337,7 @@ def _store(
 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
-    """Return the resources that have settings of their own."""
+    """Answer ListConfigResources: name all topics, this broker, and the groups with settings of their own, by type."""
     types = request.message.resource_types if request.version >= 1 else [ConfigResourceType.CLIENT_METRICS]
     if not {*types} <= {*ConfigResourceType}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)

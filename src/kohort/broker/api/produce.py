@@ -202,7 +202,7 @@ def _refused(node: Node, request: Request[ProduceRequest], name: str | None, ack
 
 
 def _is_transactional(records: Buffer) -> bool:
-    """Return whether the first batch is transactional."""
+    """Return whether the first of a partition's batches is transactional."""
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 

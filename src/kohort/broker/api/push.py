@@ -100,7 +100,7 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
 
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> None:
-    """Handle RegisterConsumer: if it succeeds, later frames of the connection are responses."""
+    """Handle RegisterConsumer: if it succeeds, later frames from the client are answers to the broker's requests."""
     try:
         asked = RegisterConsumerRequest.decode(frame)
         topics = read_topic_count(asked.topic_count)

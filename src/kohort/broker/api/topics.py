@@ -299,7 +299,7 @@ def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTop
 
 
 def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
-    """Advance the start offset of partitions."""
+    """Answer DeleteRecords: advance the log start offset of partitions."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
     names = [topic.name for topic in request.message.topics]

@@ -41,7 +41,7 @@ _Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddP
 
 
 def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse | None:
-    """Assign a producer id and epoch."""
+    """Answer InitProducerId: assign a producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
     if refused := _refused_producer(node, request):
@@ -260,7 +260,7 @@ def _listed(message: ListTransactionsRequest, found: list[Transaction]) -> ListT
 
 
 def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
-    """Describe the producers that partitions remember."""
+    """Answer DescribeProducers: return the idempotent producers that partitions have state of."""
     topics = []
     names = [topic.name for topic in request.message.topics]
     hidden = refused_names(node, request, AclOperation.READ, Resource.TOPIC, names)

@@ -45,7 +45,7 @@ class GroupSettingsFile:
         return self._by_group.get(group, {})
 
     def check(self, configs: Mapping[str, str]) -> GroupSettings:
-        """Validate settings, and convert them for the coordinator.
+        """Validate a group's settings, and convert them to the coordinator's type.
 
         Raises:
             InvalidInputError: a setting is unknown, or outside the broker's limits.

@@ -33,7 +33,7 @@ LISTENER = "SASL_SSL"
 
 
 class DevelopmentFiles(NamedTuple):
-    """A folder with the files of a secured broker."""
+    """The keys, certificates and users in the folder of a secured development broker."""
 
     folder: Path
 
@@ -73,7 +73,7 @@ class DevelopmentFiles(NamedTuple):
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Replace a file that only its owner can read."""
+    """Replace a file by one that only its owner can read."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -129,7 +129,7 @@ class PendingLogins:
         run_in_pool(self._loop, threads, work).add_done_callback(done)
 
     def close(self) -> None:
-        """Close all clients, and stop the threads."""
+        """Close all connections that are not authenticated yet, and stop the threads."""
         for client in [*self._clients]:
             client.stop_deadline()
             client.close("the broker ends")

@@ -75,7 +75,7 @@ class ByteHolder(Protocol):
 
 
 class ByteBudget:
-    """The bytes of one kind that connections hold.
+    """The bytes of one kind that all connections hold together, and their limit.
 
     Attributes:
         limit: the most bytes of all connections.

@@ -152,7 +152,7 @@ class RequestMeter(Protocol):
         """Record the bytes of a fetch; return whether none may be sent."""
 
     def fetch_bytes_max(self, asked: int) -> int:
-        """Return the most bytes of one fetch."""
+        """Return the most bytes that one fetch may return under the client's quota."""
 
     def change_partitions(self, count: int, *, knows_error: bool) -> None:
         """Record that partitions will be created or deleted.

@@ -204,7 +204,7 @@ class Throttling:
         *,
         mutation_burst_s: float = 11,
     ) -> None:
-        """Create the quotas' measurement, without any rate yet.
+        """Create the measurement of clients against their quotas.
 
         Args:
             quotas: the quotas.

@@ -59,7 +59,7 @@ class ProducerIds:
         self._reserved = self._next
 
     def allocate(self) -> int:
-        """Allocate an unused producer id."""
+        """Return a producer id that was never used before."""
         if self._next >= self._reserved:
             self._reserve()
         self._next += 1
@@ -133,7 +133,7 @@ class MarkerWaits:
                 wait.otherwise(self.error_while_waiting(transactional_id))
 
     def answer_waiting(self, transactional_id: str) -> None:
-        """Answer all waiting requests, because all markers are written."""
+        """Answer all requests that wait for a transaction, because all of its markers are written."""
         self._stuck.discard(transactional_id)
         for wait in self._waiting.pop(transactional_id, ()):
             wait.ended()
@@ -218,7 +218,7 @@ class Transactions:
         return self._known.get(transactional_id)
 
     def serves(self, transactional_id: str) -> bool:
-        """Return whether an id's partition of the log is readable."""
+        """Return whether the transactional id's partition of the transaction log is readable."""
         return self._log.serves(transactional_id)
 
     def _save(self, transaction: Transaction) -> Transaction:
@@ -445,7 +445,7 @@ class Transactions:
         self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
     def _end_transaction(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
-        """Make the outcome durable, then write the markers."""
+        """Write the decision to commit or abort to the transaction log, then write the markers."""
         prepared = replace(
             known,
             status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,

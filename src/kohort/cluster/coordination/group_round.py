@@ -41,7 +41,7 @@ class JoinMetadata:
     placement: Placement | None = None
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the member's metadata for JoinGroup as JSON."""
         fields = {"candidate": candidate_fields(self.candidate), "shards": self.shards, "retiring": self.retiring}
         if self.placement is not None:
             fields["placement"] = placement_fields(self.placement)
@@ -77,7 +77,7 @@ class LeaderAssignment:
     refused: str = ""
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the assignment for SyncGroup as JSON."""
         members = {str(number): member for number, member in self.members.items()}
         return to_bytes({"placement": placement_fields(self.placement), "members": members, "refused": self.refused})
 

@@ -99,7 +99,7 @@ class Peers:
             self._watched[peer] = task
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all watched peers."""
         tasks = list(self._watched.values())
         self._watched.clear()
         for task in tasks:

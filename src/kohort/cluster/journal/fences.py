@@ -38,7 +38,7 @@ _HEAD: Final = _SHORT.pack(FENCE)
 
 
 class FenceKey(Message, key=10003, versions=(0, 0)):
-    """Key of a fence."""
+    """The key of a fence record."""
 
     producer_id: int = int64()
 
@@ -96,7 +96,7 @@ def is_fence(key: bytes) -> bool:
 
 
 def read_fence(key: bytes, value: bytes | None) -> Fence:
-    """Decode a fence.
+    """Decode a fence from a record's key and value.
 
     Raises:
         CorruptDataError: the value's version is unknown, or it can't be decoded.
@@ -137,7 +137,7 @@ class Authors:
         self._first_offsets: dict[Author, int] = {}
 
     def record_batch(self, header: BatchHeader) -> None:
-        """Record a batch that was read."""
+        """Record the producer of a batch that was read."""
         self._first_offsets.setdefault((header.producer_id, header.producer_epoch), header.base_offset)
 
     def record_fence(self, fence: Fence) -> None:

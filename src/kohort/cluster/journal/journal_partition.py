@@ -33,7 +33,7 @@ class JournalRefused(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings:
-    """The journal's writer and its requirements.
+    """A coordinator's identity as a journal writer, and the properties of the journal's topic.
 
     Attributes:
         coordinator: this coordinator's id; a fence records it with incarnation, host and port.

@@ -106,7 +106,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class JournalAppend:
-    """A batch that Kafka has acknowledged.
+    """The offset and send time of a batch that Kafka has acknowledged.
 
     Attributes:
         offset: the offset of its first record.
@@ -140,7 +140,7 @@ class JournalWriter:
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
 
     async def write(self, payload: bytes, count: int, now_ms: int) -> JournalAppend:
-        """Append a batch.
+        """Append a batch to the journal's partition, and wait until Kafka acknowledges it.
 
         Args:
             payload: its records, encoded.
@@ -258,7 +258,7 @@ log = logging.getLogger("kohort.cluster")
 
 @dataclass(slots=True)
 class JournalMetrics:
-    """The counters of a journal.
+    """The counters of a shard's journal on Kafka.
 
     Attributes:
         producer_id: the producer id of the newest term.

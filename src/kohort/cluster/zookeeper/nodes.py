@@ -51,7 +51,7 @@ _CHANGE_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The content of a candidate's node.
+    """A candidate's registration: the content of its node in ZooKeeper.
 
     Attributes:
         candidate: The candidate.
@@ -97,7 +97,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """The content of the epoch's node: the last election.
+    """The last election of a leader: the content of the node that counts elections.
 
     Attributes:
         epoch: The number of elections so far.
@@ -110,7 +110,7 @@ class Election:
     session: int = 0
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the election as JSON."""
         return to_bytes({"version": 1, "epoch": self.epoch, "elected": self.elected, "session": hex(self.session)})
 
     @staticmethod

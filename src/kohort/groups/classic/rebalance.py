@@ -142,7 +142,7 @@ class ClassicRebalance(ClassicNotification):
                 self.defer_notification(step)
 
     def set_state(self, state: GroupState) -> None:
-        """Change the group's state."""
+        """Set the group's state, such as PreparingRebalance."""
         self.previous_state = self.state
         self.state = state
 
@@ -164,7 +164,7 @@ class ClassicRebalance(ClassicNotification):
         self.set_assignment(member, b"")
 
     def set_assignment(self, member: ClassicMember, assignment: bytes) -> None:
-        """Set a member's assignment, and update the group's size."""
+        """Set a member's assignment, and update the size of the group's record."""
         change = len(assignment) - len(member.assignment)
         member.assignment = assignment
         member.size += change

@@ -129,7 +129,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(before.without_epoch().record(self.group_id, new_id))
 
     def remove_member(self, step: Step, member_id: str) -> None:
-        """Remove a member: write the tombstones of its records."""
+        """Write the tombstones that remove a member from the group."""
         self.dismiss_member(step, member_id)
         self.excluded.pop(member_id, None)
         if member_id in self.current:

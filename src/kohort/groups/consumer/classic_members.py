@@ -49,7 +49,7 @@ class ClassicIdentity(Protocol):
 
     @property
     def protocols(self) -> tuple[OfferedProtocol, ...]:
-        """The strategies that the member supports."""
+        """The assignors that the member supports, with its metadata for each."""
 
 
 def member_saved(
@@ -85,7 +85,7 @@ def is_behind(subscription: ConsumerProtocolSubscription | None, member_epoch: i
 
 
 class ConsumerClassicMembers(ConsumerAssignment):
-    """The requests of a consumer group's classic members."""
+    """The handling of JoinGroup, SyncGroup, Heartbeat and LeaveGroup from classic members of a consumer group."""
 
     def join(self, step: Step, event: JoinGroup) -> None:
         """Process a classic member's join, first or repeated."""
@@ -239,7 +239,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         )
 
     def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
-        """Return the partitions that a subscription reports as owned."""
+        """Return the partitions that a JoinGroup subscription reports as owned, by topic id."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned
         return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)

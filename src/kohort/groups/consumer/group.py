@@ -116,7 +116,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     """The heartbeat requests of a consumer group's members, and what follows when a member misses a deadline."""
 
     def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
+        """Process a heartbeat that passed `check_heartbeat`: a join, a regular heartbeat, or a leave."""
         refusal = (
             self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
         )
@@ -125,7 +125,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             refusal.refuse_heartbeat(step, event)
 
     def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
-        """Process a join or a regular heartbeat."""
+        """Process a ConsumerGroupHeartbeat that joins or continues; return a refusal, or None after an answer."""
         member_id = event.member_id or event.new_member_id
         refusal = self.check_member(step, event, member_id)
         if refusal is not None:
@@ -591,7 +591,7 @@ class ConsumerGroup(ConsumerHeartbeat):
     table: ClassVar[Table] = TABLE
 
     def listed_protocol_type(self) -> str:
-        """Return the protocol type of consumers."""
+        """Return "consumer", the protocol type for ListGroups."""
         return CONSUMER_PROTOCOL_TYPE
 
     # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251

@@ -65,7 +65,7 @@ class CurrentAssignment:
 
     @classmethod
     def of(cls, record: MemberAssigned) -> CurrentAssignment:
-        """Build the assignment from its record."""
+        """Build a member's current assignment from its record."""
         return cls(
             record.member_epoch,
             record.previous_epoch,
@@ -80,7 +80,7 @@ class CurrentAssignment:
         )
 
     def record(self, group_id: str, member_id: str) -> MemberAssigned:
-        """Return the assignment as a record."""
+        """Return the member's current assignment as a record for the journal."""
         return MemberAssigned(
             group_id,
             member_id,
@@ -463,7 +463,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def next_assignment(
         self, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Return a member's assignment after this heartbeat.
+        """Return the current assignment to which a member moves with this heartbeat.
 
         Args:
             member_id: the member.

@@ -87,7 +87,7 @@ class PushRegistry(PushRebalance):
     """The members of a push group as they join, return, leave, and are evicted."""
 
     def register(self, step: Step, event: RegisterConsumer) -> None:
-        """Process a registration that admission has accepted."""
+        """Process a RegisterConsumer that passed the checks of admission: a new member, a return, or a conflict."""
         member = self.present.get(event.member_id)
         if member is None:
             self.add_member(step, event)
@@ -205,7 +205,7 @@ class PushRegistry(PushRebalance):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
     def remove_member(self, step: Step, leaving: LeavingMember) -> LeftMember:
-        """Remove one leaving member from the push group."""
+        """Remove one member that a LeaveGroup names; return its result."""
         if leaving.member_id not in self.members:
             return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
         text = f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
@@ -538,11 +538,11 @@ class PushGroup(PushAnswers):
     table: ClassVar[Table] = TABLE
 
     def listed_protocol_type(self) -> str:
-        """Return the protocol type of consumers."""
+        """Return "consumer", the protocol type for ListGroups."""
         return CONSUMER_PROTOCOL_TYPE
 
     def partition_owners(self, step: Step) -> Mapping[TopicPartition, str]:
-        """Return each partition's owner as consumer and stream."""
+        """Return the owner of each partition as `<member id>-<stream>`."""
         found: dict[TopicPartition, str] = {}
         for member_id, pairs in self.owned.items():
             found.update(self.deal_to_streams(step, self.members[member_id], pairs))

@@ -152,7 +152,7 @@ class PushRebalance(PushRequests):
         self.backoff.cancel()
 
     def request_assignment(self, step: Step) -> None:
-        """Request a new assignment, unless one is under way."""
+        """Start the background task that divides the partitions, unless it is under way."""
         self.rebalancing = True
         step.mark_changed(self.group_id)
         for cause in self.again_causes:  # this assignment answers them

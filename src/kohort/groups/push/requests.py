@@ -47,7 +47,7 @@ def first_ping_ms(saved: PushMemberSaved) -> int:
 
 
 class PushRequests(PushMembers):
-    """The requests to the members of a push group."""
+    """The requests to the members of a push group (Ping, Stop, Start), one at a time for each member."""
 
     def eviction_timeout_ms(self, step: Step, saved: PushMemberSaved) -> int:
         """Return how long a member may be silent before it is evicted.
@@ -154,7 +154,7 @@ class PushRequests(PushMembers):
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 
     def commit_position(self, step: Step, position: PushPosition) -> None:
-        """Commit the position of one partition: write its offset record."""
+        """Write the committed offset of one partition."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
         step.count(Meter.OFFSET_COMMITS)
