@@ -519,7 +519,10 @@ class Shard:
             self._enqueue(event)
 
     def queue_event(self, event: Event) -> None:
-        """Queue an event without reply; a shard that is loading finds its content in the journal or the driver."""
+        """Queue an event without reply.
+
+        While the shard loads, the event is dropped: the load finds its content in the journal or the driver.
+        """
         if self.phase is _SERVING or self._machine is not None:
             self._enqueue(event)
 

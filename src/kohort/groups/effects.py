@@ -420,7 +420,9 @@ class LookForTopics(Struct, frozen=True):
 
 
 class ImportGroupOffsets(Struct, frozen=True):
-    """A background task: ask the group's earlier coordinator for its committed offsets. Its result is `GroupImported`.
+    """A background task: ask the group's earlier coordinator, Kafka's own, for its committed offsets.
+
+    Its result is `GroupImported`.
 
     Attributes:
         ticket: a number that the result repeats; a result with another number is stale.

@@ -159,7 +159,10 @@ class MonitoredMember:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether the member waits for a response and so has nothing to say; waiting for others counts too."""
+        """Whether the member waits for a response, so that no request is due from it.
+
+        Waiting for other members counts too.
+        """
         return self.long_poll is not None
 
     @property

@@ -158,7 +158,7 @@ class GenerationStarted(Struct, frozen=True):
 
 
 class OffsetsImported(Struct, frozen=True):
-    """The import of a group's offsets from an earlier coordinator, which is not repeated.
+    """The import of a group's offsets from an earlier coordinator, Kafka's own, which is not repeated.
 
     The record outlives the group. A deleted or expired group therefore does not return with its old offsets.
 

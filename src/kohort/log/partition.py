@@ -130,7 +130,7 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, with recovery after an unclean shutdown. No folder is an empty log."""
+        """Open the folder `<topic>-<partition>`, with recovery after an unclean shutdown; no folder: an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
         fs = log.files.fs
@@ -520,7 +520,7 @@ class PartitionLog:
         return TimestampOffset(-1, -1, -1)
 
     def _search_latest(self, end: int, budget: LoopBudget | None) -> Search[TimestampOffset]:
-        """Search the first record with the largest timestamp of those that are there, before `end`."""
+        """Search the first record with the largest timestamp, among those from the log start to before `end`."""
         start, latest = self.log_start_offset, TimestampOffset(-1, -1, -1)
         there = [s for s in self.segments if s.size and s.max_timestamp >= 0 and start < min(end, s.end_offset)]
         for segment in sorted(there, key=lambda s: (-s.max_timestamp, s.base_offset)):

@@ -209,7 +209,7 @@ def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsReque
 
 
 def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
-    """Accept updates to the current feature levels, and reject others: the levels are fixed while the broker runs."""
+    """Answer UpdateFeatures: accept levels that are in effect already, and reject others, because levels are fixed."""
     updates = request.message.feature_updates
     wrong = next((text for update in updates if (text := _unwanted(node, update, request.version))), None)
     if wrong is not None:

@@ -171,7 +171,10 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
 ) -> IncrementalAlterConfigsResponse | None:
-    """Set, delete, append to or subtract from single settings of resources. Return as `alter_configs` does."""
+    """Set, delete, append to or subtract from single settings of resources.
+
+    Return None as in `alter_configs`: the response follows after key or trust stores are loaded.
+    """
     message = request.message
 
     def settings_after_change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
@@ -188,7 +191,9 @@ def _alter_resources(
     wanted: Callable[[C], dict[str, str]],
     make_response: Callable[..., B],
 ) -> B | None:
-    """Alter settings; before, load in a thread the key and trust stores that are named or change, if there are any.
+    """Alter the settings of resources. If key or trust stores are concerned, first load these in a thread.
+
+    Return None in that case: the response is sent later.
 
     Args:
         node: the broker.

@@ -199,7 +199,7 @@ def commit_answer(
 
 @lru_cache(maxsize=WHOLE_KEPT)
 def committed_body(version: int, topics: CommittedTopics) -> bytes:
-    """Return the encoded response to a commit of which all succeeded, from a cache.
+    """Return the encoded OffsetCommit response for a commit without errors, from a cache.
 
     A member commits the same partitions until the next rebalance. The cache saved 8 % of the broker's thread with
     commits of 1, 10 and 100 partitions.

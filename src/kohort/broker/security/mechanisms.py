@@ -27,7 +27,7 @@ class LoginRefused(Exception):
 
 
 class StoredCredential(NamedTuple):
-    """A stored form of a password, from which it can be checked and not found out."""
+    """A SCRAM credential: salt, iterations and keys, by which a password can be checked and not be recovered."""
 
     salt: bytes
     iterations: int

@@ -122,7 +122,7 @@ class PendingLogins:
         self._clients.pop(pending, None)
 
     def run_in_thread(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
-        """Run a blocking function in the threads of a purpose, then call `done` with its future on the loop."""
+        """Run a blocking function in the thread pool of this purpose, then call `done` with its future on the loop."""
         threads = self._threads.get(purpose)
         if threads is None:
             threads = self._threads[purpose] = ThreadPoolExecutor(THREADS, f"kohort-{purpose}")

@@ -165,7 +165,7 @@ class RequestMeter(Protocol):
         """Stop the measurement of a request whose response comes later."""
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
-        """Name the throttle time in the response, if there is one, and stop reading from the connection."""
+        """Write the throttle time into the response, and stop reading from the connection for that time."""
 
 
 class Request(Generic[M_co]):

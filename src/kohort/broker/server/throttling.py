@@ -175,7 +175,10 @@ class RequestQuotaMeter:
             self._used_s = time.perf_counter() - self._began
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
-        """Name the throttle time in the response (None: there is none), and stop reading from the connection."""
+        """Write the throttle time into the response, and stop reading from the connection for that time.
+
+        `message` is None if there is no response, or one without such a field in this place.
+        """
         self.stop_measuring()
         assert self._used_s is not None
         self.count_value(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)

@@ -314,9 +314,9 @@ class GroupMirror:
         self.meter.record_written(began_s)
 
     def _look_at_leaders(self) -> None:
-        """Mark groups as due if a partition's leader has changed, because node names of owners contain the leader.
+        """Mark groups as due if partition leaders have changed, because the names of owner nodes contain the leader.
 
-        A topic that changes is another object.
+        A topic's object in `by_name` is replaced whenever the topic changes.
         """
         by_name = self._host.topics.by_name
         changed = {name: known for name, known in self._leaders.items() if by_name.get(name) is not known[0]}

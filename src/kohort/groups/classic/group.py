@@ -386,7 +386,7 @@ class ClassicRequests(ClassicRebalance):
             self.notify_if_none_awaited(step)
 
     def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
-        """Return the error for a heartbeat that is not a member's of the current generation, else NONE."""
+        """Return the error for a heartbeat from an unknown member or another generation, else NONE."""
         if event.member_id not in self.members or event.instance_id is not None:
             error = self.member_error(event.member_id, event.instance_id)
             if error is not ErrorCode.NONE:

@@ -188,7 +188,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.session_timeout_ms(step, member.session.subject)
 
     def usual_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval, in ms, that the coordinator sends to members with nothing left to do.
+        """Return the heartbeat interval, in ms, that the coordinator sends to members that have all of their target.
 
         The failure detector assumes it for a member whose own interval is unknown.
         """
@@ -314,7 +314,7 @@ def existing_partitions(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -
 def compute(work: ComputeAssignment) -> AssignmentComputed:
     """Run the assignor for a `ComputeAssignment`, and return the result; any thread or process may call this.
 
-    The assignor sees the partitions that excluded members leave, with each topic's numbered from 0.
+    The assignor sees only the partitions that no excluded member keeps, renumbered from 0 within each topic.
     """
     kept: dict[TopicId, set[int]] = {}
     for held in work.excluded.values():
@@ -517,7 +517,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             self.check_topics(step, change.topics)
 
     def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
-        """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
+        """Write the changed parts of a computed target, then its epoch; False if the result is stale or a failure."""
         if self.computing != event.ticket:
             return False
         self.computing = -1

@@ -214,7 +214,10 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 self.complete_join(step, member_id)
 
     def complete_join(self, step: Step, member_id: str) -> None:
-        """Move a classic member by the partitions that its join reports, and send it its epoch."""
+        """Answer a classic member's JoinGroup with its epoch, after one step towards its target.
+
+        That step takes into account which partitions the JoinGroup reports as owned.
+        """
         presence = self.presences[member_id]
         event = presence.joining
         if event is None:

@@ -68,7 +68,10 @@ MEMBERS_PER_MS = 5
 
 
 def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Check an epoch: it must be the member's, or the previous one if only the reply with the newer one was lost."""
+    """Return why the member epoch in a heartbeat is refused, else None.
+
+    Besides the current epoch, the previous one is accepted if only the response with the newer one was lost.
+    """
     epoch = event.member_epoch
     if epoch == current.member_epoch:
         return None

@@ -192,7 +192,7 @@ class PushRegistry(PushRebalance):
                 self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 
     def on_session_end(self, step: Step, member_id: str) -> None:
-        """Evict a member that has answered nothing for its whole session and so has stopped by its own clock."""
+        """Evict a member that has answered nothing for its whole session; its own lease has ended before that."""
         member = self.present[member_id]
         saved = self.members[member_id]
         seen = member.last_seen(step, saved.client_id, saved.client_host)

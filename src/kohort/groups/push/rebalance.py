@@ -190,7 +190,7 @@ class PushRebalance(PushRequests):
         return want != self.owned_by(member_id) or stops or member_id in self.unregistered
 
     def attempt_timeout_ms(self) -> int:
-        """Return the time limit of an attempt: the slowest member's for each of Stop, Ping and Start."""
+        """Return the time limit of an attempt: three request intervals of the slowest member (Stop, Ping, Start)."""
         return 3 * max(interval_ms(saved) for saved in self.members.values())
 
     def complete_if_all_started(self, step: Step) -> None:
