@@ -29,15 +29,15 @@ class ShardMetrics(Protocol):
 
     @property
     def queue(self) -> DurationHistogram:
-        """The time in s that the first event of a batch waited in the queue."""
+        """The histogram of seconds that the first event of a batch waited in the queue."""
 
     @property
     def step(self) -> DurationHistogram:
-        """The time in s to process a batch of events."""
+        """The histogram of seconds that a batch of events took in the state machine."""
 
     @property
     def append(self) -> DurationHistogram:
-        """The time in s until an append to the journal was durable."""
+        """The histogram of seconds until an append to the journal was durable."""
 
 
 class ScheduledCall(Protocol):

@@ -57,7 +57,10 @@ CLASSIC_DELAY_MS = 30_000
 
 
 def classic_delay_ms(mode: str, software: str | None) -> int:
-    """Return how long this client's classic Heartbeat may be delayed, 0: not at all (arguments: `delay_tolerance`)."""
+    """Return how long responses to this client's classic Heartbeat may be delayed, in ms; 0: not at all.
+
+    The arguments are those of `delay_tolerance`.
+    """
     if mode == "off" or not software or software in NEVER_HELD:
         return 0
     return CLASSIC_DELAY_MS if mode == "all" or software in CLASSIC_CLIENTS else 0

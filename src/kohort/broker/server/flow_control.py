@@ -54,7 +54,7 @@ class FlowControl:
 
 
 class ByteHolder(Protocol):
-    """A connection that holds bytes of a budget.
+    """The interface of a connection whose buffered bytes count toward a `ByteBudget`.
 
     Attributes:
         last_active: when it last received or sent bytes (monotonic clock).

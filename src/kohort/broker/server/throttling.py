@@ -71,7 +71,7 @@ class WindowedRate:
         samples[-1][1] += value
 
     def excess_ms(self, limit: float, now_ms: float) -> float:
-        """Return for how long nothing may be added until the rate is down to `limit` per second; 0: it is below."""
+        """Return the time in ms until the rate has fallen to `limit` per second; 0: it is not above."""
         samples = self._samples
         while samples and now_ms - samples[0][0] >= self._count * self._window_ms:
             samples.popleft()

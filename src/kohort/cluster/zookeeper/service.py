@@ -73,7 +73,7 @@ class TopicMirror:
         self._due: set[str] = set()
 
     async def write_topics(self, guard: Change | None) -> None:
-        """Read what may have changed, and write the wanted topics.
+        """Read the topic nodes that may have changed, report changes to `on_change`, and write the wanted topics.
 
         Args:
             guard: A check that holds only while this coordinator leads; None: it does not lead.

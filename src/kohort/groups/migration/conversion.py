@@ -86,10 +86,10 @@ class GroupConversion:
         return consumer
 
     def convert_to_consumer(self, group: Group, classic: ClassicRebalance) -> bool:
-        """Convert a classic group with members to a consumer group; False if that is not allowed, with nothing changed.
+        """Convert a classic group with members to a consumer group; return False, with nothing changed, if not allowed.
 
-        A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other
-        owner.
+        A rebalance under way continues as a new epoch, which includes members that have not joined yet: nobody else
+        owns their partitions.
         """
         context = self.context
         open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
