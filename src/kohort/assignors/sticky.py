@@ -617,7 +617,7 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
 def decode_previous(
     user_data: bytes, names: dict[bytes, str] | None = None
 ) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; None for other bytes.
+    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; else None.
 
     Args:
         user_data: a member's user data.

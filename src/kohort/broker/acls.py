@@ -99,7 +99,7 @@ class _Entry(NamedTuple):
     permission: int
 
     def concerns(self, principal: str, host: str) -> bool:
-        """Return whether the rule is about this principal and this client's address, in the form of `plain_address`."""
+        """Return whether the rule is about this principal and client address (a `plain_address`)."""
         if self.principal not in (principal, EVERYONE):
             return False
         if self.addresses is None:

@@ -1,9 +1,9 @@
 """The permissions that each API requires, and the authorizer that grants them.
 
 `NEEDS` names for each API the operations on resources that a client must be allowed. The dispatcher checks needs of the
-whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and answers the others.
-Lists show only resources that the client may describe. An API without needs is used before authentication, or only
-reads or changes what belongs to the caller.
+whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and goes on with the
+resources that are allowed. Lists show only resources that the client may describe. An API without needs is used before
+authentication, or only reads or changes what belongs to the caller.
 
 A host without an authorizer allows everything. Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430,
 KIP-496, KIP-679, KIP-848.

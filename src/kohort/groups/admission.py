@@ -99,7 +99,8 @@ GIVEN_ID_CHARS_MAX: Final = 1 << 20
 class GivenIds(dict[str, T]):
     """Member ids that a group has given out (KIP-394) and that no JoinGroup has used yet, the oldest first.
 
-    Each is kept for a session timeout, which may be half an hour. Use `give_id` and `take_id` alone to change them.
+    Each is kept for a session timeout, which may be half an hour.
+    Change them only with `give_id` and `take_id`.
     """
 
     _chars = 0
