@@ -590,7 +590,10 @@ class GroupHost:
     def match_names(
         self, pattern: str, names: Sequence[str], done: Callable[[list[str] | InvalidInputError], None]
     ) -> None:
-        """Match a client's pattern in a thread; `done` gets the names, or why the pattern is refused, on the loop."""
+        """Match names with a client's regular expression in a thread.
+
+        `done` gets the matching names, or why the expression is refused, on the loop.
+        """
 
         def match_in_thread() -> list[str] | InvalidInputError:
             try:

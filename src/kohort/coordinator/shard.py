@@ -237,7 +237,7 @@ class Appends:
             self._driver.call_soon(reading)
 
     def read_later(self, action: Action) -> None:
-        """Continue reading when the journal calls `more`."""
+        """Let the load continue with `action` when the journal calls `continue_reading`."""
         self._reading = action
 
     # -- appending

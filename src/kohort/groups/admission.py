@@ -1,9 +1,13 @@
 """Admission: who is let into a group, and why not.
 
-Every way into a group asks three questions here. Is the request valid (`check_join`, `check_heartbeat`,
-`check_registration`)? May the shard have another group (`check_group`)? Has the group a place for the member, and its
-records room (`check_place`, `check_record`)? The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
-and a conversion. The groups count their members and bytes themselves; the limits and the verdicts are here.
+Every way into a group asks three questions here. The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
+and a conversion:
+
+- Is the request valid (`check_join`, `check_heartbeat`, `check_registration`)?
+- May the shard have another group (`may_create_group`)?
+- Has the group a place for the member (`member_place_error`), and do its records fit (`record_size_error`)?
+
+The groups count their members and bytes themselves; the limits and the verdicts are here.
 
 Whether a member may return under its id is up to its protocol. So are the strategies that members need in common.
 

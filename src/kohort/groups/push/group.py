@@ -575,7 +575,10 @@ class PushGroup(PushAnswers):
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
-        """Return the partitions that a commit would move although the member does not own them, or has revoked them."""
+        """Return ILLEGAL_GENERATION for partitions whose offset a commit may not change.
+
+        Those are partitions that the member does not own or has revoked, if the commit would change their offset.
+        """
         member = self.present.get(event.member_id)
         if member is None:
             return {}
