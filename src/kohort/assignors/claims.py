@@ -119,7 +119,7 @@ def _owner_after_claim(
 def believed_claims(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[MemberId, list[TopicPartition]]:
-    """Return the partitions that each member owns, sorted, with conflicting claims settled by `settle_claims`."""
+    """Return the partitions that each member owns, sorted, after conflicting claims are settled (`settle_claims`)."""
     return {member: sorted(claims) for member, claims in settle_claims(members, topics).held.items()}
 
 

@@ -62,7 +62,7 @@ class RackAware(Stateless):
         return self._user_data
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """Return this member's rack."""
+        """Return this member's rack, encoded, which the group's leader needs."""
         return _PREFIX + self.rack.encode()
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:

@@ -71,7 +71,7 @@ class _Share:
         self.by_rack = racks_matter({rack for taker in takers if (rack := member_racks[taker])}, info.racks)
 
     def remaining_quota(self, taker: MemberId) -> int:
-        """Return how many more partitions a taker may get."""
+        """Return how many more of the topic's partitions a member may get."""
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
     def matches(self, taker: MemberId, partition: int) -> bool:

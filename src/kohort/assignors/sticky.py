@@ -102,14 +102,14 @@ class Division:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def lost_by_move(self, topic: int, giver: int, taker: int) -> int:
-        """Return the change in the number of partitions that leave their owner when one partition moves: 1, 0 or -1."""
+        """Return how many more partitions leave their owner if one moves from `giver` to `taker`: 1, 0 or -1."""
         own, row = self.own[topic], self.counts[topic]
         lost = row[giver] <= own.get(giver, 0)
         won = row.get(taker, 0) < own.get(taker, 0)
         return lost - won
 
     def move_directly(self) -> None:
-        """Move partitions to subscribers of the same topic with at least two fewer, from the highest loads first."""
+        """Move partitions to subscribers of the same topic with at least two fewer, from the fullest members first."""
         load = self.load
         if max(load) - 2 < min(load):
             return
@@ -137,7 +137,7 @@ class Division:
         held: Sequence[set[int]],
         heaps: tuple[list[list[tuple[int, int]]], list[tuple[int, int]]],
     ) -> bool:
-        """Move partitions away from one member until it has less than `floor`; return False when no more can be moved.
+        """Move partitions away from one member until it has fewer than `floor`; return False when no more can be moved.
 
         Loads of takers only rise meanwhile, so an outdated choice of a topic goes back into the heap with its new load.
         """
@@ -190,10 +190,10 @@ class Division:
         return held
 
     def move_along_chains(self) -> None:
-        """Move along chains until none leads from a member to another with at least two less.
+        """Even out members that share no topic, by moving one partition along a chain of members between them.
 
-        A failed search has visited everything reachable, and none of it can help a member with less. Later searches
-        leave it out.
+        Stop when no chain leads from a member to another with at least two fewer partitions. All that a failed search
+        has visited is left out of later ones.
         """
         if max(self.load) - 2 < min(self.load):
             return
@@ -228,7 +228,10 @@ class Division:
         reached: dict[int, tuple[int, int]],
         closed: tuple[bytearray, bytearray],
     ) -> int | None:
-        """Search breadth first for a member with at least two less; if there is none, close all that was reached."""
+        """Search breadth first for a member with at least two partitions fewer than `start`; None: there is none.
+
+        Then all members and topics that were reached are closed to later searches.
+        """
         closed_members, closed_topics = closed
         limit = self.load[start] - 2
         queue = deque((start,))
@@ -614,7 +617,7 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
 def decode_previous(
     user_data: bytes, names: dict[bytes, str] | None = None
 ) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; None for other bytes.
+    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; else None.
 
     Args:
         user_data: a member's user data.

@@ -50,7 +50,10 @@ class AclRule(NamedTuple):
 
 
 class AclRuleFilter(NamedTuple):
-    """A filter of rules. None and ANY match everything; the pattern MATCH selects all rules that apply to a name."""
+    """A filter of ACL rules, as DescribeAcls and DeleteAcls have it. A field that is None or ANY matches every rule.
+
+    The pattern type MATCH selects all rules that apply to the named resource: literal, prefixed and `*`.
+    """
 
     resource_type: int
     name: str | None
@@ -61,7 +64,7 @@ class AclRuleFilter(NamedTuple):
     permission: int
 
     def matches(self, rule: AclRule) -> bool:
-        """Return whether the filter selects a rule."""
+        """Return whether the filter selects an ACL rule."""
         return (
             self.resource_type in (ANY_RESOURCE, rule.resource_type)
             and self._matches_name(rule)
@@ -96,7 +99,7 @@ class _Entry(NamedTuple):
     permission: int
 
     def concerns(self, principal: str, host: str) -> bool:
-        """Return whether the rule is about this principal and this client's address, in the form of `plain_address`."""
+        """Return whether the rule is about this principal and client address (a `plain_address`)."""
         if self.principal not in (principal, EVERYONE):
             return False
         if self.addresses is None:
@@ -110,7 +113,7 @@ _NONE: _Entries = ()
 
 
 class _OfType:
-    """The ACL rules for one resource type, by resource name: literal names, and prefixes with their lengths.
+    """The ACL rules for one resource type, by resource name: literal names and prefixes, with the prefixes' lengths.
 
     Values are tuples that are replaced as a whole, so that another thread may decide while a rule is added.
     """
@@ -163,11 +166,11 @@ class AclIndex:
         return rule in self._rules
 
     def matching_rules(self, wanted: AclRuleFilter) -> list[AclRule]:
-        """Return the rules that a filter selects."""
+        """Return the ACL rules that a filter selects."""
         return [rule for rule in self._rules if wanted.matches(rule)]
 
     def add_rules(self, rules: Iterable[AclRule]) -> None:
-        """Add rules; those that exist are ignored."""
+        """Add ACL rules; those that exist already are ignored."""
         touched = set()
         for rule in rules:
             if rule in self._rules:
@@ -179,7 +182,7 @@ class AclIndex:
         self._settle(touched)
 
     def remove_rules(self, rules: Iterable[AclRule]) -> None:
-        """Remove rules; those that do not exist are ignored."""
+        """Remove ACL rules; those that do not exist are ignored."""
         touched = set()
         for rule in rules:
             if rule not in self._rules:
@@ -201,7 +204,7 @@ class AclIndex:
             self.version += 1
 
     def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
-        """Decide whether a principal may do an operation.
+        """Decide by the ACL rules whether a principal may do an operation on a resource.
 
         Args:
             principal: the principal, such as `User:alice`.
@@ -232,7 +235,8 @@ class AclIndex:
     def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
         """Decide whether a principal may do an operation on at least one resource of a type.
 
-        Only resources that a rule names count. A rule that allows counts unless another one denies all that it allows.
+        True if an ALLOW rule names a resource or prefix that no DENY rule covers. Resources that no rule names do not
+        count.
         """
         of_type = self._types.get(kind)
         if of_type is None:

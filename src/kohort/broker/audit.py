@@ -171,7 +171,7 @@ class AuditLog:
             self._lost_in_queue += 1
 
     def close_log(self) -> None:
-        """Write the waiting entries and close the file."""
+        """Write the waiting audit entries, and close the file."""
         thread = self._thread
         if thread is None:
             return
@@ -269,7 +269,10 @@ class _Repeat:
 
 
 class _RotatedFile:
-    """A file that only its owner can read, renamed when it is full. A full disk leaves no broken line before others."""
+    """The current audit log file, which only its owner can read; it is renamed when it is full.
+
+    After a full disk, the next entry begins on a new line.
+    """
 
     def __init__(self, path: Path, file_bytes: int, files: int) -> None:
         self.path = path
@@ -316,7 +319,7 @@ class _RotatedFile:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
     def close_file(self) -> None:
-        """Close the file; a later line opens it again."""
+        """Close the audit log file; a later line opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

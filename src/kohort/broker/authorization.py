@@ -1,9 +1,9 @@
 """The permissions that each API requires, and the authorizer that grants them.
 
 `NEEDS` names for each API the operations on resources that a client must be allowed. The dispatcher checks needs of the
-whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and answers the others.
-Lists show only resources that the client may describe. An API without needs is used before authentication, or only
-reads or changes what belongs to the caller.
+whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and goes on with the
+resources that are allowed. Lists show only resources that the client may describe. An API without needs is used before
+authentication, or only reads or changes what belongs to the caller.
 
 A host without an authorizer allows everything. Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430,
 KIP-496, KIP-679, KIP-848.
@@ -39,7 +39,7 @@ class Resource(IntEnum):
 
     @property
     def refusal(self) -> ErrorCode:
-        """The error code for a client without permission for such a resource, as TOPIC_AUTHORIZATION_FAILED."""
+        """The error code for a client without permission for such a resource, e.g. TOPIC_AUTHORIZATION_FAILED."""
         return _REFUSALS[self]
 
 
@@ -231,7 +231,7 @@ def refused_names(
 
 
 def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[RequiredPermission]) -> ErrorCode:
-    """Check the permissions that an API requires for the whole request.
+    """Check the permissions that an API needs for the request as a whole, such as on its group or the cluster.
 
     Return the error code that rejects it, or NONE.
     """
@@ -255,7 +255,7 @@ _O, _R = AclOperation, Resource
 
 
 def _each(operation: AclOperation, resource: Resource) -> RequiredPermission:
-    """Return a required permission that is checked for each resource of a request, not for the request as a whole."""
+    """Return a permission that is checked for each resource in a request, not once for the whole request."""
     return RequiredPermission(operation, resource, Scope.RESOURCE)
 
 
@@ -416,9 +416,9 @@ _ALL_OPERATIONS = {kind: sum(1 << operation for operation in operations) for kin
 
 
 def permitted_operations(asked: bool, host: GuardedHost, caller: Caller, resource: Resource, name: str) -> int:
-    """Return the `authorized_operations` of a resource: the ACL operations that the caller may perform, as bits.
+    """Return a resource's `authorized_operations`: a bit field of the ACL operations that the caller may perform.
 
-    It is UNKNOWN_OPERATIONS if the client did not ask.
+    UNKNOWN_OPERATIONS if the client did not ask for it.
     """
     if not asked:
         return UNKNOWN_OPERATIONS
@@ -429,7 +429,7 @@ def permitted_operations(asked: bool, host: GuardedHost, caller: Caller, resourc
 
 
 def permitted_on_cluster(asked: bool, host: GuardedHost, caller: Caller) -> int:
-    """Return the operations that the caller may do with the cluster: none if it may not describe it."""
+    """Return the cluster's `authorized_operations` for the caller; none if it may not describe the cluster."""
     if asked and not is_allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
         return 0
     return permitted_operations(asked, host, caller, Resource.CLUSTER, CLUSTER_NAME)

@@ -28,7 +28,7 @@ CONTROL_BYTES = 1 << 16
 
 
 def main() -> None:
-    """Run a broker with the options from standard input."""
+    """Run an embedded broker's process, with options read from standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.readline())
     log_to_stderr(options["log_level"])
     control: ControlMessageExecutor | None = None

@@ -146,7 +146,7 @@ def route_table(
 
 
 def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVersion]:
-    """Return the versions of these routes for ApiVersions."""
+    """Return the served version range of each API, for the ApiVersions response."""
     make = ApiVersionsResponse.ApiVersion
     return [
         make(api_key=key, min_version=route.advertised_low, max_version=route.high)

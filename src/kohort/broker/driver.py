@@ -29,7 +29,7 @@ class ShardHost(Protocol):
 
     @property
     def metrics(self) -> ShardMetrics:
-        """The metrics that record the shards' times."""
+        """The metrics object in which shards record durations and counts."""
 
     def topic_image(self) -> TopicImage:
         """Return all topics that exist now."""
@@ -44,7 +44,7 @@ class ShardHost(Protocol):
         """Handle the end of a shard that was fenced or can't be read and will not serve again."""
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """Return the group configurations of a shard's groups."""
+        """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
 
     def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task off the loop and pass its event to `done` on the loop."""
@@ -86,7 +86,7 @@ class LoopDriver:
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
     def log_line(self, line: LogLine) -> None:
-        """Log a line of a group."""
+        """Write a log line about a group."""
         log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 
     def log_error(self, text: str, fault: Exception | None = None) -> None:

@@ -209,7 +209,7 @@ class BrokerFaults:
 
 @checks_arguments
 class FaultHandle:
-    """An active fault rule."""
+    """A handle of one active fault rule: counts its hits, waits for them, and removes it."""
 
     def __init__(self, child: _Child, number: int, fault: Fault) -> None:
         self._child = child

@@ -94,7 +94,7 @@ class SingleBrokerEndpoints:
         return (cluster_id, node_id) == (self.cluster_id, self._me[0])
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
-        """Return this broker."""
+        """Return this broker as the only node."""
         return (self._place(connection),)
 
     def coordinator(self, kind: CoordinatorKind, key: str, connection: Connection) -> Endpoint:

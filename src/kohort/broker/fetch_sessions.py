@@ -37,7 +37,7 @@ ALL_PARTITIONS_MAX = 1_000_000
 
 
 class FetchedPartition:
-    """One partition of a fetch, with the state that its client received last.
+    """One partition of a fetch request, with the high watermark and log start that its client was sent last.
 
     Attributes:
         key: topic name, or topic id since version 13, and partition.
@@ -70,7 +70,7 @@ class FetchedPartition:
 
 
 class FetchSession:
-    """The partitions that one client fetches."""
+    """One client's fetch session (KIP-227): its partitions, and the epoch of its next request."""
 
     __slots__ = ("by_id", "epoch", "id", "owner", "partitions", "used")
 
@@ -95,7 +95,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All open sessions, least recently used first."""
+    """All open fetch sessions (KIP-227), the least recently used first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -156,9 +156,9 @@ class FetchSessions:
         return False
 
     def _close_stale(self, used: FetchSession | None = None) -> bool:
-        """Close the least recently used session to make room.
+        """Close the least recently used session to make room; return whether that was possible.
 
-        False: even that one was used within `STALE_S`, or it is `used`, or there is none.
+        False if that session was used within `STALE_S`, is the one in `used`, or does not exist.
         """
         oldest = next(iter(self._sessions.values()), None)
         if oldest is None or oldest is used or oldest.used > time.monotonic() - STALE_S:

@@ -97,7 +97,7 @@ class Frames:
         self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
-        """Return the kept bytes for another `split_frames`."""
+        """Return the bytes that were kept because no more frames could be handled, for another `split_frames`."""
         kept, self.kept = self.kept, b""
         return memoryview(kept)
 

@@ -210,7 +210,7 @@ class PushedConsumers:
         )
 
     def authorizations(self, group_id: str) -> list[PushAuthorization]:
-        """Return the authorizations of a group's consumers."""
+        """Return the authorizations under which a group's push consumers registered."""
         return [found.right for found in self._by_number.values() if found.group_id == group_id and found.right]
 
     def close_shard_connections(self, index: int) -> None:
@@ -361,7 +361,7 @@ class AssignmentThreads:
         return found
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads that compute assignments of push groups."""
         for thread in self._threads:
             if thread is not None:
                 thread.shutdown(wait=False, cancel_futures=True)
@@ -448,7 +448,7 @@ class GroupHost:
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """Create a host.
+        """Create a group host without shards.
 
         Args:
             loop: the event loop.
@@ -547,11 +547,14 @@ class GroupHost:
         self.consumers.close_shard_connections(index)
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """Return the group configurations of a shard's groups."""
+        """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
         return {}
 
     def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
-        """Run a background task in a thread, or ask an outside source. The resulting event arrives on the loop."""
+        """Run a group's background task in a thread, or look up what it asks for in logs or in Kafka.
+
+        `done` gets the resulting event on the loop.
+        """
         if isinstance(work, FindOffsets):
             self.find_offsets(work, done)
             return
@@ -587,7 +590,10 @@ class GroupHost:
     def match_names(
         self, pattern: str, names: Sequence[str], done: Callable[[list[str] | InvalidInputError], None]
     ) -> None:
-        """Match a client's pattern in a thread; `done` gets the names, or why the pattern is refused, on the loop."""
+        """Match names with a client's regular expression in a thread.
+
+        `done` gets the matching names, or why the expression is refused, on the loop.
+        """
 
         def match_in_thread() -> list[str] | InvalidInputError:
             try:
@@ -604,9 +610,9 @@ class GroupHost:
     # -- topics that regular expressions may select
 
     def remember_regex_caller(self, group_id: str, caller: Caller) -> None:
-        """Remember the client of a group's latest heartbeat: it decides which topics the group's patterns may select.
+        """Remember the client of a group's latest heartbeat: its permissions decide which topics a regex may match.
 
-        A pattern that no client of this process stands for waits for the group's next heartbeat.
+        A regex resolution that had to wait for such a client is started.
         """
         self._regex_callers[group_id] = PastCaller.copy_of(caller)
         self._regex_callers.move_to_end(group_id)
@@ -616,7 +622,7 @@ class GroupHost:
             self.run_work(*waiting)
 
     def _visible_to_group(self, work: Computation) -> Callable[[Iterable[str]], list[str]] | None:
-        """Return a filter of topics that a group's patterns may select; None if its clients are not known yet."""
+        """Return a filter for the topics that a group's regexes may match; None if no client of it is known yet."""
         if self.authorizer is None:
             return list
         if isinstance(work, ResolveRegexes):
@@ -666,7 +672,7 @@ class GroupHost:
             shard.close()
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the host's threads."""
         self.faults.clear()
         if self.audit is not None:
             self.audit.close_log()

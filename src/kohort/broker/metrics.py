@@ -121,7 +121,7 @@ class Histogram:
         return self.max_s
 
     def summary(self) -> HistogramSummary:
-        """Return plain values: count, mean, quantiles and maximum in ms, the buckets as (upper bound in s, count)."""
+        """Return count, mean, quantiles and maximum in ms, and the buckets as (upper bound in s, count)."""
         count = sum(self.counts)
         return {
             "count": count,
@@ -152,7 +152,7 @@ class Rate:
         self._now += amount
 
     def per_second(self) -> float:
-        """Return the rate over at least one whole window."""
+        """Return the counter's growth per second, over at least one whole window."""
         now = time.monotonic()
         self._turn(now)
         return (self._before + self._now) / (now - self._began + RATE_WINDOW_S)
@@ -191,7 +191,7 @@ class ZooKeeperMirrorMetrics:
         return time.monotonic() - self._settled_s
 
     def summary(self) -> dict[str, float]:
-        """Return plain values."""
+        """Return the mirror's metrics as a dictionary of numbers."""
         return {
             "lag_s": self.lag_s(),
             "changes": self.changes,
@@ -237,7 +237,7 @@ class GroupRebalances:
         self.last = note
 
     def summary(self) -> RebalancesSummary:
-        """Return plain values."""
+        """Return counts, times and downtimes of the group's rebalances as a dictionary."""
         return {
             "protocol": self.last.protocol,
             "completed": self.completed,
@@ -279,7 +279,7 @@ class Metrics:
         self.events = 0
 
     def record_note(self, note: Counted | RebalanceCaused | Rebalanced) -> None:
-        """Record a metric of a group coordinator."""
+        """Record a metric that a group coordinator reports: a counter or a rebalance."""
         if isinstance(note, Counted):
             self.meters[note.meter].add(note.amount)
             return
@@ -339,5 +339,5 @@ class Metrics:
         return meters
 
     def counts(self) -> Mapping[str, int]:
-        """Return the counts by the meters' names."""
+        """Return the coordinator's counters by the names of their meters."""
         return {meter.value: rate.count for meter, rate in self.meters.items() if rate.count}

@@ -190,7 +190,7 @@ class Node(GroupHost):
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(positions), failure))
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
-        """Return the group configurations of a shard's groups."""
+        """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
         return self.group_settings.valid_settings(lambda group: self.groups.index_of(group) == index)
 
     def client_lost(self, client: ClientSession) -> None:

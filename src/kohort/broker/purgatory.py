@@ -29,7 +29,7 @@ class WaitingFetch:
         done: Callable[[], None],
         may_read: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Create the wait of one fetch.
+        """Create the entry of one fetch that has to wait.
 
         Args:
             logs: the logs of the fetched partitions.
@@ -54,7 +54,7 @@ class WaitingFetch:
 
 
 class Purgatory:
-    """The fetch requests that wait for data, by partition."""
+    """The purgatory of Fetch requests that wait for data, by partition."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -80,7 +80,7 @@ class GroupRebalanceHistory:
 
 
 class RebalanceHistory:
-    """The rebalances of all groups of a process, from the notes of its shards. Used on the event loop alone."""
+    """The last rebalances of all groups of a process, from what its shards report. Used on the event loop alone."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, GroupRebalanceHistory] = OrderedDict()

@@ -165,7 +165,7 @@ class RecordWorkers:
         run_in_pool(self._loop, self._reading, job).add_done_callback(deliver_result)
 
     def compact(self, job: Callable[[], None]) -> Future[None]:
-        """Run a part of a compaction in a thread."""
+        """Run one step of a compaction in the thread for searches and compaction."""
         return self._compacting.submit(job)
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ class BrokerServer:
         return named_addresses(self.serving.listeners)
 
     async def begin(self) -> None:
-        """Start the companion, if any, then accept clients."""
+        """Start the companion service, if any, then accept clients."""
         if self._beside is not None:
             await self._beside.open(self)
         self.listen()

@@ -45,7 +45,7 @@ def java_hash(text: str) -> int:
 
 @lru_cache(maxsize=NAMES_CACHED)
 def cached_hash(text: str) -> int:
-    """Return the hash of a short name, which the next request has again."""
+    """Return `java_hash` of a name from a cache: the next request is likely to have the same short name."""
     return _hash(text)
 
 

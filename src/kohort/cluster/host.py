@@ -138,7 +138,7 @@ _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
 
 
 class KafkaGroups:
-    """The groups at Kafka's own coordinator: imports their offsets, and warns when clients still use them there."""
+    """Kafka's own group coordinator: groups' offsets are imported from it, and clients that still use it are logged."""
 
     def __init__(self, client: AsyncClient, reserved: Collection[str] = ()) -> None:
         """Use `client`, bootstrapped at Kafka's brokers; refuse the `reserved` groups, in which coordinators meet."""
@@ -345,7 +345,7 @@ class CoordinatorHost(GroupHost):
         self.topics.request_topics(names, ids, then)
 
     def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
-        """Look up topics, or import a group, in Kafka."""
+        """Look up topics in Kafka, or import a group's offsets from Kafka's own coordinator."""
         if isinstance(question, LookForTopics):
             self.topics.find_deleted(question)
         else:
@@ -389,7 +389,7 @@ class _Both:
 
 
 class _OfShard:
-    """One shard's metrics (`ShardMetrics`): shared by all shards, and append times recorded for the shard as well."""
+    """One shard's view of the process's metrics: its durations of appends are also recorded for the shard alone."""
 
     def __init__(self, everywhere: Metrics, append: Histogram) -> None:
         self._everywhere = everywhere

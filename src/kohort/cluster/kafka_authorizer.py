@@ -37,7 +37,7 @@ ANSWER_MS = 5_000
 
 
 class KafkaAuthorizer(Authorizer):
-    """An authorizer by the rules of a Kafka cluster."""
+    """An authorizer by the ACLs of a Kafka cluster."""
 
     def __init__(
         self,

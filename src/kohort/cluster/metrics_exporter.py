@@ -20,7 +20,7 @@ class CoordinatorExporter(Exporter):
         coordinator: Callable[[], int],
         shards: Callable[[], list[DescribeCoordinatorsResponse.Shard]],
     ) -> None:
-        """Export `snapshot`, with `coordinator()` as the label of each row of `shards()`."""
+        """Create an exporter of `snapshot`, and of samples for each row of `shards()` with `coordinator()` as label."""
         super().__init__(snapshot)
         self._coordinator = coordinator
         self._shards = shards

@@ -130,7 +130,7 @@ class Refusals:
 
     @property
     def repeated(self) -> RepeatedRequests:
-        """The templates of the coordinator, whose memory those of refused requests share."""
+        """The coordinator's frame templates, among which those of refused requests are counted."""
         return self.host.repeated
 
     def release(self, client: ClientSession) -> None:
@@ -304,7 +304,7 @@ class OwnClientsDispatcher:
     __slots__ = ("_refusals", "_refused", "_served")
 
     def __init__(self, served: Dispatch, refusals: Refusals) -> None:
-        """Serve with `served`, or refuse with `refusals`."""
+        """Serve kohort's clients through `served`, and refuse others through `refusals`."""
         self._served = served
         self._refusals = refusals
         refused: Dispatcher[Refusals] = Dispatcher(refusals, REFUSED_ROUTES, Refusals.unknown_api_versions)

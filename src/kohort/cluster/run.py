@@ -400,7 +400,7 @@ class CoordinatorUsers(Users):
     """The users of a coordinator's listener, from `sasl.users.location`: in memory, as salted hashes."""
 
     def __init__(self, security: Mapping[str, Any]) -> None:
-        """Read the file.
+        """Read the users and passwords of `sasl.users.location`.
 
         Raises:
             InvalidInputError: it can't be read.
@@ -412,7 +412,7 @@ class CoordinatorUsers(Users):
             self.add_from(str(location))
 
     def close(self) -> None:
-        """Remove the folder with the users' credentials."""
+        """Remove the temporary folder with the users' credentials."""
         self._folder.cleanup()
 
 

@@ -104,12 +104,12 @@ class Configured(NamedTuple):
 
 
 def known_names() -> tuple[str, ...]:
-    """Return every key that `--set` accepts."""
+    """Return the names of all settings that `kohort coordinator --set` accepts."""
     return (*settings(CoordinatorConfig), *settings(GroupConfig), *OF_THE_SOCKET)
 
 
 def parse_settings(properties: Mapping[str, Any]) -> Configured:
-    """Build the configurations from one mapping of properties.
+    """Build a coordinator's configuration from one mapping of properties.
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), or a bad value.

@@ -100,7 +100,7 @@ class ShardOwnership:
         self.fences: dict[int, int] = {}
 
     def begin(self, me: Candidate) -> None:
-        """Follow the placement from now on."""
+        """Start to own the shards that the placement assigns to this candidate."""
         self._me = me
         self.follow()
 
@@ -160,7 +160,7 @@ class ShardOwnership:
         return tenure.journal
 
     def loaded(self, index: int) -> None:
-        """Record that a shard has loaded."""
+        """Record that a shard has loaded its journal."""
         tenure = self.owned.get(index)
         if tenure is not None:
             tenure.load_s = time.monotonic() - tenure.began_s

@@ -128,7 +128,7 @@ class DoubtfulTopic:
 
 
 class TopicView:
-    """The topics that the brokers' answers add up to.
+    """The topics of a Kafka cluster, as the Metadata answers of several brokers together show them.
 
     Attributes:
         by_name: all topics by name.
@@ -236,7 +236,7 @@ class TopicView:
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
-        """Merge an answer with an error, such as a missing permission: the topic may exist or not."""
+        """Handle an error about a topic, such as a missing permission: no evidence that it exists or was deleted."""
         if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and answer.name in self.by_name:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
@@ -489,7 +489,7 @@ class KafkaTopics:
         self._finder = None
 
     async def close(self) -> None:
-        """Cancel the requests under way."""
+        """Cancel the Metadata requests under way."""
         finder, self._finder = self._finder, None
         if finder is not None:
             finder.cancel()
@@ -502,7 +502,10 @@ class KafkaTopics:
             self._notify_shards()
 
     async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
-        """Request these topics, or all for None, from the next broker that answers; return its id and response."""
+        """Request Metadata for these topics (None: all) from the brokers in turn until one answers.
+
+        Return the broker's id and its response.
+        """
         cluster = self._client.cluster
         if not cluster.metadata.brokers:
             await self._find_brokers()

@@ -19,7 +19,7 @@ class DurationHistogram(Protocol):
 
 
 class ShardMetrics(Protocol):
-    """The metrics of a shard.
+    """The metrics object in which a shard records its durations and counts.
 
     Attributes:
         events: the number of processed events.
@@ -29,15 +29,15 @@ class ShardMetrics(Protocol):
 
     @property
     def queue(self) -> DurationHistogram:
-        """The time in s that the first event of a batch waited in the queue."""
+        """The histogram of seconds that the first event of a batch waited in the queue."""
 
     @property
     def step(self) -> DurationHistogram:
-        """The time in s to process a batch of events."""
+        """The histogram of seconds that a batch of events took in the state machine."""
 
     @property
     def append(self) -> DurationHistogram:
-        """The time in s until an append to the journal was durable."""
+        """The histogram of seconds until an append to the journal was durable."""
 
 
 class ScheduledCall(Protocol):
@@ -48,7 +48,7 @@ class ScheduledCall(Protocol):
 
 
 class Driver(Protocol):
-    """The driver of a shard: it schedules its turns, supplies the time, and carries out its effects, in one thread."""
+    """The services that a shard needs from its event loop: turns, time, timers, metrics, logs and background tasks."""
 
     @property
     def metrics(self) -> ShardMetrics:
@@ -85,7 +85,7 @@ class Driver(Protocol):
         """Record that a shard is loaded and holds no offsets of deleted topics. Raises OSError."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """Learn, in a separate turn, that a shard has ended without `close`: it no longer serves or loads.
+        """Handle, in a turn of its own, the end of a shard that was fenced or can't be read; it no longer serves.
 
         The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
         """

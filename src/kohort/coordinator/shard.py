@@ -80,10 +80,11 @@ READING = frozenset(
 
 
 class PendingAppend:
-    """Steps that form one append.
+    """The steps whose records form one append to the journal.
 
     Attributes:
-        alone: whether no steps may be added, because the journal refused these steps together with others.
+        alone: whether no steps may be added: the journal refused these steps together with others, so they are retried
+            alone.
         records, size: the number of their records, and about how many bytes (0 if the journal has no bound).
     """
 
@@ -96,12 +97,12 @@ class PendingAppend:
 
 
 class Appends:
-    """The appends of one load, on the way from the machine to its replies: an `Owner` of the journal's term.
+    """The appends of one load of a shard, from the state machine's steps to the release of their replies.
 
     A step is an event with its effects: records to append, and replies to send when those records are durable. One
     append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
     such as a read, waits for the appends whose effects it may have seen. With a journal that answers immediately,
-    nothing ever waits.
+    nothing ever waits. The journal calls this object as the `Owner` of its term.
 
     Attributes:
         bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
@@ -120,7 +121,7 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Create the queue of appends of one term.
+        """Create the queue of a shard's appends for one term of its journal.
 
         Args:
             journal: the journal.
@@ -197,7 +198,7 @@ class Appends:
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
-        """Call `action` once all steps added so far are released; never if an append fails or the load ends first."""
+        """Call `action` once all effects queued so far are carried out; never if an append fails or the load ends."""
         self._last = action
         self._append_next()
 
@@ -236,7 +237,7 @@ class Appends:
             self._driver.call_soon(reading)
 
     def read_later(self, action: Action) -> None:
-        """Continue reading when the journal calls `more`."""
+        """Let the load continue with `action` when the journal calls `continue_reading`."""
         self._reading = action
 
     # -- appending
@@ -299,9 +300,9 @@ class Appends:
         )
 
     def _proved(self, steps: list[Step]) -> list[Step]:
-        """Return the steps whose replies a durable append allows: all, or none if it took too long to prove ownership.
+        """Return the steps that may be released after a durable append has proved ownership of the journal.
 
-        In that case they wait for the next append, which is sent immediately.
+        All wait for the next append, which is sent immediately, if this one took so long that the proof has expired.
         """
         self._ownership_proved_at = self._sending_at
         steps, self._unproven = self._unproven + steps, []
@@ -316,7 +317,7 @@ class Appends:
 
 
 def _reads(steps: list[Step]) -> bool:
-    """Return whether one of these replies is to a read, which needs an append sent after it arrived."""
+    """Return whether one of these steps answers a read. Its ownership proof must be sent after the read has arrived."""
     return any(type(event) in READING for event, _ in steps)
 
 
@@ -518,12 +519,15 @@ class Shard:
             self._enqueue(event)
 
     def queue_event(self, event: Event) -> None:
-        """Queue an event without reply; a shard that is loading finds its content in the journal or the driver."""
+        """Queue an event without reply.
+
+        While the shard loads, the event is dropped: the load finds its content in the journal or the driver.
+        """
         if self.phase is _SERVING or self._machine is not None:
             self._enqueue(event)
 
     def settle(self) -> bool:
-        """Process the first queued events now.
+        """Process the first queued events now, and report whether deleted topics still have offsets in the journal.
 
         Returns:
             Whether a deletion of topics is still queued, or on its way to the journal. If not, the journal holds no

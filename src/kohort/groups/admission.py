@@ -1,9 +1,13 @@
 """Admission: who is let into a group, and why not.
 
-Every way into a group asks three questions here. Is the request valid (`check_join`, `check_heartbeat`,
-`check_registration`)? May the shard have another group (`check_group`)? Has the group a place for the member, and its
-records room (`check_place`, `check_record`)? The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
-and a conversion. The groups count their members and bytes themselves; the limits and the verdicts are here.
+Every way into a group asks three questions here. The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
+and a conversion:
+
+- Is the request valid (`check_join`, `check_heartbeat`, `check_registration`)?
+- May the shard have another group (`may_create_group`)?
+- Has the group a place for the member (`member_place_error`), and do its records fit (`record_size_error`)?
+
+The groups count their members and bytes themselves; the limits and the verdicts are here.
 
 Whether a member may return under its id is up to its protocol. So are the strategies that members need in common.
 
@@ -47,13 +51,13 @@ LEFT_FOR_A_WHILE: Final = -2
 
 
 class Refusal(NamedTuple):
-    """The reason why a request is refused."""
+    """The error code and message with which a request is refused."""
 
     error: ErrorCode
     message: str
 
     def refuse_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Answer a heartbeat with the error."""
+        """Answer a ConsumerGroupHeartbeat with this error code and message."""
         step.reply(event.request, ConsumerGroupHeartbeatReply(self.error, self.message))
 
 
@@ -99,7 +103,8 @@ GIVEN_ID_CHARS_MAX: Final = 1 << 20
 class GivenIds(dict[str, T]):
     """Member ids that a group has given out (KIP-394) and that no JoinGroup has used yet, the oldest first.
 
-    Each is kept for a session timeout, which may be half an hour. Use `give_id` and `take_id` alone to change them.
+    Each is kept for a session timeout, which may be half an hour.
+    Change them only with `give_id` and `take_id`.
     """
 
     _chars = 0
@@ -234,10 +239,10 @@ SILENT_MAX_MS = 10_000
 
 
 class MissingGroupVerdict(NamedTuple):
-    """The answer to a client that names a group which this coordinator does not have.
+    """The answer to a client that names a group which this coordinator does not have: create it, refuse, or retry.
 
     Attributes:
-        error: NONE: proceed.
+        error: NONE: the group may be created; else the error code for the client.
         text: the reason, in words.
         until_ms: when the verdict is forgotten, by the monotonic clock.
         failures: the number of attempts without an answer.
@@ -256,7 +261,7 @@ RETRY_LATER: Final = MissingGroupVerdict(
 
 
 class GroupImports:
-    """The imports of groups from their earlier coordinator: those under way, and its recent answers.
+    """The imports of groups from their earlier coordinator, Kafka's own: those under way, and its recent answers.
 
     Both are soft state: they are lost when the shard is loaded again.
     """
@@ -266,28 +271,31 @@ class GroupImports:
         self._verdicts: dict[str, MissingGroupVerdict] = {}
 
     def verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
-        """Return the earlier coordinator's last answer about a group, while it is still valid; else None."""
+        """Return the stored verdict on a missing group, from its earlier coordinator's answer; None: none is valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
 
     def failures(self, group_id: str) -> int:
-        """Return how often in a row the earlier coordinator did not answer about a group."""
+        """Return how many attempts in a row the group's earlier coordinator, Kafka's own, has not answered."""
         verdict = self._verdicts.get(group_id)
         return 0 if verdict is None else verdict.failures
 
     def remember(self, group_id: str, verdict: MissingGroupVerdict) -> None:
-        """Remember the earlier coordinator's answer about a group."""
+        """Store the verdict on a missing group that follows from its earlier coordinator's answer."""
         self._verdicts.pop(group_id, None)
         self._verdicts[group_id] = verdict
         if len(self._verdicts) > VERDICTS_MAX:
             del self._verdicts[next(iter(self._verdicts))]
 
     def forget_verdict(self, group_id: str) -> None:
-        """Forget the earlier coordinator's answer about a group, because the group exists here now."""
+        """Forget the verdict on a missing group, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
     def admit(self, step: Step, group_id: str) -> MissingGroupVerdict:
-        """Return the verdict on a missing group: create it, report it empty, or retry while an import is under way."""
+        """Return the verdict on a missing group: create it, refuse, or retry while its import is under way.
+
+        Without a valid verdict, start an import from the group's earlier coordinator, Kafka's own.
+        """
         verdict = self.verdict(group_id, step.now.mono_ms)
         if verdict is not None:
             return verdict
@@ -297,7 +305,7 @@ class GroupImports:
         return RETRY_LATER
 
     def refuse(self, step: Step, event: GroupImported) -> None:
-        """Remember the answer about a group that is not imported: nothing to import, refused, or no answer."""
+        """Store the verdict on a group that is not imported: there was nothing to import, a refusal, or no answer."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
             self.remember(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))

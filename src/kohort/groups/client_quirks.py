@@ -17,8 +17,9 @@ class DelayTolerance(NamedTuple):
 
     Attributes:
         delay_ms: the longest delay; 0: none.
-        short_interval: the client may be told a short interval while it is settled, since its responses are delayed
-            anyway. Otherwise the delay ends before the interval that it was sent last (`longest_delay_ms`).
+        short_interval: the client may be sent a short heartbeat interval while it has its target, since responses are
+            delayed anyway. Otherwise the delay ends before the interval that the client was sent last
+            (`longest_delay_ms`).
     """
 
     delay_ms: int = 0
@@ -35,7 +36,7 @@ learned of a change after 0.6 s. Below 400 ms the request of a member behind a s
 
 
 def longest_delay_ms(interval_ms: int) -> int:
-    """Return how long a response may be delayed if the client gives up the request after this interval."""
+    """Return how long a heartbeat response may be delayed, for a client that times out after its heartbeat interval."""
     return interval_ms - max(interval_ms // INTERVAL_PARTS, MARGIN_MS)
 
 
@@ -56,7 +57,10 @@ CLASSIC_DELAY_MS = 30_000
 
 
 def classic_delay_ms(mode: str, software: str | None) -> int:
-    """Return how long this client's classic Heartbeat may be delayed, 0: not at all (arguments: `delay_tolerance`)."""
+    """Return how long responses to this client's classic Heartbeat may be delayed, in ms; 0: not at all.
+
+    The arguments are those of `delay_tolerance`.
+    """
     if mode == "off" or not software or software in NEVER_HELD:
         return 0
     return CLASSIC_DELAY_MS if mode == "all" or software in CLASSIC_CLIENTS else 0

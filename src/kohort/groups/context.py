@@ -47,9 +47,9 @@ class Ledger:
     """
 
     def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
-        """Set the classes of memberships, one for each group protocol.
+        """Create an empty state. `kinds` are the membership classes, one for each group protocol.
 
-        A group that has no record of any protocol, such as only committed offsets, gets the first.
+        A group without a record of any protocol, such as one with committed offsets only, gets the first class.
         """
         self.groups: dict[str, Group] = {}
         self._name_chars = 0
@@ -102,7 +102,7 @@ class Ledger:
         return len(self.groups) + self._name_chars // GROUP_NAME_CHARS
 
     def membership(self, group_id: str, kind: type[M]) -> M:
-        """Return a group's members under this protocol, and switch the group to it if necessary."""
+        """Return a group's membership under this protocol; if it has another protocol, replace that by an empty one."""
         group = self.group(group_id)
         membership = group.membership
         if not isinstance(membership, kind):
@@ -243,7 +243,7 @@ class Context(Step):
         self.ledger.mark_changed(self.ledger.groups[group_id].membership)
 
     def find(self, group_id: str) -> Group | None:
-        """Return a group; None if there is none."""
+        """Return the group with this id; None if there is none."""
         return self.ledger.groups.get(group_id)
 
     def handle_event(self, group: Group, trigger: Trigger, *arguments: Any) -> None:

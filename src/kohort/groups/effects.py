@@ -24,7 +24,7 @@ class RegisterConsumerReply(NamedTuple):
 
 
 class ShownPushGroup(Struct, frozen=True):
-    """The state of a push group that the ZooKeeper mirror publishes.
+    """A push group's owners and offsets as the ZooKeeper mirror publishes them.
 
     Attributes:
         settled: no rebalance is under way.
@@ -41,7 +41,7 @@ class ShownPushGroup(Struct, frozen=True):
 
 
 class ShowPushGroupsReply(Struct, frozen=True):
-    """A snapshot of the push groups of a shard.
+    """The owners and offsets of a shard's push groups, for the ZooKeeper mirror.
 
     Attributes:
         whole: `groups` holds every push group: the caller asked for all, or this is the first call since the load.
@@ -118,7 +118,7 @@ class DividePartitions(Struct, frozen=True):
 
 
 class FindOffsets(Struct, frozen=True):
-    """A background task: look up the start or end offsets of partitions without a position.
+    """A background task: look up the start or end offsets of partitions without a committed offset.
 
     Its result is `OffsetsFound`.
     """
@@ -420,7 +420,9 @@ class LookForTopics(Struct, frozen=True):
 
 
 class ImportGroupOffsets(Struct, frozen=True):
-    """A background task: ask the group's earlier coordinator for its committed offsets. Its result is `GroupImported`.
+    """A background task: ask the group's earlier coordinator, Kafka's own, for its committed offsets.
+
+    Its result is `GroupImported`.
 
     Attributes:
         ticket: a number that the result repeats; a result with another number is stale.
@@ -461,7 +463,7 @@ class Meter(enum.StrEnum):
 
 
 class Counted(NamedTuple):
-    """An increase of a counter by `amount`."""
+    """An effect: a counter of the coordinator increases by `amount`."""
 
     meter: Meter
     amount: int
@@ -533,7 +535,7 @@ class Downtime(NamedTuple):
 
 
 class Rebalanced(NamedTuple):
-    """A finished rebalance: the group is stable again.
+    """An effect: report a finished rebalance, after which the group is stable.
 
     Attributes:
         protocol: "classic", "consumer" or "push".

@@ -33,7 +33,7 @@ class PushRequestKind(enum.Enum):
 
 
 class PushPosition(NamedTuple):
-    """A partition's next offset to read."""
+    """A partition and the next offset to read, as a push consumer reports it."""
 
     topic: str
     partition: int
@@ -85,10 +85,9 @@ class ShowPushGroups(Struct, frozen=True):
 
 
 class OwnersMissing(Struct, frozen=True):
-    """A deletion of owner nodes that had been written for a push group's partitions.
+    """The report that owner nodes of a push group's partitions were deleted in ZooKeeper.
 
-    The owners of these partitions are stopped and started again, which needs a rebalance. Source: spec 4.7,
-    condition 1.
+    The group rebalances: the owners of these partitions are stopped and started again. Source: spec 4.7, condition 1.
     """
 
     group_id: str
@@ -96,7 +95,7 @@ class OwnersMissing(Struct, frozen=True):
 
 
 class OffsetsFound(Struct, frozen=True):
-    """The result of a `FindOffsets`. `failure` says why some positions are missing, else None."""
+    """The result of a `FindOffsets`: start or end offsets. `failure` says why some are missing, else None."""
 
     group_id: str
     member_id: str
@@ -196,7 +195,10 @@ class LeaveGroup(Struct, frozen=True):
 
 
 class OffsetToCommit(NamedTuple):
-    """A partition's new position. `topic_id` is the id in the request (version 10), else zero."""
+    """An offset to commit for one partition.
+
+    `topic_id` is the id in the request (version 10), else zero.
+    """
 
     topic: str
     partition: int
@@ -214,11 +216,11 @@ _NO_OFFSETS: Final = ((),) * len(OffsetToCommit._fields)
 
 
 class OffsetColumns(Sequence[OffsetToCommit]):
-    """The positions of a commit by column, since one commit may name hundreds of partitions.
+    """The offsets of a commit by column, since one commit may name hundreds of partitions.
 
     Attributes:
         columns: the fields of `OffsetToCommit` in its order, each of equal length.
-        places: topic and partition of each position.
+        places: topic and partition of each offset.
     """
 
     __slots__ = ("columns", "places")
@@ -229,14 +231,14 @@ class OffsetColumns(Sequence[OffsetToCommit]):
 
     @classmethod
     def of(cls, offsets: Sequence[OffsetToCommit]) -> OffsetColumns:
-        """Return committed positions by column, from either form in which an event has them."""
+        """Return offsets to commit by column, from either form in which an event has them."""
         if isinstance(offsets, OffsetColumns):
             return offsets
         return cls(list(zip(*offsets, strict=True)) or _NO_OFFSETS)
 
     @classmethod
     def joined(cls, parts: Sequence[Sequence[Sequence[Any]]]) -> OffsetColumns:
-        """Return the positions of several parts, each by column."""
+        """Return one `OffsetColumns` with the offsets of several parts, each given by column."""
         if len(parts) == 1:
             return cls(parts[0])
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
@@ -248,7 +250,7 @@ class OffsetColumns(Sequence[OffsetToCommit]):
 
     @property
     def metadata(self) -> Sequence[str]:
-        """The commit metadata of each position."""
+        """The commit metadata of each offset."""
         return self.columns[4]
 
     def __len__(self) -> int:
@@ -531,8 +533,8 @@ class RegisterConsumer(Struct, frozen=True):
         excluding: the consumer reads the topics that the expression does not match.
         streams: the number of streams for every matching topic.
         auto_commit: the consumer's answers to pings carry its positions.
-        from_begin: True reads a partition without a position from its begin, False from its end. None: the consumer
-            finds the start itself and is started with NO_POSITION.
+        from_begin: where to start in a partition without a committed offset: True at its start, False at its end. None:
+            the consumer finds the offset itself and is started with NO_POSITION.
     """
 
     request: int

@@ -49,7 +49,11 @@ ADDED_MS = 250
 
 
 def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
-    """Return the end of a member's grace: one lease after it was last heard, but never too soon for a reconnect."""
+    """Return when a member whose connection has ended is evicted, unless it returns before.
+
+    That is one lease after its last sign of life, but never too soon to reconnect. Without a lease, it is a little more
+    than its heartbeat interval.
+    """
     now_ms = step.now.mono_ms
     if event.lease_ms:
         lease_end_ms = max(now_ms if heard_ms is None else heard_ms, step.sessions_from_ms) + event.lease_ms
@@ -58,7 +62,7 @@ def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interv
 
 
 def shorten_session(step: Step, session: Timer, due_ms: int) -> None:
-    """End a member's session at `due_ms`, unless it ends earlier already."""
+    """Let a member's session end at `due_ms`, unless it ends earlier."""
     if session.due_ms is None or due_ms < session.due_ms:
         step.deadlines.set(session, due_ms)
 
@@ -71,8 +75,8 @@ class DetectorSettings(NamedTuple):
     """The failure detector's parameters for one protocol. The defaults suit groups that act on a suspicion.
 
     Attributes:
-        any_sign: every request of a member, and every released response, moves its due time. Otherwise only heartbeats
-            do, as in clients whose heartbeat timer runs independently of other requests.
+        any_sign: whether every request of a member, and every released response, moves the time when it is due.
+            Otherwise only heartbeats do, for clients whose heartbeat timer runs independently of other requests.
         late_percent: the tolerated delay before a member is silent, in percent of its interval.
         late_ms: the tolerated delay in addition to `late_percent`.
         reconnect_ms: the time that a client needs to reconnect after its connection ended.
@@ -155,7 +159,10 @@ class MonitoredMember:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether the member waits for a response and so has nothing to say; waiting for others counts too."""
+        """Whether the member waits for a response, so that no request is due from it.
+
+        Waiting for other members counts too.
+        """
         return self.long_poll is not None
 
     @property
@@ -176,14 +183,14 @@ class MonitoredMember:
         step.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
     def touch(self, step: Step, session_ms: int) -> None:
-        """Restart the session after a sign of life or a wait, unless the connection has ended."""
+        """Restart the session after a request or the end of a wait, unless the connection has ended."""
         if not self.lost:
             now_ms = step.now.mono_ms
             self.heard_ms = now_ms
             step.deadlines.set(self.session, now_ms + session_ms)
 
     def end_grace(self, step: Step, session_ms: int) -> None:
-        """Restart the session after a request on any connection, and end the grace period."""
+        """End the member's grace period, if any, and restart its session, after a request on any connection."""
         self.lost = False
         self.touch(step, session_ms)
 
@@ -227,7 +234,10 @@ class MonitoredMember:
         self.released_ms = None
 
     def due_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
-        """Return when the next request is due, None if unknown; `usual_ms` stands in for an unknown interval."""
+        """Return when the member's next request is due, by the monotonic clock; None if that is unknown.
+
+        `usual_ms` is the interval to assume if the member's own is unknown; 0: none.
+        """
         interval = self.interval_ms or usual_ms
         since_ms = self.heard_ms if settings.any_sign else self.beat_ms
         if since_ms is None or not interval:
@@ -257,7 +267,7 @@ class MonitoredMember:
         return due_ms + longest - interval + longest * settings.late_percent // 100 + settings.late_ms
 
     def clear_suspicion(self, step: Step) -> None:
-        """Record that a suspected member was heard again, and how long it took."""
+        """Record that a suspected member was heard again, and how long it was silent."""
         if self.heard_ms is not None:
             self.slowest_ms = max(self.slowest_ms, step.now.mono_ms - self.heard_ms)
 
@@ -332,9 +342,9 @@ class MonitoredGroup(ABC):
             shorten_session(step, member.session, now_ms if is_dead else end_ms)
 
     def extend_session(self, step: Step, session: Timer) -> bool:
-        """Extend a session that has ended if an earlier owner of the shard may have had a later sign of life.
+        """Extend an expired session if an earlier owner of the shard may have heard the member later than this one.
 
-        The grace of a member without a connection includes this time from the start (`grace_end_ms`).
+        The grace period of a member without a connection includes this time from the start (`grace_end_ms`).
 
         Returns:
             Whether the session was extended.

@@ -46,7 +46,7 @@ Appliers: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 
 
 def leave_cause(leaving: Sequence[LeavingMember]) -> Cause:
-    """Return the cause of a rebalance after members left, with the reasons that they gave."""
+    """Return the rebalance cause for members that left, with the reasons that they gave."""
     named = [member.member_id or member.instance_id or "" for member in leaving]
     reasons = ", ".join(sorted({member.reason for member in leaving if member.reason}))
     text = f"{', '.join(named)} left (reason: {reasons or 'not given'})"
@@ -102,7 +102,7 @@ class GroupMembership(LongPollingGroup):
 
     @abstractmethod
     def has_records(self) -> bool:
-        """Return whether the membership has any records."""
+        """Return whether the journal has any record of the membership."""
 
     @abstractmethod
     def tombstones(self) -> Iterator[RecordKey]:
@@ -145,10 +145,7 @@ class GroupMembership(LongPollingGroup):
         return
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode] | None:
-        """Return the partitions that a commit must leave unchanged although it is accepted, with their errors.
-
-        None: there are none.
-        """
+        """Return the partitions that an accepted commit must leave unchanged, with their errors; None: none."""
         return None
 
     def fetch_error(self, step: Step, event: OffsetFetch) -> ErrorCode:
@@ -183,12 +180,12 @@ class GroupMembership(LongPollingGroup):
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(unknown)))
 
     def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Refuse a ConsumerGroupHeartbeat: the group is of another kind."""
+        """Refuse a ConsumerGroupHeartbeat: the group is not under KIP-848."""
         text = f"Group {event.group_id} is not a consumer group."
         step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
     def expires_offsets(self) -> bool:
-        """Return whether any of the group's positions may expire in its present state."""
+        """Return whether any of the group's committed offsets may expire in its present state."""
         return True
 
     def empty_since_ms(self) -> int:
@@ -200,7 +197,7 @@ class GroupMembership(LongPollingGroup):
         return False
 
     def knows_topics(self) -> bool:
-        """Return whether the members' topics are known, so that positions of other topics may be deleted."""
+        """Return whether the members' topics are known, so that committed offsets of other topics may be deleted."""
         return True
 
 
@@ -221,7 +218,7 @@ class PendingOffset:
 
     Attributes:
         order: the offset's place among the pending offsets in the journal.
-        superseded: a later position of the partition is committed already, so this one will not replace it.
+        superseded: a later offset of the partition is committed already, so this one will not replace it.
     """
 
     record: OffsetCommitted
@@ -255,11 +252,11 @@ class Group:
         return not (self.offsets or self.pending or self.membership.has_records())
 
     def state(self) -> GroupState:
-        """Return the state for ListGroups."""
+        """Return the group's state for ListGroups."""
         return self.membership.group_state()
 
     def all_partitions(self) -> list[Partition]:
-        """Return every partition with a committed or a pending position, each once."""
+        """Return every partition with a committed or a pending offset, each once."""
         return list(dict.fromkeys((*self.offsets, *self.pending_of)))
 
     def has_pending(self, partition: Partition) -> bool:

@@ -31,7 +31,7 @@ SHORTEST_MS = 100
 
 
 class Release(enum.Enum):
-    """The reason why a held response is sent."""
+    """Why a delayed heartbeat response is sent."""
 
     NOW = enum.auto()
     DISCONNECTED = enum.auto()

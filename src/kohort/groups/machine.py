@@ -248,7 +248,7 @@ class GroupMachine:
     ) -> Effects:
         """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
-        The outcome may hold records.
+        The returned effects may hold records to append.
 
         Args:
             now: the time of the step.

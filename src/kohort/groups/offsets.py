@@ -66,7 +66,7 @@ class CommittedOffsets:
         self.context = context
 
     def commit(self, event: OffsetCommit) -> None:
-        """Commit the positions of a member, or of a client that assigns partitions to itself."""
+        """Commit the offsets of a member, or of a client that assigns partitions to itself."""
         context = self.context
         group = context.ledger.groups.get(event.group_id)
         error = NO_ERROR
@@ -105,7 +105,7 @@ class CommittedOffsets:
         context.reply(event.request, reply)
 
     def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
-        """Write positions that belong to no transaction; return their records."""
+        """Write the offsets of a commit that belongs to no transaction; return their records."""
         context = self.context
         records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
         context.ledger.take_commit(group, offsets.places, records)
@@ -124,7 +124,7 @@ class CommittedOffsets:
         return ErrorCode.POLICY_VIOLATION if self.context.create_group(event.group_id) is None else ErrorCode.NONE
 
     def commit_transactional(self, event: TxnOffsetCommit) -> None:
-        """Commit positions that take effect when the producer's transaction commits."""
+        """Store the offsets of a TxnOffsetCommit, which take effect when the producer's transaction commits."""
         context = self.context
         group = context.find(event.group_id)
         error = ErrorCode.NONE
@@ -148,7 +148,7 @@ class CommittedOffsets:
         context.reply(event.request, OffsetCommitReply(errors))
 
     def commit_pending(self, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
-        """Write one pending position of a transaction."""
+        """Write one pending offset of a transaction."""
         if not sizes.metadata_fits(offset.metadata, self.context.config.offset_metadata_bytes_max):
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
         self.context.emit(
@@ -169,13 +169,13 @@ class CommittedOffsets:
         return ErrorCode.NONE
 
     def end_transaction(self, event: TransactionEnded) -> None:
-        """Apply a transaction's end marker: its pending positions are committed or dropped."""
+        """Apply a transaction's end marker: its pending offsets are committed or dropped."""
         self.context.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
         if event.request is not None:
             self.context.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
 
     def fetch(self, event: OffsetFetch) -> None:
-        """Return committed positions. A group or a partition without any is no error."""
+        """Return committed offsets. A group or a partition without any is no error."""
         context = self.context
         group = context.find(event.group_id)
         wanted: tuple[Partition, ...]
@@ -206,7 +206,7 @@ class CommittedOffsets:
         return FetchedOffset(found.topic, found.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
     def delete(self, event: OffsetDelete) -> None:
-        """Delete positions of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
+        """Delete committed offsets of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
         context = self.context
         group = context.find(event.group_id)
         if group is None:
@@ -220,7 +220,7 @@ class CommittedOffsets:
         context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
 
     def delete_one(self, group: Group, partition: TopicPartition, subscribed: frozenset[str] | None) -> ErrorCode:
-        """Delete one partition's committed and pending positions; having none is no error.
+        """Delete one partition's committed and pending offsets; having none is no error.
 
         Args:
             group: the group.
@@ -236,11 +236,11 @@ class CommittedOffsets:
         return ErrorCode.NONE
 
     def tombstone(self, group_id: str, partition: Partition) -> None:
-        """Write the tombstone of a partition's position."""
+        """Write the tombstone of a partition's committed offset."""
         self.context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
 
     def on_topics_deleted(self, event: TopicsDeleted) -> None:
-        """Delete the positions of deleted topics. Source: scenario 14."""
+        """Delete the committed offsets of deleted topics. Source: scenario 14."""
         topics = {} if self.context.image.sure else self.context.image.topics
         ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
         self.drop_positions(
@@ -248,7 +248,7 @@ class CommittedOffsets:
         )
 
     def on_loaded(self) -> None:
-        """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
+        """Delete the offsets of topics that were deleted while no coordinator ran; skip this if no topics are known."""
         topics = self.context.image.topics
         if not self.context.image.sure:
             self.remove_unregistered()
@@ -256,7 +256,7 @@ class CommittedOffsets:
             self.drop_positions(lambda topic, topic_id: topic not in topics)
 
     def remove_unregistered(self) -> None:
-        """Request a search for topics with committed offsets that the topic image lacks, or has under another id.
+        """Request a check of topics with committed offsets that the topic image lacks, or has under another id.
 
         Absence from the image alone deletes nothing.
         """
@@ -281,7 +281,7 @@ class CommittedOffsets:
     # -- Import of the offsets that an earlier coordinator has kept; `admission.GroupImports` has the protocol
 
     def on_imported(self, event: GroupImported) -> None:
-        """Import a group's offsets, unless this machine did not ask: the shard was loaded again since."""
+        """Handle the result of a group's import; ignore it if this import was started before the shard's last load."""
         context = self.context
         if context.imports.under_way.get(event.group_id) != event.ticket:
             return
@@ -332,11 +332,11 @@ class CommittedOffsets:
     # may still replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
     def schedule(self) -> None:
-        """Schedule the next expiration after the configured interval."""
+        """Schedule the next expiration of committed offsets, after `offsets.retention.check.interval.ms`."""
         self.context.start_timer(self.context.expiry, self.context.config.offsets_retention_check_ms)
 
     def on_deadline(self) -> None:
-        """Expire some groups' positions; the rest follow in the next steps."""
+        """Expire the committed offsets of some groups; the rest follow in the next steps."""
         context = self.context
         if not context.expiring:
             context.expiring = list(reversed(context.ledger.groups))
@@ -352,7 +352,7 @@ class CommittedOffsets:
             self.schedule()
 
     def expire_group(self, group: Group) -> None:
-        """Remove a group's expired positions, and the group itself if it has no positions and no members."""
+        """Remove a group's expired offsets, and the group itself if no offsets and no members are left."""
         membership = group.membership
         if not membership.expires_offsets():
             return
@@ -374,7 +374,7 @@ class CommittedOffsets:
             self.context.remove(group)
 
     def is_expired(self, group: Group, record: OffsetCommitted) -> bool:
-        """Return whether a position's retention is over."""
+        """Return whether a committed offset's retention is over."""
         now_ms = self.context.ages.now_ms(self.context.now.wall_ms, self.context.now.mono_ms)
         if record.expire_ms >= 0:
             return now_ms >= record.expire_ms
@@ -383,7 +383,7 @@ class CommittedOffsets:
 
 
 def all_accepted_reply(size: int) -> OffsetCommitReply:
-    """Return the reply to a commit of this many positions, all of which were accepted."""
+    """Return the reply to a commit of this many partitions, all of which were accepted."""
     return _small_accepted(size) if size <= ACCEPTED_KEPT_MAX else OffsetCommitReply((NO_ERROR,) * size)
 
 
@@ -393,7 +393,7 @@ def _small_accepted(size: int) -> OffsetCommitReply:
 
 
 def metadata_size_error(metadata: str, limit: int) -> ErrorCode:
-    """Return NONE, or OFFSET_METADATA_TOO_LARGE if a position's metadata exceeds the limit."""
+    """Return OFFSET_METADATA_TOO_LARGE if the metadata of a committed offset exceeds the limit, else NONE."""
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
@@ -419,7 +419,10 @@ def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expir
 
 
 def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: bool) -> tuple[FetchedOffset, ...]:
-    """Return the partitions' positions, or UNSTABLE_OFFSET_COMMIT where a transaction may change one."""
+    """Return the committed offsets of these partitions for OffsetFetch.
+
+    With `require_stable`, a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT.
+    """
     found = zip(partitions, map(group.offsets.get, partitions), strict=True)
     if require_stable and group.pending:
         return tuple([fetched_offset(part, record, unstable=group.has_pending(part)) for part, record in found])

@@ -65,7 +65,7 @@ class Tombstone(Struct, frozen=True):
 
 
 class OffsetCommitted(NamedTuple):
-    """A group's position in one partition.
+    """A group's committed offset in one partition.
 
     Attributes:
         leader_epoch: the epoch of the record before the offset, -1 if unknown.
@@ -158,7 +158,7 @@ class GenerationStarted(Struct, frozen=True):
 
 
 class OffsetsImported(Struct, frozen=True):
-    """The import of a group's offsets from an earlier coordinator, which is not repeated.
+    """The import of a group's offsets from an earlier coordinator, Kafka's own, which is not repeated.
 
     The record outlives the group. A deleted or expired group therefore does not return with its old offsets.
 

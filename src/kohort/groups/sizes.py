@@ -33,7 +33,7 @@ def surely_fitting_chars(limit: int) -> int:
 
 
 def metadata_fits(metadata: str, limit: int) -> bool:
-    """Return whether a position's metadata is within the limit (characters, as Kafka counts) and fits its record."""
+    """Return whether a commit's metadata is within the limit (characters, as Kafka counts) and fits its record."""
     return len(metadata) <= limit and names_fit(metadata)
 
 

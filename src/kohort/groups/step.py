@@ -119,7 +119,7 @@ class Step(ABC):
             self.effects.notes.append(_NEW_COUNT((meter, amount)))
 
     def rebalance_caused(self, group_id: str, cause: Cause) -> None:
-        """Record a cause of the rebalance that begins now, or that is under way."""
+        """Record a cause of the rebalance that begins now, or of the one under way, for metrics and history."""
         self.effects.notes.append(RebalanceCaused(group_id, cause, self.now.wall_ms))
 
     def group_emptied(self, group_id: str, generation: int = -1) -> None:

@@ -60,7 +60,7 @@ class ImageChange(NamedTuple):
 
     @classmethod
     def between(cls, before: TopicImage, after: TopicImage) -> ImageChange:
-        """Return what has changed from `before` to `after`."""
+        """Return the difference between the topic images `before` and `after`."""
         changed = {name for name, topic in after.topics.items() if before.topics.get(name) != topic}
         changed.update(before.topics.keys() - after.topics.keys())
         return cls(frozenset(changed), before.topics.keys() != after.topics.keys())

@@ -118,7 +118,7 @@ class LinkFrames:
 
 
 class ListenerHandshake:
-    """The listener's side of a handshake.
+    """The listener's side of the mutual authentication by a shared secret, without I/O.
 
     Attributes:
         nonce: what it sends first.
@@ -142,7 +142,7 @@ class ListenerHandshake:
 
 
 class CallerHandshake:
-    """The caller's side of a handshake."""
+    """The caller's side of the mutual authentication by a shared secret, without I/O."""
 
     def __init__(self, token: bytes, theirs: bytes) -> None:
         """Begin the handshake with the listener's nonce."""
@@ -175,7 +175,7 @@ class Link:
         self._sending = threading.Lock()
 
     def name_for_peer(self) -> str:
-        """Return this process's name for the other end, which can then check whether it has ended (`io.processes`)."""
+        """Return this process's identity (`io.processes`) for the peer, which can then check whether it has ended."""
         return name_for_peer(self._socket)
 
     def send(self, body: bytes) -> bool:
@@ -232,7 +232,7 @@ class Link:
         self._socket.close()
 
     def close_copy(self) -> None:
-        """Close a forked child's copy without informing the other end."""
+        """Close the copy of the connection in a forked child; the parent's stays open."""
         self._socket.close()
 
 
@@ -379,7 +379,7 @@ class _AsyncStream:
             self._pieces = self._tls.decrypted_pieces(data)
 
     async def receive_exactly(self, size: int) -> bytes:
-        """Return exactly so many bytes.
+        """Receive exactly `size` bytes.
 
         Raises:
             OSError: as `receive`, or the other end is gone.
@@ -409,7 +409,7 @@ class AsyncLink:
         return False
 
     async def bodies(self, idle_s: float) -> AsyncIterator[bytes]:
-        """Yield bodies until the other end is gone.
+        """Yield the bodies of received frames until the peer is gone.
 
         Raises:
             TimeoutError: nothing came for `idle_s`.

@@ -52,16 +52,16 @@ class _Phase(Enum):
 
 
 class GatePlace:
-    """One connection's place among the limited number that a listener accepts."""
+    """One connection's slot among the limited number that a listener accepts."""
 
     def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
         self._gate, self.address, self.close = gate, address, close
         self.phase = _Phase.STRANGER
 
     def mark_authenticated(self) -> bool:
-        """Count the connection as authenticated.
+        """Count the connection as authenticated; return False if it must be closed.
 
-        False: there is no place for another one, or the connection was closed to make room.
+        That is so if all slots for authenticated ones are taken, or it was closed to make room.
         """
         return self._gate._prove(self)
 

@@ -143,9 +143,9 @@ def _in_lasting_thread(start: Callable[[], _Child]) -> _Child:
 
 @cache
 def _starts_of(pid: int) -> _Starts:
-    """Start the thread that starts child processes of process `pid`, and return its queue.
+    """Start the thread that forks child processes for process `pid`, and return its queue.
 
-    A forked process needs its own.
+    A forked process needs its own thread.
     """
     starts: _Starts = queue.SimpleQueue()
     threading.Thread(target=_start_each, args=(starts,), name=f"kohort-starts-children-{pid}", daemon=True).start()

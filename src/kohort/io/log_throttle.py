@@ -129,7 +129,7 @@ class LogAllowance:
         self._left, self._at = float(burst), now
 
     def has_room(self, now: float) -> bool:
-        """Return whether one more line is allowed."""
+        """Return whether another line may be written at this time."""
         self._left = min(self._burst, self._left + (now - self._at) / self._pause_s)
         self._at = now
         return self._left >= 1
@@ -150,7 +150,7 @@ class LogThrottle(logging.Filter):
         self._left_out: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written."""
+        """Return whether a log line is written, or suppressed by the throttle."""
         if record.msg is _LEFT_OUT:
             return True
         now = self._clock()

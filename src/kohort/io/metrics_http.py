@@ -58,7 +58,7 @@ HEADER_BYTES_MAX = 16 << 10
 
 
 class _BoundedInput(socket.SocketIO):
-    """The bytes of a request; raises OSError after `HEADER_BYTES_MAX`."""
+    """The input of an HTTP request; a read raises OSError after `HEADER_BYTES_MAX` bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, "r")
@@ -86,7 +86,7 @@ class _Request(WSGIRequestHandler):
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))
 
     def parse_request(self) -> bool:
-        """Parse the request; the connection is not closed for another scrape from now on."""
+        """Parse the request; from now on the connection counts as served, and is the last to be closed for others."""
         parsed = super().parse_request()
         self.server.has_asked(self.connection)
         return parsed
@@ -190,7 +190,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         super().shutdown_request(request)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Record that a connection has sent its whole request, so that others are closed before it."""
+        """Record that a connection has sent its whole request, so that slower ones are closed first to make room."""
         with self._lock:
             if request in self._scrapes:
                 self._scrapes[request].has_asked = True

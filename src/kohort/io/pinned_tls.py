@@ -108,7 +108,7 @@ class TlsPipe:
             self._in.write(data)
 
     def encrypted(self, data: bytes) -> bytes:
-        """Return the bytes to send for this data."""
+        """Encrypt data, and return the bytes to send."""
         with self._lock:
             self._tls.write(data)
             return self._out.read()
@@ -134,7 +134,7 @@ class TlsPipe:
         return bytes(found)
 
     def _carried(self, size: int) -> None:
-        """React to a decrypted TLS record of `size` bytes of data; a listener's end uncounts it as a silent one."""
+        """Do nothing; a listener's end counts here that a TLS record carried `size` bytes of data."""
 
 
 class ListenerPipe(TlsPipe):

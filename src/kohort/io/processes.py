@@ -47,7 +47,7 @@ def owned_ms(lease_ms: float) -> float:
 
 
 def beat_ms(lease_ms: int) -> int:
-    """Return the longest heartbeat interval, in ms, with which a second heartbeat can still renew the lease."""
+    """Return the longest heartbeat interval in ms that renews a lease even if one heartbeat fails: 2/5 of the lease."""
     return lease_ms * 2 // 5
 
 
@@ -88,7 +88,10 @@ class _Named(NamedTuple):
 
 
 def own_name() -> str:
-    """Return this process's name, "" where the platform has none. A forked child has its own."""
+    """Return this process's identity: boot, PID namespace, PID and start time; "" except on Linux.
+
+    A forked child has its own.
+    """
     global _own
     pid = os.getpid()
     if _own[0] != pid:
@@ -97,7 +100,7 @@ def own_name() -> str:
 
 
 def name_for_peer(sock: socket) -> str:
-    """Return this process's name if both ends of a connection are on one machine, else ""."""
+    """Return this process's identity if both ends of a connection have the same address (one machine); else ""."""
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]
     except OSError:
@@ -106,7 +109,7 @@ def name_for_peer(sock: socket) -> str:
 
 
 def name_of(pid: int) -> str:
-    """Return the name of a process in this process's namespace, "" if it can't have one or is gone."""
+    """Return the identity of a process: boot, PID namespace, PID and start time; "" if unknown or already gone."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (_PROC / "self/ns/pid").readlink().name
@@ -123,7 +126,7 @@ def has_ended(name: str) -> bool:
     """Return whether the process of this name has certainly ended; False if it lives or its state is unknown.
 
     Args:
-        name: from `own_name` of any process; nothing is known of any other text.
+        name: the process's identity, from `own_name`; for any other text the result is False.
     """
     mine, other = _parse(own_name()), _parse(name)
     if mine is None or other is None or (mine.boot, mine.namespace) != (other.boot, other.namespace):

@@ -21,7 +21,8 @@ class LoadedCertificates:
 
     Attributes:
         identity: The server's private key and certificates, as PEM.
-        authorities: Whose certificates clients must show, as PEM; None: clients need no certificate.
+        authorities: the CA certificates, as PEM, one of which must have issued a client's certificate; None: clients
+            need none.
         context: Serves connections with them.
     """
 
@@ -76,7 +77,7 @@ class ServerCertificates:
         return found
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection."""
+        """Return the TLS context for a new connection, from the newest usable files."""
         self.reload_if_changed()
         return self.loaded.context
 

@@ -50,7 +50,7 @@ class RecordCounter:
 
 
 class SilentRecords:
-    """A count of the TLS records without data that a client has sent, less those that its data entitles it to."""
+    """A bounded count of a client's TLS records without data, which cost time. Data that it sends makes up for some."""
 
     __slots__ = ("_count",)
 
@@ -58,15 +58,15 @@ class SilentRecords:
         self._count = 0.0
 
     def count_records(self, records: int) -> None:
-        """Count records that are given to OpenSSL."""
+        """Add to the count the TLS records that are handed to OpenSSL."""
         self._count += records
 
     def uncount_carried(self, size: int) -> None:
-        """Uncount a record that carried `size` bytes of data, and as many empty ones as these bytes allow."""
+        """Take back a record that carried `size` bytes of data, and as many empty ones as these bytes make up for."""
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 
     def check_bound(self) -> None:
-        """Check the number, after everything that was given to OpenSSL is decrypted.
+        """Check that the count is within its limit, once everything that OpenSSL was given is decrypted.
 
         Raises:
             ConnectionAbortedError: the client sends too many.

@@ -109,7 +109,7 @@ class Survey:
         self.damages: list[LogDamage] = []
 
     def steps(self) -> Iterator[None]:
-        """Examine the log in steps of some milliseconds."""
+        """Examine the damaged log in steps of some milliseconds."""
         source, done, last = self._source, 0, self._last
         for found in checked_batches(source, source.log_start_offset, _STEP_BYTES):
             if isinstance(found, LogDamage):

@@ -239,7 +239,7 @@ class AppendStartedValue(Message, key=10001, versions=(0, 0)):
 
 
 def append_started(offsets: int) -> KeyValue:
-    """Build the record before an append of several batches."""
+    """Return the record that precedes an append of several batches, and names how many offsets they span."""
     return _SHORT.pack(_APPEND_STARTED), _value(AppendStartedValue(offsets=offsets), 0)
 
 
@@ -282,7 +282,7 @@ def _offset_prefix(group_id: str, topic: str) -> bytes:
 
 
 def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
-    """Return the bytes that a commit's records have in common.
+    """Return the bytes that the offset records of one commit and topic have in common.
 
     None for a commit of an old client with a retention time, whose values have another version.
 
@@ -319,7 +319,7 @@ def _expiring_value(record: OffsetCommitted) -> bytes:
 
 
 def encode_key(key: RecordKey) -> bytes:
-    """Return Kafka's bytes of a record's key."""
+    """Return a record key in the bytes that Kafka (or kohort, for its own kinds) writes."""
     schema, names = _KEYS[key[0]]
     message: Message = schema(**dict(zip(names, key[1:], strict=True)))
     return _SHORT.pack(key[0]) + message.encode(0)

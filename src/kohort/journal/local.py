@@ -88,7 +88,7 @@ class LogJournal:
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> None:
-        """Append records (`Journal.append`): durable when it returns."""
+        """Append records to the partition (`Journal.append`); they are durable when this returns."""
         self._check_term(term)
         if not records:
             return

@@ -74,9 +74,9 @@ def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
 
 
 def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
-    """Encode one record of the journal itself, which belongs to no group, as a batch's only record.
+    """Encode a single record, such as a fence, as the body of a batch.
 
-    Return it with the count.
+    Return it with the number of records, 1.
     """
     building = _Batches(0, BATCH_BYTES_MAX)
     building.add(key, value)
@@ -84,7 +84,7 @@ def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
 
 
 class _Batches:
-    """Batches under construction; the last one is open."""
+    """The record batches of one append while they are built; the last one is still open."""
 
     def __init__(self, now_ms: int, bytes_max: int) -> None:
         self._now_ms = now_ms
@@ -119,7 +119,7 @@ class _Batches:
         return b"".join(self._parts), self._count
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Add records of any kind, in their order."""
+        """Add records of any kind to the batches, in their order."""
         for kind, run in groupby(records, type):
             if kind is OffsetCommitted:
                 offsets = list(cast("Iterator[OffsetCommitted]", run))
@@ -224,7 +224,7 @@ def _packer(head: int, delta: int, middle: int, before: int, after: int) -> Call
 
 
 def _delta_width(number: int) -> tuple[int, int]:
-    """Return the bytes of a record's offset delta as a varint, and how many deltas from it on take as many."""
+    """Return how many bytes an offset delta takes as a varint, and how many deltas from it on take as many bytes."""
     width, end = 1, 64
     while number >= end:
         width, end = width + 1, end << 7

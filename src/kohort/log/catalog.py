@@ -106,10 +106,10 @@ def _checksum(data: bytes) -> int:
 
 
 def _topic(row: _Row) -> CatalogTopic:
-    """Return the topic of a row.
+    """Return the topic of a catalog row.
 
     Raises:
-        ValueError: its id is none, or its name would lead out of the data folder.
+        ValueError: the topic id is malformed, or the name is not allowed because it would lead out of the data folder.
     """
     if not topic_name_allowed(row.name):
         raise ValueError(f"topic name {row.name[:300]!r} is not allowed: {TOPIC_NAME_RULE}")
@@ -119,7 +119,7 @@ def _topic(row: _Row) -> CatalogTopic:
 def write_catalog(
     folder: Path, topics: Mapping[str, CatalogTopic], power_losses: int = 0, removed: Collection[uuid.UUID] = ()
 ) -> None:
-    """Replace the catalog; durable when this returns."""
+    """Replace the catalog file atomically; durable when this returns."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
     file = _CatalogFile(_VERSION, rows, power_losses, [encode_id(topic_id) for topic_id in removed])
     file.checksum = _checksum(msgspec.json.encode(file))
@@ -212,7 +212,7 @@ class Catalog:
         return None if found is None else cls(folder, *found)
 
     def note_power_loss(self) -> None:
-        """Increase `power_losses`; durable when this returns."""
+        """Increase the stored count of power losses; durable when this returns."""
         self.power_losses += 1
         self._write_catalog(self.topics)
 
@@ -229,7 +229,7 @@ class Catalog:
             self.names.add(topic.name)
 
     def remove(self, names: Collection[str]) -> list[CatalogTopic]:
-        """Remove existing topics; durable when this returns.
+        """Remove existing topics from the catalog; durable when this returns.
 
         Raises:
             OSError: the file could not be written; nothing has changed.
@@ -248,15 +248,13 @@ class Catalog:
         return gone
 
     def forget_removed(self, topic_ids: Iterable[uuid.UUID]) -> None:
-        """Forget deleted topics whose folders have other names now, or are gone. `settle` writes it."""
+        """Forget deleted topics whose folders are gone or have other names now; `settle` writes that to the file."""
         known = self.removed.intersection(topic_ids)
         self.removed -= known
         self._unsure = self._unsure or bool(known)
 
     def settle(self) -> None:
-        """Write the catalog again if the last write failed.
-
-        Otherwise the file may have another content than memory after a power loss.
+        """Write the catalog again if the file may differ from memory, for example after a failed write.
 
         Raises:
             OSError: the file could not be written.
@@ -272,14 +270,17 @@ class Catalog:
 
 @dataclass(slots=True)
 class Draft(Generic[L]):
-    """Topics that are being created or grown, with the logs of their new partitions. They are not visible yet."""
+    """Topics that one request creates or grows, with the logs of their new partitions. They are not visible yet."""
 
     topics: dict[str, CatalogTopic] = field(default_factory=dict)
     logs: dict[tuple[str, int], L] = field(default_factory=dict)
     names: TopicNames = field(default_factory=lambda: TopicNames(()))
 
     def check_partitions(self, name: str, partitions: int, added: int, there: int, limits: StoreLimits) -> None:
-        """Check that `added` partitions are allowed for a topic with `partitions` in all, besides the existing `there`.
+        """Check that the limits on partitions allow a new size of a topic.
+
+        `partitions` is its new number of partitions, `added` of them are new, and `there` counts those of all topics
+        now.
 
         Raises:
             InvalidInputError: they are not.
@@ -305,7 +306,7 @@ def _metric_name(name: str) -> str:
 
 
 def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """Return the defaults with a topic's explicit configs.
+    """Return a topic's settings: the defaults, overridden by its explicit configs.
 
     Raises:
         InvalidInputError: a config is invalid (INVALID_CONFIG).

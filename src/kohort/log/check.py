@@ -403,7 +403,10 @@ class PartitionCheck:
             self._records(LogDamage(rules.path, size, 0, end_offset, known_end, reason), "records")
 
     def _indexes(self, rules: SegmentRules, ends: Mapping[int, int], stamps: Mapping[int, int], size: int) -> None:
-        """Compare the indexes with the batches: their `ends` by position, and their `stamps` by last offset."""
+        """Compare the offset and time index of a segment with its batches.
+
+        `ends` are the batches' last offsets by position, `stamps` their largest timestamps by last offset.
+        """
         stem = str(rules.path).removesuffix(".log")
         index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
         damages = [finding.damage for finding in self.found if finding.damage.path == rules.path]

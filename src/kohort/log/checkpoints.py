@@ -97,7 +97,8 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
 def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM) -> None:
     """Replace the given offset checkpoints of a data folder, by file name, if they change; durable when this returns.
 
-    Their checksums are replaced first, and then name the old and the new content: a crash may leave either.
+    The file of their checksums is replaced first, with the checksums of both old and new content. So either is valid
+    after a crash.
 
     Raises:
         OSError: a file could not be written.
@@ -216,7 +217,7 @@ def write_epochs(
 
 
 def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
-    """Read `leader-epoch-checkpoint`.
+    """Read a partition's `leader-epoch-checkpoint` as (epoch, start offset) pairs.
 
     Raises:
         CorruptDataError: the file is damaged.
@@ -297,7 +298,7 @@ def encode_id(value: uuid.UUID) -> str:
 
 
 def decode_id(text: str) -> uuid.UUID:
-    """Decode an id from `encode_id`.
+    """Decode a topic id from Kafka's 22 characters, as `encode_id` writes it.
 
     Raises:
         ValueError: the text is no id.

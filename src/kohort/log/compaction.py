@@ -49,7 +49,7 @@ class Compaction:
     """
 
     def __init__(self, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> None:
-        """Prepare a run. `off_loop` takes the work on large batches; None: they are worked through in the steps."""
+        """Prepare a compaction. `off_loop` runs the work on large batches elsewhere; None: it is done in the steps."""
         self._off_loop = off_loop
         log.settle()  # completes an earlier replacement of segments, which this run reads
         self._log = log
@@ -130,9 +130,9 @@ class Compaction:
         collect_keys(data, parse_header(data), self._last, limit)
 
     def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
-        """Run `job` on one batch, with the most bytes that it may decompress to.
+        """Run `job`, with a limit on decompressed bytes, on one batch: here if the batch is small, else by `off_loop`.
 
-        A larger batch is worked through in another thread.
+        Yield True while another thread works on the batch.
         """
         if self._off_loop is None:
             job(RECORDS_BYTES_MAX)
@@ -192,10 +192,10 @@ class Compaction:
         fs.fsync(out.fd)
 
     def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
-        """Append those records of a batch to `kept` that compaction keeps.
+        """Append the records of a batch that compaction keeps to `kept`.
 
-        The log's last batch stays as it is. A reader knows only by it that nothing more follows: without it, those that
-        read up to the end offset would wait for ever. Source: KAFKA-17076.
+        The log's last batch stays as it is, because a reader up to the end offset waits for a batch that ends there.
+        Source: KAFKA-17076.
         """
         if header.next_offset == self._end:
             kept.append(data)
@@ -265,7 +265,7 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
 
 
 def _sound(segment: Segment, batch: LocatedBatch) -> bytes:
-    """Read a batch for compaction, after checking its checksum.
+    """Read a batch for compaction, and verify its checksum.
 
     Raises:
         DamagedError: the checksum does not match. A new checksum would hide that.

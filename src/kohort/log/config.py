@@ -209,7 +209,7 @@ class LogConfig:
 
     @property
     def log_append_time(self) -> bool:
-        """Whether the broker's clock stamps the batches."""
+        """Whether the broker's clock stamps the batches (`message.timestamp.type`)."""
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
@@ -249,7 +249,7 @@ def check_together(config: LogConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """The limits of one data folder."""
+    """The limits of one data folder: open files, topics, partitions, producers, and the intervals of its checks."""
 
     open_files: int = 512
     """The most open log files. A process's usual soft limit is 1,024, and sockets need the rest."""

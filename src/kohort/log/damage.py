@@ -77,12 +77,12 @@ class UnverifiedBytes:
         self._spans: list[tuple[int, int]] = []
 
     def covers(self, begin: int, stop: int) -> bool:
-        """Return whether everything between these positions was verified."""
+        """Return whether all bytes between two file positions are verified."""
         number = bisect_right(self._spans, (begin, self.end + 1)) - 1
         return number >= 0 and self._spans[number][1] >= stop
 
     def add(self, begin: int, stop: int) -> None:
-        """Record that this range was verified."""
+        """Record that the bytes between two file positions were verified."""
         touching = [span for span in self._spans if span[0] <= stop and span[1] >= begin]
         for span in touching:
             self._spans.remove(span)

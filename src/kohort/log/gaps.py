@@ -120,7 +120,7 @@ class GapCount:
         self.count += 1
 
     def sentence(self) -> str:
-        """Describe what can't be verified without the index."""
+        """Describe for the log which offsets can't be verified without the offset index."""
         return (
             f"its offset index was missing or wrong, and nothing else tells whether the offsets of the batches beside "
             f"its {self.count} gaps are right, from offset {self.first} on; all of them are served. If the file was "

@@ -81,7 +81,7 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
 
 
 class _IndexFile:
-    """The file of an index, as far as fsync is concerned."""
+    """The base of the three index files of a segment: fsyncs the file, also after a failed fsync."""
 
     __slots__ = ("_fs", "_path", "_unsure")
 
@@ -164,11 +164,11 @@ class OffsetIndex(_IndexFile):
         self.positions.append(position)
 
     def before_offset(self, offset: int) -> int:
-        """Return the number of the last entry at or below `offset`, -1 if there is none."""
+        """Return the index (0-based) of the last entry at or below a relative `offset`; -1 if there is none."""
         return bisect_right(self.offsets, offset) - 1
 
     def before_position(self, position: int) -> int:
-        """Return the number of the last entry at or below `position`, -1 if there is none."""
+        """Return the index (0-based) of the last entry at or below a file `position`; -1 if there is none."""
         return bisect_right(self.positions, position) - 1
 
     def truncate(self, entries: int) -> None:
@@ -215,7 +215,7 @@ class OffsetIndex(_IndexFile):
         self._sync_file()
 
     def touch(self) -> None:
-        """Create an empty file if there is none: Kafka's log dump reads no time index without an offset index."""
+        """Create an empty index file if there is none: Kafka's log dump reads no time index without an offset index."""
         append_to_file(self._path, b"", self._fs)
 
 

@@ -21,7 +21,7 @@ UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectory
 
 
 def use_segment(segment: Segment, end_offset: int) -> RecoveryReport:
-    """Open a closed segment without loading its offset index, which makes starts fast.
+    """Open a closed segment quickly: its offset index is loaded, and its batches are verified, only when needed.
 
     Args:
         end_offset: the base offset of the next segment.

@@ -36,11 +36,9 @@ from kohort.wire.batch import BatchHeader, parse_header
 
 
 def epoch_end(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
-    """Return the end of the largest leader epoch up to the requested one, for a log that ends at `end_offset`.
+    """Return `(epoch, end offset)` of the largest leader epoch up to the requested one.
 
-    The result is `(epoch, end)`.
-
-    An epoch before the first known one ended where that began.
+    `end_offset` is the log's end. An epoch before the first known one ended where that began.
     """
     number = bisect_right(epochs, (epoch, end_offset)) - 1
     if number < 0:
@@ -55,7 +53,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
 
 
 def with_begun_epoch(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the leader epochs of a log from `start` to `end`, after another epoch begins.
+    """Return the (epoch, first offset) pairs of a log with records from `start` to `end`, plus a new epoch at `end`.
 
     Epochs without remaining records are left out.
     """
@@ -110,7 +108,7 @@ class PartitionLog:
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
-        """Create an empty object; callers use `open`."""
+        """Create an object without files; callers use `open`."""
         self.path = path
         limits = options.limits
         self._decompressed_ratio = limits.decompressed_ratio
@@ -132,7 +130,7 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, with recovery after an unclean shutdown. No folder is an empty log."""
+        """Open the folder `<topic>-<partition>`, with recovery after an unclean shutdown; no folder: an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
         fs = log.files.fs
@@ -176,7 +174,10 @@ class PartitionLog:
         return log
 
     def _forget_ended_aborts(self, cleaned_offset: int) -> None:
-        """Remove the transaction indexes of compacted segments that an earlier version kept; their markers are gone."""
+        """Clear the transaction indexes of compacted segments whose abort markers compaction has removed.
+
+        An earlier version of kohort kept such indexes.
+        """
         cleaned = [s for s in self.segments[:-1] if s.end_offset <= cleaned_offset and s.transactions.entries]
         outlived = [segment for segment in cleaned if segment.readable and segment.lacks_marker()]
         if outlived:
@@ -214,7 +215,7 @@ class PartitionLog:
         self.missing = False
 
     def check_readable(self) -> None:
-        """Check that the files can be used.
+        """Check that the log's files can be used.
 
         Raises:
             DamagedError: the log is not `readable`.
@@ -244,7 +245,7 @@ class PartitionLog:
         return self._config
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Apply changed settings."""
+        """Apply changed topic settings."""
         self._config = config
         self._validator = BatchValidator(self.path.name, config, self._decompressed_ratio)
 
@@ -363,7 +364,7 @@ class PartitionLog:
         return error_for(code, f"{self.path.name}: {text}")
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Append the control batch that ends a producer's transaction.
+        """Append the control batch that commits or aborts a producer's transaction.
 
         Raises:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
@@ -393,7 +394,10 @@ class PartitionLog:
             self._write_index_checksums({segment.base_offset for segment in segments})
 
     def _write_index_checksums(self, without: Collection[int] = ()) -> None:
-        """Write the checksums of the transaction indexes, which their format lacks, but not those of some segments."""
+        """Write the checksums of the transaction indexes to their checkpoint, except for the segments in `without`.
+
+        Kafka's format of these indexes has no checksum.
+        """
         known = self._index_checksums
         found: dict[int, checkpoints.IndexChecksum] = {}
         for segment in self.segments:
@@ -516,7 +520,7 @@ class PartitionLog:
         return TimestampOffset(-1, -1, -1)
 
     def _search_latest(self, end: int, budget: LoopBudget | None) -> Search[TimestampOffset]:
-        """Search the first record with the largest timestamp of those that are there, before `end`."""
+        """Search the first record with the largest timestamp, among those from the log start to before `end`."""
         start, latest = self.log_start_offset, TimestampOffset(-1, -1, -1)
         there = [s for s in self.segments if s.size and s.max_timestamp >= 0 and start < min(end, s.end_offset)]
         for segment in sorted(there, key=lambda s: (-s.max_timestamp, s.base_offset)):
@@ -541,7 +545,7 @@ class PartitionLog:
         return epoch_end(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Begin a leader epoch, which later appends have.
+        """Begin a leader epoch, which later batches get.
 
         Raises:
             FencedError: the epoch is below the current one.
@@ -582,7 +586,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def note_cleaned(self, offset: int, now_ms: int) -> None:
-        """Record that compaction has processed all records before this offset."""
+        """Record that compaction has processed all records before this offset, and when."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
         if self._cleanings and self._cleanings[-1][0] // step == now_ms // step:
@@ -650,7 +654,7 @@ class PartitionLog:
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """Create the file of a new segment that begins at this offset."""
+        """Create the file of a new, empty segment at this base offset, and return the segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create_file()
         self._names_new = True
@@ -665,7 +669,7 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
-        """Return the size of all log files."""
+        """Return the size of all log files of the partition."""
         return sum(segment.size for segment in self.segments)
 
     # -- ending
@@ -696,7 +700,7 @@ class PartitionLog:
             self._names_new = False
 
     def close(self) -> None:
-        """Flush, and write what speeds up the next opening."""
+        """Flush the log, and write indexes and a producer snapshot to make the next opening fast."""
         self.flush()
         if self.end_offset and not self.missing:
             self.write_snapshot()

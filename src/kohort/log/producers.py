@@ -26,7 +26,7 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class ProducerBatch(NamedTuple):
-    """One batch of a producer in the log."""
+    """The sequence numbers and offsets of one batch of a producer."""
 
     first_sequence: int
     last_sequence: int
@@ -185,7 +185,7 @@ class Producers:
             )
 
     def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
-        """Record that a marker is in the log.
+        """Record that a transaction marker is in the log.
 
         Returns:
             The first offset of the transaction that it ends, -1 if it ends none.
@@ -217,7 +217,7 @@ class Producers:
         return len(idle)
 
     def recall(self, header: BatchHeader) -> None:
-        """Restore an older batch of a producer from the log: the snapshot has only each producer's last batch."""
+        """Restore an earlier batch of a producer at the log's opening: the snapshot has only the last batch of each."""
         producer = self.by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             return

@@ -119,9 +119,9 @@ def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequen
 def _ended(
     segment: Segment, hole: LogDamage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """Truncate a segment at damage; if it was not the last one, or nothing is left of it, add an empty segment.
+    """Truncate a segment at damage; add an empty segment if it was not the last one or nothing of it is left.
 
-    Return the segments, and for each whether it has a torn end.
+    Return the new segments, and for each whether it has a torn end.
     """
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs
     ended: list[Segment] = []
@@ -367,7 +367,10 @@ def _end_at(
 
 
 def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
-    """Return the offset below which records certainly existed."""
+    """Return the offset below which the partition certainly had records: its recovery point.
+
+    After a clean shutdown, or if the machine kept running, a valid producer snapshot may prove a later one.
+    """
     known = options.known_end
     if options.clean or options.verified_offset is None:
         for offset in snapshot_offsets(names):

@@ -20,7 +20,7 @@ class Isolation(IntEnum):
 
 
 class AppendResult(NamedTuple):
-    """The result of an append, which is durable.
+    """The offsets and timestamp of batches that were appended.
 
     Attributes:
         base_offset: the offset of the first record; of a duplicate, that of the original append.
@@ -108,7 +108,7 @@ class ReadResult:
     aborted: list[AbortedTxn] | None = None
 
     def bytes(self) -> bytes:
-        """Read the batches into one buffer."""
+        """Read all ranges of the result into one buffer."""
         ranges = self.ranges
         if not ranges:
             return b""

@@ -319,7 +319,7 @@ class SegmentFile:
 
     @property
     def name(self) -> str:
-        """The file's name with its folder, for messages."""
+        """The log file's name with its folder, for messages."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     def verify_headers(self) -> None:
@@ -358,7 +358,7 @@ class SegmentFile:
             self.unverified = None
 
     def rewind_to(self, position: int) -> None:
-        """Set the segment's end back to the batch at `position`, to scan from there: the last index entry, or 0."""
+        """Reset the segment's end to `position`, that of the last index entry or 0, so that a scan can go on there."""
         relative = self.index.offsets[-1] if self.index.offsets else 0
         self.time_index.truncate_to_offset(relative + 1)
         self.size = position
@@ -382,7 +382,7 @@ class SegmentFile:
     def take_over(
         self, findings: Iterator[LocatedBatch | LogDamage], indexed: int, unverified: UnverifiedBytes
     ) -> LogDamage | None:
-        """Index the batches of a scan and record its damage; return the last result if that is damage.
+        """Index the batches that a scan found, and record its damage; return the last finding if that is damage.
 
         Args:
             indexed: the position of the first batch if the index has it already, else -1.
@@ -410,7 +410,7 @@ class SegmentFile:
         return last
 
     def _pin(self, batch: LocatedBatch | None) -> int:
-        """Add an index entry for a batch beside a gap, unless it has one; return how many entries were added."""
+        """Add an offset index entry for a batch next to a gap, unless it has one; return the number added, 0 or 1."""
         if batch is None or (self.index.positions and self.index.positions[-1] >= batch.position):
             return 0
         self.index.append(batch.header.last_offset - self.base_offset, batch.position)
@@ -509,7 +509,7 @@ def find_newest(where: FileRange, _: BatchHeader, offset: int, limit: int) -> in
 
 
 def _give_way() -> None:
-    """Run a job that does nothing on another thread, so that the event loop serves others in between."""
+    """Do nothing: as a job for another thread, it lets the event loop run between two pieces of a search."""
 
 
 class Segment(SegmentFile):
@@ -588,7 +588,7 @@ class Segment(SegmentFile):
         return FileRange(self.open(), start, end - start), next_offset
 
     def _cut(self, start: int, limit: int, min_one: bool) -> tuple[int, int]:
-        """Return the end of the last complete batch between two positions, and the offset after that batch."""
+        """Return where the last complete batch between two positions ends, and the offset after that batch."""
         entry = self.index.before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
@@ -761,7 +761,7 @@ class Segment(SegmentFile):
         return found
 
     def lacks_marker(self) -> bool:
-        """Return whether compaction removed the marker of this segment's first aborted transaction."""
+        """Return whether compaction has removed the marker of the transaction index's first aborted transaction."""
         marker = self.transactions.entries[0].last_offset
         try:
             found = self.locate(marker)
@@ -774,7 +774,7 @@ class Segment(SegmentFile):
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
     def begins_ms(self) -> int:
-        """Return the largest timestamp of the first batch, -1 if it has none; the batch is read if necessary."""
+        """Return the largest timestamp of the segment's first batch, read if necessary; -1 if it has none."""
         if self.first_timestamp < 0 and self.size:
             first = next(self.scan(0, skip_damage=True), None)
             self.first_timestamp = first.header.max_timestamp if first else -1

@@ -140,7 +140,7 @@ class UnreadableLog(PartitionLog):
 
 @dataclass(frozen=True, slots=True)
 class StoreCheckpoints:
-    """The three checkpoint files; None for one that can't be read."""
+    """The store's recovery points, log start offsets and compacted offsets; None for each file that can't be read."""
 
     synced: Mapping[TopicPartition, int] | None
     starts: Mapping[TopicPartition, int] | None
@@ -148,7 +148,7 @@ class StoreCheckpoints:
 
     @classmethod
     def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> StoreCheckpoints:
-        """Read the three checkpoint files.
+        """Read the checkpoint files of recovery points, log starts and compacted offsets.
 
         Raises:
             OSError: a resource is missing that another attempt may have.
@@ -158,7 +158,7 @@ class StoreCheckpoints:
         return cls(*(checkpoints.readable_offsets(folder / name, checksums, fs=fs) for name in names))
 
     def topics(self) -> set[str]:
-        """Return the names of the topics that the checkpoints mention."""
+        """Return the names of all topics in the checkpoints."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
     def open_options(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
@@ -324,7 +324,7 @@ class LogStore(ClosedOnExit):
     # -- finding
 
     def partition(self, tp: TopicPartition) -> PartitionLog:
-        """Return a log.
+        """Return the log of a partition.
 
         Raises:
             NotFoundError: there is no such partition (UNKNOWN_TOPIC_OR_PARTITION).
@@ -408,7 +408,7 @@ class LogStore(ClosedOnExit):
         unseen: Callable[[], tuple[int, ...]] = tuple,
         validate_only: bool = False,
     ) -> Steps[list[CatalogTopic | KafkaError]]:
-        """Draft topics one after the other, with the logs of their new partitions, then commit all to the catalog."""
+        """Create or grow topics in steps: draft each, open the logs of new partitions, then commit to the catalog."""
         found: list[CatalogTopic | KafkaError] = []
         draft: Draft[PartitionLog] = Draft()
         defaults = self.defaults
@@ -533,7 +533,7 @@ class LogStore(ClosedOnExit):
             yield
 
     def add_partitions(self, name: str, partitions: int) -> CatalogTopic:
-        """Increase a topic to `partitions` in all.
+        """Increase a topic's number of partitions to `partitions`.
 
         Raises:
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
@@ -613,7 +613,7 @@ class LogStore(ClosedOnExit):
 
     @property
     def round_ms(self) -> int:
-        """The interval of maintenance rounds over all logs."""
+        """The interval, in ms, between maintenance rounds over all logs."""
         return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
     def maintain(self, now_ms: int) -> bool:

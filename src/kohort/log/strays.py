@@ -97,9 +97,9 @@ def _remove(path: str) -> bool:
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
-    """Log that a stray partition folder is kept, and rename it if it blocks a partition's name.
+    """Keep a partition folder that belongs to no topic, since an operator may have put it there, and log that.
 
-    An operator may have put it there.
+    It is renamed if it blocks a partition's name.
     """
     if in_the_way:
         stays = rename_stray(data_dir / name).name

@@ -155,7 +155,7 @@ class BatchValidator:
             raise self._error(ErrorCode.INVALID_RECORD, f"a batch does not decompress: {error.message}") from None
 
     def _rules(self, codec: int, now_ms: int) -> RecordRules:
-        """Return which timestamps and record sizes the topic accepts at this time.
+        """Return the allowed timestamps, the largest record size, and whether keys are required, as of now.
 
         Timestamp -1 means none, which every topic accepts.
         """
@@ -220,11 +220,11 @@ class BatchValidator:
         return headers
 
     def check_recompressed(self, size: int, left: int) -> None:
-        """Refuse a batch that is too large in the topic's codec, as Kafka does.
+        """Refuse a recompressed batch that exceeds `max.message.bytes`, or the bytes left for its request.
 
         Args:
-            size: its bytes.
-            left: the bytes that the rest of its request may have.
+            size: the bytes of the batch.
+            left: the most bytes that this and the following batches of its request may have.
 
         Raises:
             InvalidInputError: MESSAGE_TOO_LARGE.

@@ -34,7 +34,7 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
     """Voters and observers of the controllers' quorum, with their log ends."""
 
     class TopicData(Struct):
-        """The partitions of one topic."""
+        """One topic of the quorum, with its partitions."""
 
         class PartitionData(Struct):
             """A partition's leader and high-water mark, with its voters and observers."""
@@ -100,10 +100,10 @@ class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], key=57, ve
 
 
 class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
-    """The result for each feature."""
+    """The response to UpdateFeatures: an error code for the request, and one for each feature."""
 
     class UpdatableFeatureResult(Struct):
-        """The result for one feature."""
+        """One feature in the response to UpdateFeatures: its error code and message."""
 
         feature: str = string()
         error_code: int = int16()
@@ -138,7 +138,7 @@ class GetTelemetrySubscriptionsResponse(Message, key=71, versions=(0, 0), flexib
 
 
 class PushTelemetryRequest(RequestMessage["PushTelemetryResponse"], key=72, versions=(0, 0), flexible=0):
-    """A client's metrics."""
+    """Client metrics that a client sends to the broker (KIP-714)."""
 
     client_instance_id: UUID = uuid()
     subscription_id: int = int32()
@@ -148,7 +148,7 @@ class PushTelemetryRequest(RequestMessage["PushTelemetryResponse"], key=72, vers
 
 
 class PushTelemetryResponse(Message, key=72, versions=(0, 0), flexible=0):
-    """The result of a push of metrics."""
+    """The response to PushTelemetry: an error code."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -216,13 +216,13 @@ class ElectLeadersRequest(RequestMessage["ElectLeadersResponse"], key=43, versio
 
 
 class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
-    """The result for each partition."""
+    """The response to ElectLeaders: an error code for each partition, by topic."""
 
     class ReplicaElectionResult(Struct):
-        """The results for one topic."""
+        """One topic in the response to ElectLeaders, with the result for each partition."""
 
         class PartitionResult(Struct):
-            """The result for one partition."""
+            """One partition in the response to ElectLeaders: its error code and message."""
 
             partition_id: int = int32()
             error_code: int = int16()
@@ -263,13 +263,13 @@ class AlterPartitionReassignmentsRequest(
 
 
 class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flexible=0):
-    """The result for each partition."""
+    """The response to AlterPartitionReassignments: an error code for each partition, by topic."""
 
     class ReassignableTopicResponse(Struct):
-        """The results for one topic."""
+        """One topic in the response to AlterPartitionReassignments, with the result for each partition."""
 
         class ReassignablePartitionResponse(Struct):
-            """The result for one partition."""
+            """One partition in the response to AlterPartitionReassignments: its error code and message."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -422,10 +422,10 @@ class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], key=
 
 
 class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
-    """The result for each entity."""
+    """The response to AlterClientQuotas: an error code for each quota entity."""
 
     class EntryData(Struct):
-        """The result for one entity."""
+        """One quota entity in the response to AlterClientQuotas: its error code and message."""
 
         EntityData = DescribeClientQuotasResponse.EntityData
 
@@ -460,13 +460,13 @@ class AlterReplicaLogDirsRequest(RequestMessage["AlterReplicaLogDirsResponse"], 
 
 
 class AlterReplicaLogDirsResponse(Message, key=34, versions=(1, 2), flexible=2):
-    """The result for each partition."""
+    """The response to AlterReplicaLogDirs: an error code for each partition, by topic."""
 
     class AlterReplicaLogDirTopicResult(Struct):
-        """The results for one topic."""
+        """One topic in the response to AlterReplicaLogDirs, with the result for each partition."""
 
         class AlterReplicaLogDirPartitionResult(Struct):
-            """The result for one partition."""
+            """One partition in the response to AlterReplicaLogDirs: its error code."""
 
             partition_index: int = int32()
             error_code: int = int16()

@@ -110,7 +110,7 @@ def skip_tags(buf: Buffer, position: int, end: int) -> int:
 
 
 def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> None:
-    """Append a record set's length and its pieces, which are not copied."""
+    """Append the length of a record set and its pieces to `out`; the pieces are not copied."""
     if value is None:
         if not nullable:
             raise InvalidInputError("records may not be null in this version")
@@ -190,10 +190,7 @@ def too_many(name: str, limit: int) -> WireError:
 
 
 def min_size(field: Field, version: int, flexible: bool) -> int:
-    """Return the fewest bytes that a field takes in a version.
-
-    By it, a decoder bounds how many elements an array can have.
-    """
+    """Return the fewest bytes that a field can take in a version, by which a decoder bounds the length of arrays."""
     if field.null_since <= version and field.kind == "struct":
         return 1
     if field.kind in FIXED:

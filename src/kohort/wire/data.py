@@ -12,7 +12,7 @@ from kohort.wire.schema import Records, Struct, array, int8, int16, int32, int64
 
 
 class ProduceRequest(RequestMessage["ProduceResponse"], key=0, versions=(3, 13), flexible=9):
-    """Record batches for partitions; topics by id from version 13."""
+    """A request to append record batches to partitions; topics by id from version 13."""
 
     class TopicProduceData(Struct):
         """The batches for one topic, which is named until version 12 and given by id later."""
@@ -36,10 +36,10 @@ class ProduceRequest(RequestMessage["ProduceResponse"], key=0, versions=(3, 13),
 
 
 class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
-    """Base offset and, where records were refused, which ones."""
+    """The response to Produce: the base offset of each partition's batch, or its error and the records to blame."""
 
     class TopicProduceResponse(Struct):
-        """The results for one topic."""
+        """One topic in the response to Produce, with the result for each partition."""
 
         class PartitionProduceResponse(Struct):
             """The base offset of the appended batch, or why the batch was rejected."""
@@ -138,14 +138,14 @@ class FetchRequest(RequestMessage["FetchResponse"], key=1, versions=(4, 18), fle
 
 
 class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
-    """Record sets with high watermarks and the transactions aborted among them.
+    """The response to Fetch: record sets, high watermarks and aborted transactions.
 
     `damage` is not Kafka's: with CORRUPT_MESSAGE kohort's broker describes the damage, only to kohort's clients. Its
     tag spells "kq" and is far above Kafka's tags, which are assigned consecutively.
     """
 
     class FetchableTopicResponse(Struct):
-        """The results for one topic."""
+        """One topic in the response to Fetch, with the result for each partition."""
 
         class PartitionData(Struct):
             """The records of one partition with the bounds of its log, or why there are none."""
@@ -232,10 +232,10 @@ class ListOffsetsRequest(RequestMessage["ListOffsetsResponse"], key=2, versions=
 
 
 class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
-    """The offset and the timestamp found, or -1."""
+    """The response to ListOffsets: for each partition the offset and timestamp found; -1: none."""
 
     class ListOffsetsTopicResponse(Struct):
-        """The results for one topic."""
+        """One topic in the response to ListOffsets, with the result for each partition."""
 
         class ListOffsetsPartitionResponse(Struct):
             """The offset that was found for one partition, with its timestamp and leader epoch; -1: none."""
@@ -278,10 +278,10 @@ class OffsetForLeaderEpochRequest(RequestMessage["OffsetForLeaderEpochResponse"]
 
 
 class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4):
-    """The end offset of each epoch asked for."""
+    """The response to OffsetForLeaderEpoch: where each requested leader epoch ends."""
 
     class OffsetForLeaderTopicResult(Struct):
-        """The results for one topic."""
+        """One topic in the response to OffsetForLeaderEpoch, with the result for each partition."""
 
         class EpochEndOffset(Struct):
             """The largest epoch up to the one asked for, and where it ends; -1: unknown."""
@@ -322,10 +322,10 @@ class DeleteRecordsRequest(RequestMessage["DeleteRecordsResponse"], key=21, vers
 
 
 class DeleteRecordsResponse(Message, key=21, versions=(0, 2), flexible=2):
-    """The new start of each log."""
+    """The response to DeleteRecords: the new log start offset of each partition, or its error."""
 
     class DeleteRecordsTopicResult(Struct):
-        """The results for one topic."""
+        """One topic in the response to DeleteRecords, with the result for each partition."""
 
         class DeleteRecordsPartitionResult(Struct):
             """The new first offset of one partition, or why nothing was deleted."""

@@ -164,7 +164,7 @@ class DescribeTopicPartitionsRequest(
         name: str = string()
 
     class Cursor(Struct):
-        """The first partition to describe."""
+        """The topic and partition at which the page to describe begins."""
 
         topic_name: str = string()
         partition_index: int = int32()
@@ -244,7 +244,7 @@ class CreateTopicsRequest(RequestMessage["CreateTopicsResponse"], key=19, versio
 
 
 class CreateTopicsResponse(Message, key=19, versions=(2, 7), flexible=5):
-    """The result for each topic, with its id and configuration."""
+    """The response to CreateTopics: each created topic with its id and configuration, or its error."""
 
     class CreatableTopicResult(Struct):
         """A topic as it was created, or why it was not."""
@@ -290,10 +290,10 @@ class DeleteTopicsRequest(RequestMessage["DeleteTopicsResponse"], key=20, versio
 
 
 class DeleteTopicsResponse(Message, key=20, versions=(1, 6), flexible=4):
-    """The result for each topic."""
+    """The response to DeleteTopics: an error code for each topic."""
 
     class DeletableTopicResult(Struct):
-        """The result for one topic."""
+        """One topic in the response to DeleteTopics: its error code and message."""
 
         name: str | None = string(null_since=6)
         topic_id: UUID = uuid(since=6, ignorable=True)
@@ -327,10 +327,10 @@ class CreatePartitionsRequest(RequestMessage["CreatePartitionsResponse"], key=37
 
 
 class CreatePartitionsResponse(Message, key=37, versions=(0, 3), flexible=2):
-    """The result for each topic."""
+    """The response to CreatePartitions: an error code for each topic."""
 
     class CreatePartitionsTopicResult(Struct):
-        """The result for one topic."""
+        """One topic in the response to CreatePartitions: its error code and message."""
 
         name: str = string()
         error_code: int = int16()
@@ -416,10 +416,10 @@ class AlterConfigsRequest(RequestMessage["AlterConfigsResponse"], key=33, versio
 
 
 class AlterConfigsResponse(Message, key=33, versions=(0, 2), flexible=2):
-    """The result for each resource."""
+    """The response to AlterConfigs: an error code for each resource."""
 
     class AlterConfigsResourceResponse(Struct):
-        """The result for one resource."""
+        """One resource in the response to AlterConfigs: its error code and message."""
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)
@@ -456,7 +456,7 @@ class IncrementalAlterConfigsRequest(
 
 
 class IncrementalAlterConfigsResponse(Message, key=44, versions=(0, 1), flexible=1):
-    """The result for each resource."""
+    """The response to IncrementalAlterConfigs: an error code for each resource."""
 
     throttle_time_ms: int = int32()
     responses: list[AlterConfigsResponse.AlterConfigsResourceResponse] = array(

@@ -32,7 +32,7 @@ Make: TypeAlias = Callable[[Sequence[int]], Message]
 
 
 class FrameTemplate:
-    """A request as its client repeats it.
+    """The bytes of a request that a client repeats, by which later ones are decoded without parsing.
 
     Attributes:
         size: the length of its frames.
@@ -92,7 +92,7 @@ class FrameTemplate:
         return self._unpack(frame)
 
     def positions(self, numbers: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the offsets and the leader epochs in the numbers of a commit, over all topics."""
+        """Return the offsets and leader epochs of an OffsetCommit, from its frame's varying `numbers`."""
         if self.header.api_version >= _EPOCHS_SINCE:
             return numbers[1::2], numbers[2::2]
         return numbers[1:], (-1,) * (len(numbers) - 1)

@@ -61,7 +61,7 @@ class JoinGroupRequest(RequestMessage["JoinGroupResponse"], key=11, versions=(0,
 
 
 class JoinGroupResponse(Message, key=11, versions=(0, 9), flexible=6):
-    """The generation; to the leader also every member's subscription."""
+    """The response to JoinGroup: generation, protocol, leader and member id; the leader's also has all members."""
 
     class JoinGroupResponseMember(Struct):
         """A member and its subscription. Only the leader receives members."""
@@ -100,7 +100,7 @@ class SyncGroupRequest(RequestMessage["SyncGroupResponse"], key=14, versions=(0,
 
 
 class SyncGroupResponse(Message, key=14, versions=(0, 5), flexible=4):
-    """This member's assignment."""
+    """The response to SyncGroup: the member's assignment in this generation."""
 
     throttle_time_ms: int = int32(since=1, ignorable=True)
     error_code: int = int16()
@@ -119,7 +119,7 @@ class HeartbeatRequest(RequestMessage["HeartbeatResponse"], key=12, versions=(0,
 
 
 class HeartbeatResponse(Message, key=12, versions=(0, 4), flexible=4):
-    """No error, or why the member must join again."""
+    """The response to Heartbeat: NONE, or the error that makes the member join again."""
 
     throttle_time_ms: int = int32(since=1, ignorable=True)
     error_code: int = int16()
@@ -141,10 +141,10 @@ class LeaveGroupRequest(RequestMessage["LeaveGroupResponse"], key=13, versions=(
 
 
 class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
-    """The result, from version 3 for each member."""
+    """The response to LeaveGroup: an error code, and from version 3 one for each member."""
 
     class MemberResponse(Struct):
-        """The result for one member."""
+        """One member in the response to LeaveGroup: its error code."""
 
         member_id: str = string()
         group_instance_id: str | None = string(nullable=True)
@@ -156,13 +156,17 @@ class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
 
 
 class GroupRebalance(Struct):
-    """A rebalance of a group. Not Kafka's: kohort's coordinators describe the last ones to clients that ask for them.
+    """One of a group's last rebalances, with causes and downtimes. Not Kafka's: only kohort's coordinators send it.
 
-    `ended_ms` is -1 while it is under way. Times are wall clock times of the coordinator.
+    They do so to clients that ask for it. `ended_ms` is -1 while the rebalance is under way. Times are wall clock times
+    of the coordinator.
     """
 
     class RebalanceCause(Struct):
-        """Why, in a word and in a sentence; `member_id` is empty if it is about no member, or about several."""
+        """One cause of a rebalance, in a word and in a sentence.
+
+        `member_id` is empty if the cause concerns no member, or several.
+        """
 
         at_ms: int = int64()
         reason: str = string()
@@ -185,7 +189,7 @@ class GroupRebalance(Struct):
 
 
 class CauseCount(Struct):
-    """How many causes of a kind the rebalances of a group have had. Not Kafka's."""
+    """The number of rebalance causes of one kind that a group has had. Not Kafka's."""
 
     reason: str = string()
     count: int = int64()
@@ -250,7 +254,7 @@ class ListGroupsRequest(RequestMessage["ListGroupsResponse"], key=16, versions=(
 
 
 class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
-    """Groups with state and type."""
+    """The response to ListGroups: the groups of this coordinator, each with its state and type."""
 
     class ListedGroup(Struct):
         """A group's name, state and type."""
@@ -272,10 +276,10 @@ class DeleteGroupsRequest(RequestMessage["DeleteGroupsResponse"], key=42, versio
 
 
 class DeleteGroupsResponse(Message, key=42, versions=(0, 3), flexible=2):
-    """The result for each group."""
+    """The response to DeleteGroups: an error code for each group."""
 
     class DeletableGroupResult(Struct):
-        """The result for one group."""
+        """One group in the response to DeleteGroups: its error code and message."""
 
         group_id: str = string()
         error_code: int = int16()
@@ -288,7 +292,7 @@ class DeleteGroupsResponse(Message, key=42, versions=(0, 3), flexible=2):
 class ConsumerGroupHeartbeatRequest(
     RequestMessage["ConsumerGroupHeartbeatResponse"], key=68, versions=(0, 1), flexible=0
 ):
-    """The one request of a KIP-848 member: joins (epoch 0), reports what it owns, leaves (-1, or -2 for static)."""
+    """The only request of a KIP-848 member: joins (epoch 0), reports owned partitions, leaves (-1, or -2 if static)."""
 
     class TopicPartitions(Struct):
         """Partitions of one topic that the member owns."""
@@ -336,7 +340,10 @@ class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=
 class ConsumerGroupDescribeRequest(
     RequestMessage["ConsumerGroupDescribeResponse"], key=69, versions=(0, 1), flexible=0
 ):
-    """A request for the state and members of KIP-848 groups. `rebalances` is that of DescribeGroups."""
+    """A request for the state and members of KIP-848 groups.
+
+    `rebalances` is the number of last rebalances to describe, as in DescribeGroups.
+    """
 
     group_ids: list[str] = array(string)
     include_authorized_operations: bool = boolean()

@@ -77,7 +77,7 @@ class ConsumerGroupMetadataKey(Message, key=3, versions=(0, 0)):
 
 
 class ConsumerGroupMetadataValue(Message, key=3, versions=(0, 0), flexible=0):
-    """A KIP-848 group's epoch."""
+    """A KIP-848 group's epoch, with the hash of its topics' metadata."""
 
     epoch: int = int32()
     metadata_hash: int = int64(tag=0)
@@ -112,7 +112,7 @@ class ConsumerGroupPartitionMetadataValue(Message, key=4, versions=(0, 0), flexi
 
 
 class ConsumerGroupMemberMetadataKey(Message, key=5, versions=(0, 0)):
-    """Key of a KIP-848 member."""
+    """Key of a KIP-848 member's metadata."""
 
     group_id: str = string()
     member_id: str = string()
@@ -218,13 +218,13 @@ class ConsumerGroupRegularExpressionValue(Message, key=16, versions=(0, 0), flex
 
 
 class TransactionLogKey(Message, key=0, versions=(0, 0)):
-    """Key of a transactional id."""
+    """Key of a transaction's state: its transactional id."""
 
     transactional_id: str = string()
 
 
 class TransactionLogValue(Message, key=0, versions=(0, 1), flexible=1):
-    """A transaction's state."""
+    """A transaction's state in `__transaction_state`: producer, status, partitions and timestamps."""
 
     class PartitionsSchema(Struct):
         """Partitions of one topic that the transaction has written to."""

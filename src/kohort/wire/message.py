@@ -607,7 +607,7 @@ class DecoderSource(FunctionSource):
 
 
 def is_plain(field: Field) -> bool:
-    """Return whether a field has a fixed size in an array's elements, given that strings in them are empty."""
+    """Return whether array elements have a fixed size in this field: it is a number, or a string that is empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 
 

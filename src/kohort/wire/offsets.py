@@ -41,13 +41,13 @@ class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], key=8, version
 
 
 class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
-    """The result for each partition."""
+    """The response to OffsetCommit: an error code for each partition, by topic."""
 
     class OffsetCommitResponseTopic(Struct):
-        """The results for one topic."""
+        """One topic in the response to OffsetCommit, with the result for each partition."""
 
         class OffsetCommitResponsePartition(Struct):
-            """The result for one partition."""
+            """One partition in the response to OffsetCommit: its error code."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -66,7 +66,7 @@ class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], key=9, versions=
     """A request for committed offsets; null topics ask for all; several groups from version 8."""
 
     class OffsetFetchRequestTopic(Struct):
-        """A topic, with its partitions. From version 8 on `groups` replaces these."""
+        """A topic and the partitions whose committed offsets are requested. From version 8 on `groups` replaces it."""
 
         name: str = string()
         partition_indexes: list[int] = array(int32)
@@ -75,7 +75,7 @@ class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], key=9, versions=
         """A group whose offsets are asked for. Null topics ask for all."""
 
         class OffsetFetchRequestTopics(Struct):
-            """A topic, with its partitions."""
+            """A topic and the partitions whose committed offsets are requested."""
 
             name: str = string(until=9, ignorable=True)
             topic_id: UUID = uuid(since=10, ignorable=True)
@@ -95,10 +95,10 @@ class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], key=9, versions=
 
 
 class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
-    """Committed offsets, -1 where there is none."""
+    """The response to OffsetFetch: committed offsets; -1 for a partition without one."""
 
     class OffsetFetchResponseTopic(Struct):
-        """The offsets of one topic. From version 8 on `groups` replaces these."""
+        """The committed offsets of one topic. From version 8 on `groups` replaces it."""
 
         class OffsetFetchResponsePartition(Struct):
             """The committed offset of one partition, with its metadata; -1: none."""
@@ -152,7 +152,7 @@ class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], key=47, versio
         """A topic, with the partitions whose offsets to delete."""
 
         class OffsetDeleteRequestPartition(Struct):
-            """A partition, by its index."""
+            """A partition whose committed offset to delete."""
 
             partition_index: int = int32()
 
@@ -166,13 +166,13 @@ class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], key=47, versio
 
 
 class OffsetDeleteResponse(Message, key=47, versions=(0, 0)):
-    """The result for each partition."""
+    """The response to OffsetDelete: an error code for each partition, by topic."""
 
     class OffsetDeleteResponseTopic(Struct):
-        """The results for one topic."""
+        """One topic in the response to OffsetDelete, with the result for each partition."""
 
         class OffsetDeleteResponsePartition(Struct):
-            """The result for one partition."""
+            """One partition in the response to OffsetDelete: its error code."""
 
             partition_index: int = int32()
             error_code: int = int16()

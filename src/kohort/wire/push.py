@@ -44,7 +44,7 @@ _INT16, _INT32, _INT64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct
 
 
 class PushType(enum.IntEnum):
-    """The type of a request of the push protocol."""
+    """The type of a request of the push protocol: the first two bytes of its frame."""
 
     CLUSTER_METADATA = 20_480
     REGISTER_CONSUMER = 20_481
@@ -59,7 +59,7 @@ class PushType(enum.IntEnum):
 
 
 class PushBroker(NamedTuple):
-    """A broker's id and address."""
+    """A broker's id and address in a ClusterMetadata response of the push protocol."""
 
     id: int
     host: str
@@ -164,7 +164,10 @@ def push_type(frame: Buffer) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadataRequest:
-    """A request for the coordinator and the brokers. `group_id` None: the elected coordinator; else this group's."""
+    """A request of the push protocol for the coordinator and the brokers.
+
+    `group_id` is the group whose coordinator is wanted; None: the elected coordinator.
+    """
 
     group_id: str | None = None
 
@@ -184,7 +187,10 @@ class ClusterMetadataRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadataResponse:
-    """The coordinator and the brokers. `coordinator_id` is -1 where there is no coordinator, or beside an error."""
+    """The coordinator and the brokers, in answer to a push consumer.
+
+    `coordinator_id` is -1 where there is no coordinator, or beside an error.
+    """
 
     error_code: int
     coordinator_id: int = NO_COORDINATOR
@@ -215,7 +221,10 @@ class ClusterMetadataResponse:
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumerRequest:
-    """The one request of a consumer on its connection. `topic_count` is read by `read_topic_count`."""
+    """The request by which a push consumer joins its group; afterwards the coordinator sends the requests.
+
+    `read_topic_count` parses `topic_count`.
+    """
 
     group_id: str
     consumer_id: str
@@ -251,7 +260,7 @@ class RegisterConsumerRequest:
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """The response to RegisterConsumer, and RestartFetcher, the response to Stop and to Start."""
+    """A response with only an error code: to RegisterConsumer, and (as RestartFetcher) to Stop and Start."""
 
     error_code: int
 

@@ -3,8 +3,8 @@
 A producer's batch with a correct checksum may still hold records that no reader can read: wrong counts and lengths,
 numbers that are too long. Such a batch would stop every reader of its partition, so it is refused.
 
-The walk is compiled (`_record_walk.pyx`). Where the kernel was not built, the functions of `PlainWalk` replace it with
-the same results, about a hundred times slower.
+The walk is compiled (`_record_walk.pyx`). Where the kernel was not built, the functions of `PlainWalk` replace
+it. Their results are the same, about a hundred times slower.
 
 Source: Kafka documentation, "Record"; Apache Kafka's `DefaultRecord.readFrom` and `LogValidator`.
 """

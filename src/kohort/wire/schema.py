@@ -51,7 +51,7 @@ class WireError(CorruptDataError):
 
 
 class Facts(TypedDict, total=False):
-    """The optional facts of a field: versions, null, tag and default. The module's docstring defines each."""
+    """The optional properties of a message field: versions, nullability, tag, default. See the module's docstring."""
 
     since: int
     until: int
@@ -76,7 +76,7 @@ _ZERO: Final[dict[str, Any]] = {
 
 @dataclass(slots=True, eq=False)
 class Field:
-    """The facts of one field, for every version of its message.
+    """The schema of one message field, for every version of its message.
 
     Attributes:
         kind: int8 … uint32, float64, bool, string, bytes, records, uuid, struct or array.
@@ -210,7 +210,7 @@ def _init_first(self: Any, **values: Any) -> None:
 
 @dataclass_transform(kw_only_default=True)
 class StructType(type):
-    """A metaclass that turns the fields of a class body into slots and keeps their facts in FIELDS."""
+    """The metaclass of message structures: turns the fields of a class body into slots, and lists them in FIELDS."""
 
     def __new__(
         mcs,

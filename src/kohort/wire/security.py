@@ -10,26 +10,26 @@ from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64,
 
 
 class SaslHandshakeRequest(RequestMessage["SaslHandshakeResponse"], key=17, versions=(0, 1)):
-    """The SASL mechanism that the client chose."""
+    """A request to log in with a SASL mechanism."""
 
     mechanism: str = string()
 
 
 class SaslHandshakeResponse(Message, key=17, versions=(0, 1)):
-    """The mechanisms on offer."""
+    """The response to SaslHandshake: an error code, and the mechanisms that the listener has."""
 
     error_code: int = int16()
     mechanisms: list[str] = array(string)
 
 
 class SaslAuthenticateRequest(RequestMessage["SaslAuthenticateResponse"], key=36, versions=(0, 2), flexible=2):
-    """One step of the SASL exchange."""
+    """A request with the client's next token of a SASL login."""
 
     auth_bytes: bytes = binary()
 
 
 class SaslAuthenticateResponse(Message, key=36, versions=(0, 2), flexible=2):
-    """The server's step, and how long the session lives."""
+    """The response to SaslAuthenticate: the server's next token, and how long the login is valid."""
 
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -94,10 +94,10 @@ class CreateAclsRequest(RequestMessage["CreateAclsResponse"], key=30, versions=(
 
 
 class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
-    """The result for each rule."""
+    """The response to CreateAcls: an error code for each ACL rule."""
 
     class AclCreationResult(Struct):
-        """The result for one rule."""
+        """One ACL rule in the response to CreateAcls: the error code and message."""
 
         error_code: int = int16()
         error_message: str | None = string(nullable=True)
@@ -215,10 +215,10 @@ class AlterUserScramCredentialsRequest(
 
 
 class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexible=0):
-    """The result for each user."""
+    """The response to AlterUserScramCredentials: an error code for each user."""
 
     class AlterUserScramCredentialsResult(Struct):
-        """The result for one user."""
+        """One user in the response to AlterUserScramCredentials: the error code and message."""
 
         user: str = string()
         error_code: int = int16()
@@ -269,7 +269,7 @@ class RenewDelegationTokenRequest(RequestMessage["RenewDelegationTokenResponse"]
 
 
 class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2):
-    """The token's new expiry time."""
+    """The response to RenewDelegationToken: the token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()
@@ -286,7 +286,7 @@ class ExpireDelegationTokenRequest(
 
 
 class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2):
-    """The token's new expiry time."""
+    """The response to ExpireDelegationToken: the token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()

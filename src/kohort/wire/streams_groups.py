@@ -10,7 +10,7 @@ from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64
 
 
 class StreamsKeyValue(Struct):
-    """A setting or a tag."""
+    """A name and a value: of a topic's setting or of a client tag, in streams groups."""
 
     key: str = string()
     value: str = string()
@@ -33,7 +33,7 @@ class StreamsEndpoint(Struct):
 
 
 class StreamsTaskIds(Struct):
-    """Tasks of one subtopology."""
+    """The tasks of one subtopology in Kafka Streams, by their partitions."""
 
     subtopology_id: str = string()
     partitions: list[int] = array(int32)
@@ -139,7 +139,7 @@ class StreamsGroupHeartbeatResponse(Message, key=88, versions=(0, 1), flexible=0
 
 
 class StreamsTopologyNode(Struct):
-    """A node of the topology."""
+    """One node of a Kafka Streams topology: a source, a processor or a sink."""
 
     name: str = string()
     node_type: int = int8()
@@ -182,7 +182,7 @@ class StreamsGroupDescribeResponse(Message, key=89, versions=(0, 1), flexible=0)
             """A member's client and tasks."""
 
             class Assignment(Struct):
-                """Tasks by their kind."""
+                """A streams group member's active, standby and warm-up tasks."""
 
                 active_tasks: list[StreamsTaskIds] = array(StreamsTaskIds)
                 standby_tasks: list[StreamsTaskIds] = array(StreamsTaskIds)

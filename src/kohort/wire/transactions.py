@@ -23,7 +23,10 @@ class InitProducerIdRequest(RequestMessage["InitProducerIdResponse"], key=22, ve
 
 
 class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
-    """The producer id and epoch. From version 6 on also those of an ongoing transaction (KIP-939)."""
+    """The response to InitProducerId: the producer id and epoch.
+
+    From version 6 on, also those of an ongoing transaction (KIP-939).
+    """
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -63,16 +66,16 @@ class AddPartitionsToTxnRequest(RequestMessage["AddPartitionsToTxnResponse"], ke
 
 
 class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
-    """The result for each partition."""
+    """The response to AddPartitionsToTxn: an error code for each partition, by topic."""
 
     class AddPartitionsToTxnResult(Struct):
-        """The results for one transaction."""
+        """One transaction in the response to AddPartitionsToTxn, with the results by topic."""
 
         class AddPartitionsToTxnTopicResult(Struct):
-            """The results for one topic."""
+            """One topic in the response to AddPartitionsToTxn, with the result for each partition."""
 
             class AddPartitionsToTxnPartitionResult(Struct):
-                """The result for one partition."""
+                """One partition in the response to AddPartitionsToTxn: its error code."""
 
                 partition_index: int = int32()
                 partition_error_code: int = int16()
@@ -106,7 +109,7 @@ class AddOffsetsToTxnRequest(RequestMessage["AddOffsetsToTxnResponse"], key=25, 
 
 
 class AddOffsetsToTxnResponse(Message, key=25, versions=(0, 4), flexible=3):
-    """The result of adding the group."""
+    """The response to AddOffsetsToTxn: an error code."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -122,7 +125,7 @@ class EndTxnRequest(RequestMessage["EndTxnResponse"], key=26, versions=(0, 5), f
 
 
 class EndTxnResponse(Message, key=26, versions=(0, 5), flexible=3):
-    """The result, and from version 5 the producer's next epoch."""
+    """The response to EndTxn: an error code, and from version 5 the producer's next id and epoch."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -155,16 +158,16 @@ class WriteTxnMarkersRequest(RequestMessage["WriteTxnMarkersResponse"], key=27, 
 
 
 class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
-    """The result for each partition."""
+    """The response to WriteTxnMarkers: an error code for each partition, by topic."""
 
     class WritableTxnMarkerResult(Struct):
-        """The results for one producer."""
+        """One producer in the response to WriteTxnMarkers, with the results by topic."""
 
         class WritableTxnMarkerTopicResult(Struct):
-            """The results for one topic."""
+            """One topic in the response to WriteTxnMarkers, with the result for each partition."""
 
             class WritableTxnMarkerPartitionResult(Struct):
-                """The result for one partition."""
+                """One partition in the response to WriteTxnMarkers: its error code."""
 
                 partition_index: int = int32()
                 error_code: int = int16()
@@ -214,13 +217,13 @@ class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], key=28, 
 
 
 class TxnOffsetCommitResponse(Message, key=28, versions=(0, 6), flexible=3):
-    """The result for each partition."""
+    """The response to TxnOffsetCommit: an error code for each partition, by topic."""
 
     class TxnOffsetCommitResponseTopic(Struct):
-        """The results for one topic."""
+        """One topic in the response to TxnOffsetCommit, with the result for each partition."""
 
         class TxnOffsetCommitResponsePartition(Struct):
-            """The result for one partition."""
+            """One partition in the response to TxnOffsetCommit: its error code."""
 
             partition_index: int = int32()
             error_code: int = int16()
@@ -251,7 +254,7 @@ class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
     """Active producers with their sequences and open transactions."""
 
     class TopicResponse(Struct):
-        """The results for one topic."""
+        """One topic in the response to DescribeProducers, with the result for each partition."""
 
         class PartitionResponse(Struct):
             """The active producers of one partition, or why they can't be described."""
@@ -324,7 +327,7 @@ class ListTransactionsRequest(RequestMessage["ListTransactionsResponse"], key=66
 
 
 class ListTransactionsResponse(Message, key=66, versions=(0, 2), flexible=0):
-    """Transactional ids with their states."""
+    """The response to ListTransactions: transactional ids with producer and state."""
 
     class TransactionState(Struct):
         """A transactional id, with its producer and state."""

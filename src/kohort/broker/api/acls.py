@@ -37,7 +37,7 @@ _RESOURCES = {ANY, *Resource}
 
 
 def describe_acls(node: Node, request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
-    """Describe the rules that a filter selects."""
+    """Answer DescribeAcls: return the ACL rules that a filter selects."""
     if node.acls is None:
         return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
     wanted = _filter(request, request.message)
@@ -95,9 +95,9 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
 def _change_results(
     acls: AclStore, added: list[AclRule], removed: list[AclRule], results: list[CreateAclsResponse.AclCreationResult]
 ) -> list[AclRule]:
-    """Add and remove ACL rules; return the new ones that did not exist before.
+    """Add and remove ACL rules; return those of the added rules that did not exist before.
 
-    If the store has no room for them, all rules that were valid get that error.
+    If the store has no room for the new rules, each result of a valid rule gets that error.
     """
     try:
         return acls.change_rules(added, removed)
@@ -144,7 +144,7 @@ def _invalid(text: str) -> InvalidInputError:
 
 
 def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
-    """Delete the rules that filters select."""
+    """Answer DeleteAcls: delete the ACL rules that filters select."""
     make = DeleteAclsResponse.DeleteAclsFilterResult
     filters = request.message.filters
     if node.acls is None:

@@ -91,9 +91,9 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
 
 
 def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
-    """Answer that no election is needed, because this broker leads all partitions.
+    """Answer ElectLeaders: no election is needed, because this broker leads all partitions.
 
-    A request for all partitions gets only the topics.
+    The response to a request for all partitions lists the topics without their partitions.
     """
     message = request.message
     kind = message.election_type if request.version >= 1 else PREFERRED
@@ -163,12 +163,12 @@ def _reassign(
 def list_partition_reassignments(
     _node: Node, _request: Request[ListPartitionReassignmentsRequest]
 ) -> ListPartitionReassignmentsResponse:
-    """Return no reassignments, because none is ever in progress."""
+    """Answer ListPartitionReassignments with none, because a single broker never has one in progress."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
-    """Return the sizes of partitions in the data folder."""
+    """Answer DescribeLogDirs: return the sizes of partitions in the only log folder, the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
     by_topic: dict[
@@ -209,7 +209,7 @@ def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsReque
 
 
 def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
-    """Accept updates to the current feature levels, and reject others: the levels are fixed while the broker runs."""
+    """Answer UpdateFeatures: accept levels that are in effect already, and reject others, because levels are fixed."""
     updates = request.message.feature_updates
     wrong = next((text for update in updates if (text := _unwanted(node, update, request.version))), None)
     if wrong is not None:

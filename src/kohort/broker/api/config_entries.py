@@ -22,7 +22,7 @@ from kohort.settings.config import Setting, format_value, parse_value, settings
 
 
 class Source(IntEnum):
-    """Sources of values, with the protocol's numbers."""
+    """The source of a configuration value, such as a dynamic broker config; `config_source` in DescribeConfigs."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -33,7 +33,7 @@ class Source(IntEnum):
 
 
 class Type(IntEnum):
-    """Types of values, with the protocol's numbers."""
+    """The data type of a configuration value; `config_type` in DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -67,7 +67,7 @@ UNSET = {
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One of the settings that a value may come from."""
+    """One level of a setting in DescribeConfigs, such as the dynamic broker config, with its value and source."""
 
     name: str
     value: str | None
@@ -76,7 +76,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A described setting of a resource. The first of `synonyms` is in effect."""
+    """One setting of a resource for DescribeConfigs. The first of `synonyms`, if there are any, is in effect."""
 
     name: str
     value: str | None
@@ -97,7 +97,7 @@ def type_of(name: str, setting: Setting) -> Type:
 
 
 def shown_value(setting: Setting, text: str) -> str:
-    """Return a value as Kafka shows it: parsed and written again, where the input was ` 05 `, `TRUE` or `a, b, b`."""
+    """Return a setting's value in Kafka's normal form: ` 05 ` becomes `5`, `TRUE` `true`, and `a, b, b` `a,b`."""
     value = parse_value(setting, text)
     if value is None:
         return text
@@ -105,7 +105,7 @@ def shown_value(setting: Setting, text: str) -> str:
 
 
 def check_written(configs: Mapping[str, str]) -> None:
-    """Check how a topic's settings are written, before they are stored. Stored ones are read as they always were.
+    """Check the spelling of a topic's new settings, more strictly than that of stored ones.
 
     Raises:
         InvalidInputError: INVALID_CONFIG: a list has an empty word, as in `delete,`, or a number has an underscore.
@@ -167,7 +167,7 @@ def _stores(node: Node) -> list[Entry]:
 
 
 def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
-    """Return all values that a broker setting has from different sources, the one in effect first."""
+    """Return the values of a broker setting at each level (dynamic, static, default), the one in effect first."""
     layers = []
     for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
         values = node.live.altered(altered)
@@ -184,7 +184,7 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 
 def _facts(node: Node) -> list[Entry]:
-    """Return this broker's fixed properties, such as `offsets.topic.replication.factor`, under Kafka's names."""
+    """Return this broker's fixed settings as DescribeConfigs entries, such as `offsets.topic.replication.factor`."""
     listeners, advertised, protocols = listener_facts(node)
     facts = (
         ("listeners", listeners, Type.LIST),
@@ -206,7 +206,7 @@ def _facts(node: Node) -> list[Entry]:
 
 
 def listener_facts(node: Node) -> tuple[str, str, str]:
-    """Return the listeners, their advertised addresses and their protocols, in the form of Kafka's properties."""
+    """Return the values of `listeners`, `advertised.listeners` and `listener.security.protocol.map` for this broker."""
     config = node.config
     listeners, advertised, protocols = [], [], []
     for listener in node.listeners:

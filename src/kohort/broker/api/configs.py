@@ -47,7 +47,7 @@ log = logging.getLogger("kohort.broker")
 
 
 class ConfigResourceType(IntEnum):
-    """Kinds of resources with settings, with the protocol's numbers."""
+    """The types of configuration resources, with the protocol's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -171,7 +171,10 @@ def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterCon
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
 ) -> IncrementalAlterConfigsResponse | None:
-    """Set, delete, append to or subtract from single settings of resources. Return as `alter_configs` does."""
+    """Set, delete, append to or subtract from single settings of resources.
+
+    Return None as in `alter_configs`: the response follows after key or trust stores are loaded.
+    """
     message = request.message
 
     def settings_after_change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
@@ -188,7 +191,9 @@ def _alter_resources(
     wanted: Callable[[C], dict[str, str]],
     make_response: Callable[..., B],
 ) -> B | None:
-    """Alter settings; before, load in a thread the key and trust stores that are named or change, if there are any.
+    """Alter the settings of resources. If key or trust stores are concerned, first load these in a thread.
+
+    Return None in that case: the response is sent later.
 
     Args:
         node: the broker.
@@ -337,7 +342,7 @@ def _store(
 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
-    """Return the resources that have settings of their own."""
+    """Answer ListConfigResources: name all topics, this broker, and the groups with settings of their own, by type."""
     types = request.message.resource_types if request.version >= 1 else [ConfigResourceType.CLIENT_METRICS]
     if not {*types} <= {*ConfigResourceType}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)

@@ -95,7 +95,7 @@ def consumer_group_heartbeat(
 
 
 def _fixed_fields(message: ConsumerGroupHeartbeatRequest, version: int) -> _Fixed:
-    """Return the fields of the event that the message alone decides, from `instance_id` to `owned`."""
+    """Return the coordinator event's fields from `instance_id` to `owned`, which depend on the request alone."""
     names, owned = message.subscribed_topic_names, message.topic_partitions
     return (
         message.instance_id,
@@ -140,7 +140,7 @@ def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHe
 
 
 def _is_kept(value: ConsumerGroupHeartbeatReply) -> bool:
-    """Return whether a response is cached: it changes nothing for its member, so the next one will be the same."""
+    """Return whether a heartbeat response is cached: it has no error and no new assignment, and is likely to recur."""
     return value.assignment is None and not value.error and len(value.member_id) <= KEPT_ID_MAX
 
 

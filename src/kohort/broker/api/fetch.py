@@ -46,9 +46,9 @@ Found: TypeAlias = tuple[FetchedPartition, _Partition, int]
 
 
 def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
-    """Return the fetch response of one partition with an error.
+    """Return one partition of a Fetch response with an error.
 
-    `known`: the partition exists here, and the client may read it.
+    `known`: whether the partition exists here and the client may read it.
     """
     return _Partition(
         partition_index=index,
@@ -97,11 +97,11 @@ class Fetch:
         return None
 
     def _growth_of(self, logs: list[PartitionLog]) -> Callable[[], bool]:
-        """Return a function that tells whether these logs have enough that the client may read, to answer its fetch.
+        """Return a function that tells whether a waiting fetch can be answered after appends to these logs.
 
-        What an open transaction appends is of no use to a reader of committed records. Each append would end its wait
-        with an empty response, which it answers with the next fetch. The transaction's marker is small, and makes
-        readable what is in the log already.
+        For a read_committed consumer, records of an open transaction do not count. Otherwise each append would end its
+        wait with an empty response. A transaction's marker is small, but makes records readable that are in the log
+        already.
         """
         if self._isolation is Isolation.READ_UNCOMMITTED:
             return lambda: True
@@ -117,7 +117,7 @@ class Fetch:
         return has_enough
 
     def _keep_little(self) -> None:
-        """Free the request's fields that a waiting fetch no longer needs.
+        """Free the fields of the request that a waiting fetch no longer needs.
 
         Count the rest toward the connection's memory limit: a request may name a partition a hundred thousand times,
         and wait for weeks.
@@ -139,10 +139,10 @@ class Fetch:
             request.reply(self._answer(*self._read()[:2]))
 
     def _read(self) -> tuple[list[Found], int, int, list[PartitionLog]]:
-        """Read all partitions that the client may still read; permissions are checked again after a wait.
+        """Read the partitions of the fetch, after checking again which topics the client may read.
 
-        Whole batches fill a limit only nearly. So a partition that has more than its limit counts with the whole limit
-        towards the least size of a response. If all have more, waiting can bring nothing.
+        Only whole batches are returned, so a byte limit is seldom used up. Toward `min_bytes`, a partition with more
+        data than its limit therefore counts with the whole limit. If all partitions have more, waiting brings nothing.
 
         Returns:
             The responses, their total size, the bytes to wait for (0: answer at once), and the logs.
@@ -193,9 +193,9 @@ class Fetch:
         return found, total, max(0, least - reached) if may_grow and not (urgent or full) else 0, logs
 
     def _refusals(self) -> dict[str | uuid.UUID, ErrorCode]:
-        """Return the error of each requested topic that the client may not read.
+        """Return TOPIC_AUTHORIZATION_FAILED for each requested topic, by name or id, that the client may not read.
 
-        An id that no topic has is left out: everyone gets its error. A follower needs a right to the cluster instead.
+        Ids that belong to no topic are left out. A follower needs CLUSTER_ACTION instead of READ.
         """
         request, node = self._request, self._node
         follower = replica_of(request) >= 0
@@ -286,9 +286,9 @@ class Fetch:
 
 
 def _has_news(entry: Found) -> bool:
-    """Return whether an incremental fetch response must include a partition, because something changed there.
+    """Return whether an incremental fetch response must include a partition: it has records, an error or new bounds.
 
-    Record what the client then knows of it.
+    The bounds are high watermark and log start offset, which are also recorded as known to the client.
     """
     part, answer, size = entry
     news = (
@@ -343,7 +343,7 @@ def _name_of(node: Node, topic_id: uuid.UUID) -> str | None:
 
 
 def replica_of(request: Request[FetchRequest]) -> int:
-    """Return the node id of a follower that fetches; consumers have negative numbers."""
+    """Return the node id of the follower that sends a Fetch; negative for a consumer."""
     message = request.message
     return message.replica_state.replica_id if request.version >= 15 else message.replica_id
 
@@ -386,7 +386,7 @@ def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
 def _fetch_on(
     node: Node, request: Request[FetchRequest], session_id: int, epoch: int, by_id: bool
 ) -> FetchResponse | None:
-    """Handle the next incremental fetch of a session."""
+    """Handle an incremental Fetch, which continues an open fetch session."""
     session = node.sessions.get(session_id, request.principal)
     if session is None:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)

@@ -61,9 +61,9 @@ CommittedTopics: TypeAlias = tuple[tuple[str | UUID, tuple[int, ...]], ...]
 
 
 class CommitPlan(Generic[T]):
-    """The partitions of a commit in the request's order: those for the coordinator, and those rejected before.
+    """The partitions of an OffsetCommit in the request's order: those for the coordinator, and those rejected before.
 
-    Results are whole columns where nothing is rejected, because a commit may name hundreds of partitions.
+    Where nothing is rejected, they are handled as columns, because a commit may name hundreds of partitions.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class CommitPlan(Generic[T]):
         self.offsets = events.OffsetColumns.joined(accepted)
 
     def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
-        """Return whether a later request with the same topics and partitions may reuse this plan.
+        """Return whether this plan holds for a later request with the same topics and partitions.
 
-        All partitions must have been accepted, the topics be the same ones, and the client still be allowed to read
-        them.
+        All partitions must have been accepted, the topics must be the same objects, and the client still be allowed to
+        read them.
         """
         if not self._all_accepted or not self._targets:
             return False
@@ -114,7 +114,7 @@ class CommitPlan(Generic[T]):
         )
 
     def success_body(self, version: int, value: OffsetCommitReply | ErrorCode | None) -> bytes | None:
-        """Return the encoded response in a version if all of a small commit succeeded; else None."""
+        """Return the encoded OffsetCommit response if the commit is small and all of it succeeded; else None."""
         if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
         size = len(value.errors)
@@ -127,7 +127,10 @@ class CommitPlan(Generic[T]):
         return self._body
 
     def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
-        """Yield each topic of the request with its partitions and their errors. `value` is the coordinator's reply."""
+        """Yield each topic of the request with (partition, error code) pairs, merging the coordinator's reply.
+
+        `value` is that reply, or one error for all partitions that were sent to it.
+        """
         whole = value if isinstance(value, ErrorCode) else None
         errors = iter(() if value is None or isinstance(value, ErrorCode) else value.errors)
         for topic, indexes, refused in self._topics:
@@ -144,9 +147,9 @@ class CommitPlan(Generic[T]):
 def _accept(
     accepted: list[Sequence[Sequence[Any]]], topic: KnownTopic, columns: Sequence[Sequence[Any]], topic_id: UUID
 ) -> dict[int, ErrorCode]:
-    """Append the partitions of a topic that exist to the accepted commits.
+    """Append the existing partitions of one topic to the commits for the coordinator.
 
-    Return UNKNOWN_TOPIC_OR_PARTITION for the others, by their place in the topic's list.
+    Return UNKNOWN_TOPIC_OR_PARTITION for each other one, by its index in the request's list.
     """
     indexes, refused = columns[0], dict[int, ErrorCode]()
     if indexes and (max(indexes) >= topic.partitions or min(indexes) < 0):
@@ -168,7 +171,7 @@ def commit_targets(
 ) -> list[tuple[T, KnownTopic | ErrorCode | None]]:
     """Look up the topics of a commit by name or id.
 
-    Each has the existing topic, None, or the error of a client without the right to read it.
+    Each comes with the existing topic, None if there is none, or an error if the client may not read it.
     """
     found: list[KnownTopic | None] = (
         [host.topics.by_id.get(topic.topic_id) for topic in topics]
@@ -196,7 +199,7 @@ def commit_answer(
 
 @lru_cache(maxsize=WHOLE_KEPT)
 def committed_body(version: int, topics: CommittedTopics) -> bytes:
-    """Return the encoded response to a commit of which all succeeded, from a cache.
+    """Return the encoded OffsetCommit response for a commit without errors, from a cache.
 
     A member commits the same partitions until the next rebalance. The cache saved 8 % of the broker's thread with
     commits of 1, 10 and 100 partitions.
@@ -214,7 +217,7 @@ def committed_body(version: int, topics: CommittedTopics) -> bytes:
 
 
 class CommitShape(NamedTuple):
-    """The common part of a member's commits until the next rebalance.
+    """The part of a member's OffsetCommit that stays the same until the next rebalance.
 
     Attributes:
         plan: their partitions, all of which exist.
@@ -461,10 +464,10 @@ def _fetch_group(
 def _fetched(
     host: GroupHost, offsets: Iterable[FetchedOffset], named: Mapping[str, UUID], by_id: bool
 ) -> Iterator[_FetchedTopic]:
-    """Yield committed offsets by topic. Requested topics come first, also without an offset.
+    """Yield committed offsets by topic. Requested topics come first, also those without an offset.
 
-    A topic that was requested by its id and deleted meanwhile has the error of an unknown id. A client can't tell an
-    answer without it from a damaged one.
+    A topic that was requested by id and deleted meanwhile gets UNKNOWN_TOPIC_ID. If it were left out, the client would
+    take the response for damaged.
     """
     by_topic: dict[str, list[FetchedOffset]] = {name: [] for name in named}
     for committed in offsets:

@@ -105,7 +105,7 @@ def metadata_response(
 
 
 def is_by_id(asked: Asked, version: int) -> bool:
-    """Return whether the request names a topic by id."""
+    """Return whether a Metadata request names this topic by id."""
     return version >= 10 and asked.topic_id != NO_ID
 
 

@@ -52,7 +52,10 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
 def _known_to_old_clients(
     value: OffsetCommitReply | ErrorCode | None, version: int
 ) -> OffsetCommitReply | ErrorCode | None:
-    """Give clients of before KNOWS_LOADING an error that they retry, as Apache Kafka does (KAFKA-7296)."""
+    """Replace COORDINATOR_LOAD_IN_PROGRESS by COORDINATOR_NOT_AVAILABLE for versions below KNOWS_LOADING.
+
+    Those clients retry only the latter. Source: KAFKA-7296.
+    """
     if value is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < KNOWS_LOADING:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return value

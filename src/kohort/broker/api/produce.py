@@ -46,7 +46,7 @@ _Delayed: TypeAlias = tuple[str, _Data, _Partition]
 
 
 class _Turn(NamedTuple):
-    """The state that the partitions of one Produce request share: its time, decompression budget and worker jobs."""
+    """State that is shared by the partitions of one Produce request: its time, decompression budget and worker jobs."""
 
     now_ms: int
     budget: LoopBudget
@@ -100,7 +100,7 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
 
 
 def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
-    """Return the error if the client may not write with the request's transactional id, else 0."""
+    """Return the error code if the client may not write with the request's transactional id, else 0."""
     transactional_id = request.message.transactional_id
     if transactional_id is None or is_allowed(
         node, request, AclOperation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
@@ -110,9 +110,10 @@ def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
 
 
 def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]) -> None:
-    """Add the request's partitions to its transaction in one write, which holds all of the transaction's partitions.
+    """Add all partitions of a Produce request to its transaction, with one write to the transaction log.
 
-    An error is that of each batch later on. The topics without a name are refused.
+    Errors are ignored here: the later check of each batch reports them. Topics whose `name` is None were refused
+    before.
     """
     added: dict[tuple[int, int], list[TopicPartition]] = {}
     for topic, name in zip(message.topic_data, names, strict=True):
@@ -131,7 +132,7 @@ def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
-    """Send the response. With acks=0 send none, and close the connection if records were rejected."""
+    """Send the Produce response. With acks=0 send none, and close the connection if a partition was rejected."""
     if request.message.acks != 0:
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
@@ -152,7 +153,7 @@ def _prepare(
     responses: list[ProduceResponse.TopicProduceResponse],
     now_ms: int,
 ) -> None:
-    """Check or recompress the delayed batches in worker threads, append them, and answer after the last."""
+    """Check or recompress the delayed batches in worker threads, append them, and respond after the last one."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.retain_bytes(held)
@@ -201,7 +202,7 @@ def _refused(node: Node, request: Request[ProduceRequest], name: str | None, ack
 
 
 def _is_transactional(records: Buffer) -> bool:
-    """Return whether the first batch is transactional."""
+    """Return whether the first of a partition's batches is transactional."""
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
@@ -229,9 +230,9 @@ def _check_same_producer(records: Buffer) -> None:
 
 
 def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, turn: _Turn) -> _Partition:
-    """Append one partition's batches to its log.
+    """Append one partition's batches to its log, and return its part of the response.
 
-    If they have to be checked or recompressed in a worker thread, return a response to fill in later.
+    If a worker thread has to check or recompress them first, that part is filled in later.
     """
     assert name is not None
     target = node.store.get(name, part.index)

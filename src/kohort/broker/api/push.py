@@ -39,7 +39,7 @@ FROM_BEGIN = {"smallest": True, "largest": False, "none": None}
 
 
 def handle_frame(host: GroupHost, connection: Connection, frame: Frame) -> None:
-    """Handle one frame whose first two bytes are 20480 or more.
+    """Handle one frame of the push protocol, whose type (its first two bytes) is 20480 or more.
 
     Raises:
         BadFrame: the frame is no request of a push consumer.
@@ -62,10 +62,7 @@ def handle_admitted(
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
     run: Callable[[PushAuthorization | None], None],
 ) -> None:
-    """Count a decoded request of a push consumer, check its authorization and fault rules, then handle it.
-
-    `run` handles it.
-    """
+    """Count a decoded push request, check its authorization, apply fault rules, and call `run` unless it is refused."""
     request.begin(asked, host.metrics.apis[request.kind])
     right = PushAuthorization(host.authorizer, request) if host.authorizer is not None else None
     if right is not None and (refused := right.refusal()):
@@ -103,7 +100,7 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
 
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> None:
-    """Handle RegisterConsumer: if it succeeds, later frames of the connection are responses."""
+    """Handle RegisterConsumer: if it succeeds, later frames from the client are answers to the broker's requests."""
     try:
         asked = RegisterConsumerRequest.decode(frame)
         topics = read_topic_count(asked.topic_count)
@@ -135,14 +132,14 @@ def register(
 
 
 def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
-    """Return the log text for a RegisterConsumer that was rejected with this error."""
+    """Return the log text for a RegisterConsumer request that was rejected with this error."""
     return f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
 
 
 def event_of(
     host: GroupHost, connection: Connection, asked: RegisterConsumerRequest, topics: TopicCount
 ) -> events.RegisterConsumer:
-    """Convert a RegisterConsumer request to the coordinator's event."""
+    """Return the coordinator event for a RegisterConsumer request."""
     client = connection.client
     return events.RegisterConsumer(
         request=host.next_request_id(),

@@ -279,7 +279,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
 
 
 def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> int:
-    """Reject an invalid CreatePartitions entry, and return by how many partitions the topic grows.
+    """Validate a CreatePartitions entry, and return the number of partitions to add to the topic.
 
     The store validates the rest.
     """
@@ -299,7 +299,7 @@ def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTop
 
 
 def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
-    """Advance the start offset of partitions."""
+    """Answer DeleteRecords: advance the log start offset of partitions."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
     names = [topic.name for topic in request.message.topics]

@@ -35,7 +35,7 @@ log = logging.getLogger("kohort.broker")
 
 
 def metadata_making_topics(node: Node, request: Request[MetadataRequest]) -> MetadataResponse | None:
-    """Return nodes and topics; create topics that are requested by name if that is allowed."""
+    """Answer Metadata with nodes and topics; first create missing topics named in it, if auto-creation is allowed."""
     asked = request.message.topics
     if (
         asked
@@ -54,10 +54,10 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
 
 @in_slices
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
-    """Create missing topics, then return nodes and topics.
+    """Create missing topics of a Metadata request, then answer it.
 
-    A topic that was deleted recently is created, but reported as unknown, as Kafka does for every automatically created
-    topic. A client that checks whether its deletion succeeded then sees that it did.
+    A recently deleted topic is created but reported as unknown, as Kafka does for every automatically created topic. A
+    client that checks its deletion then sees that it succeeded.
     """
     asked = without_duplicates(request.message.topics or [])
     creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
@@ -106,7 +106,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
 def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaError | None:
     """Count an automatically created topic toward the client's controller mutation quota.
 
-    Return the error that makes the client ask again, if the quota is used up.
+    Return None, or the error that makes the client ask again because the quota is used up.
     """
     if request.meter is not None:
         try:

@@ -41,7 +41,7 @@ _Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddP
 
 
 def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse | None:
-    """Assign a producer id and epoch."""
+    """Answer InitProducerId: assign a producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
     if refused := _refused_producer(node, request):
@@ -124,14 +124,14 @@ def _added(
     ways: tuple[bool, int],
     hidden: Collection[str] = (),
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """Add partitions to one transaction, and return the result for each partition, by topic.
+    """Add partitions to one transaction, or with `verify_only` check them; return the results by topic.
 
     Args:
         node: the broker.
         transactional_id: the transaction's id.
         producer: its producer id and epoch.
         topics: the partitions to add.
-        ways: whether to verify only, and the request's version.
+        ways: `verify_only` (check without adding), and the request's version.
         hidden: topics to which the client may not write.
     """
     verify_only, version = ways
@@ -260,7 +260,7 @@ def _listed(message: ListTransactionsRequest, found: list[Transaction]) -> ListT
 
 
 def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
-    """Describe the producers that partitions remember."""
+    """Answer DescribeProducers: return the idempotent producers that partitions have state of."""
     topics = []
     names = [topic.name for topic in request.message.topics]
     hidden = refused_names(node, request, AclOperation.READ, Resource.TOPIC, names)

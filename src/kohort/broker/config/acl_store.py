@@ -27,7 +27,7 @@ class AclStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the stored access rules.
+        """Read the stored ACL rules from their file.
 
         Raises:
             CorruptDataError: the file can't be read. A broker without its rules must not start: it could allow what

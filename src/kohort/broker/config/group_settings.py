@@ -41,11 +41,11 @@ class GroupSettingsFile:
         return sorted(self._by_group)
 
     def explicit(self, group: str) -> Mapping[str, str]:
-        """Return the settings that were set for this group, without the broker's defaults."""
+        """Return the settings that requests have set for this group, without the broker's defaults."""
         return self._by_group.get(group, {})
 
     def check(self, configs: Mapping[str, str]) -> GroupSettings:
-        """Validate settings, and convert them for the coordinator.
+        """Validate a group's settings, and convert them to the coordinator's type.
 
         Raises:
             InvalidInputError: a setting is unknown, or outside the broker's limits.

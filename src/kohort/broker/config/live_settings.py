@@ -128,7 +128,7 @@ class LiveSettings:
         return stores_of(self._altered[self._own])
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
-        """Check new altered settings that would replace all earlier ones of `name`, as in `altered`.
+        """Check settings that would replace all altered ones of `name`: this broker's id, or empty for all brokers.
 
         Raises:
             InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.

@@ -52,7 +52,7 @@ def entity_of(names: list[tuple[str, str | None]]) -> Entity:
 
 
 def check(entity: Entity, key: str, value: float) -> None:
-    """Check that an entity can have this quota.
+    """Check that a quota entity, such as a user or an IP address, can have this quota with this value.
 
     Raises:
         InvalidInputError: it can't.
@@ -103,7 +103,7 @@ class Quotas:
         return found
 
     def all(self) -> Mapping[Entity, Mapping[str, float]]:
-        """Return all entities with quotas of their own."""
+        """Return all entities that have quotas of their own, with these quotas."""
         return self._by_entity
 
     def change(self, entity: Entity, values: Mapping[str, float | None]) -> None:

@@ -335,7 +335,7 @@ def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, A
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the entries of a `server.properties`, and return the broker's own settings among them.
+    """Check the entries of a `server.properties`, and return those that are settings of kohort's broker.
 
     Entries that are only checked, have no effect, or belong to the security of listeners are left out.
 
@@ -360,12 +360,12 @@ def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_idle(key: str) -> bool:
-    """Return whether this is one of Kafka's settings without effect here."""
+    """Return whether this name is a setting of Kafka's that has no effect on kohort's broker."""
     return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security(key))
 
 
 def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> str:
-    """Return the warning for properties without effect; empty if there are none.
+    """Return the warning that lists ignored properties of Kafka's; empty if there are none.
 
     Args:
         properties: what the user gave.
@@ -376,7 +376,7 @@ def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> 
 
 
 def known_facts() -> tuple[str, ...]:
-    """Return the names of `server.properties` entries that are no settings of the broker, but are understood.
+    """Return the names of `server.properties` entries that are accepted but are no settings of kohort's broker.
 
     Those are addresses and folders, values that are only checked, security settings, and settings without effect.
     """
@@ -420,7 +420,7 @@ def _only(word: str, why: str) -> _Check:
 
 
 def _taken(_value: str) -> str | None:
-    """Accept a property without a check here: `client_listeners` checks it together with the listeners."""
+    """Accept any value of a property: `client_listeners` checks it later, together with the listeners."""
     return None
 
 

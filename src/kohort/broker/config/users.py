@@ -81,7 +81,7 @@ class Users:
         return sorted(self._by_name)
 
     def iterations(self, user: str) -> dict[int, int]:
-        """Return a user's mechanisms with their iterations."""
+        """Return the SCRAM mechanisms of a user's credentials, each with its number of iterations."""
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
 

@@ -33,7 +33,7 @@ LISTENER = "SASL_SSL"
 
 
 class DevelopmentFiles(NamedTuple):
-    """A folder with the files of a secured broker."""
+    """The keys, certificates and users in the folder of a secured development broker."""
 
     folder: Path
 
@@ -73,7 +73,7 @@ class DevelopmentFiles(NamedTuple):
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Replace a file that only its owner can read."""
+    """Replace a file by one that only its owner can read."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -116,7 +116,7 @@ def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
 
 
 def _refuse_others_files(folder: Path) -> None:
-    """Refuse a folder in which another user may have put an authority, or a user, whose secrets are known to it."""
+    """Refuse a folder whose keys or passwords another user of this machine may have put there, and so may know."""
     if folder.stat().st_mode & 0o022:
         raise InvalidInputError(
             f"others may write into {folder}, so keys and passwords there may be theirs: name another folder, or look "

@@ -42,7 +42,7 @@ def is_trustworthy(url: str) -> bool:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects to trustworthy URLs only."""
+    """A redirect handler of urllib that follows redirects only to trustworthy URLs."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str

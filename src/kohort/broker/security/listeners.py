@@ -49,7 +49,7 @@ NONE_ALTERED: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class ListenerPlan:
-    """One listener before its socket is open.
+    """The configuration of one listener, before its socket is opened.
 
     Attributes:
         address: name, host and port.

@@ -136,7 +136,7 @@ class SaslServer:
 
     @property
     def mechanisms(self) -> list[str]:
-        """The mechanisms of this listener."""
+        """The names of the SASL mechanisms of this listener."""
         return [*self.configs]
 
     @property
@@ -395,5 +395,5 @@ class SaslLogin:
             )
 
     def closed(self) -> None:
-        """Forget the client, whose connection has closed."""
+        """Stop counting the client as not authenticated, because its connection has closed."""
         self._pending.stop_deadline()

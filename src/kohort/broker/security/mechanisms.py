@@ -27,7 +27,7 @@ class LoginRefused(Exception):
 
 
 class StoredCredential(NamedTuple):
-    """A stored form of a password, from which it can be checked and not found out."""
+    """A SCRAM credential: salt, iterations and keys, by which a password can be checked and not be recovered."""
 
     salt: bytes
     iterations: int
@@ -81,7 +81,7 @@ def _bad_credentials(mechanism: str) -> LoginRefused:
 
 
 class PlainExchange(SaslExchange):
-    """User name and password in clear text.
+    """A SASL/PLAIN login: user name and password in clear text.
 
     Args:
         passwords: the users with their passwords; None: passwords are those of the SCRAM users in `store`.
@@ -145,7 +145,7 @@ _NONCE_CHARS_MAX = 1_000
 
 
 class ScramExchange(SaslExchange):
-    """Salted challenge and response: neither the wire nor the broker has the password."""
+    """A SASL/SCRAM login by salted challenge and response: neither the wire nor the broker has the password."""
 
     def __init__(self, mechanism: str, store: Credentials) -> None:
         self._mechanism = mechanism
@@ -223,7 +223,7 @@ VerifyToken = Callable[[str], VerifiedToken]
 
 
 class BearerExchange(SaslExchange):
-    """A bearer token, which its issuer has signed."""
+    """A SASL/OAUTHBEARER login with a bearer token that its issuer has signed."""
 
     off_loop = True
     threads = "token"

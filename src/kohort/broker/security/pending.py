@@ -122,14 +122,14 @@ class PendingLogins:
         self._clients.pop(pending, None)
 
     def run_in_thread(self, purpose: str, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
-        """Run a blocking function in the threads of a purpose, then call `done` with its future on the loop."""
+        """Run a blocking function in the thread pool of this purpose, then call `done` with its future on the loop."""
         threads = self._threads.get(purpose)
         if threads is None:
             threads = self._threads[purpose] = ThreadPoolExecutor(THREADS, f"kohort-{purpose}")
         run_in_pool(self._loop, threads, work).add_done_callback(done)
 
     def close(self) -> None:
-        """Close all clients, and stop the threads."""
+        """Close all connections that are not authenticated yet, and stop the threads."""
         for client in [*self._clients]:
             client.stop_deadline()
             client.close("the broker ends")

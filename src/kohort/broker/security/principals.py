@@ -130,7 +130,7 @@ class PrincipalMapping:
     """The rules of `ssl.principal.mapping.rules`, of which the first that matches applies."""
 
     def __init__(self, text: str) -> None:
-        """Parse the rules.
+        """Parse the rules of `ssl.principal.mapping.rules`.
 
         Raises:
             InvalidInputError: a rule has another form, or its pattern is no regular expression.

@@ -14,10 +14,10 @@ from kohort.errors import InvalidInputError, TimedOutError
 
 
 class StoreChanges:
-    """The stores that one request changes.
+    """The key stores and trust stores of TLS listeners that one request to alter configs changes.
 
     Attributes:
-        wanted: the settings of stores after the change, by listener in lower case and by setting.
+        wanted: each listener's key store and trust store settings after the change, by listener in lower case.
     """
 
     def __init__(self, listeners: Sequence[ListenerSocket]) -> None:
@@ -28,7 +28,7 @@ class StoreChanges:
         self._loaded: dict[str, LoadedStores | InvalidInputError] = {}
 
     def want_stores(self, stores: Mapping[str, Mapping[str, str]]) -> None:
-        """Add settings of stores, by listener."""
+        """Add new key store and trust store settings, by listener."""
         self.wanted.update(stores)
 
     def load_stores(self) -> None:
@@ -46,9 +46,9 @@ class StoreChanges:
                 self._loaded[name] = InvalidInputError(f"listener {name}: its stores can't be loaded: {error}")
 
     def check_stores(self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> None:
-        """Check that the stores of this request are loaded, and that no other request has changed stores meanwhile.
+        """Check that this request's stores are loaded, and that no other request has changed stores meanwhile.
 
-        `before` and `after` are the settings of all listeners' stores, now and after the change.
+        `before` and `after` are the store settings of all listeners, now and after the change.
 
         Raises:
             InvalidInputError: a store can't be used.
@@ -67,7 +67,7 @@ class StoreChanges:
                 raise TimedOutError(f"listener {name}: another request has changed its stores")
 
     def use_stores(self, after: Mapping[str, Mapping[str, str]]) -> None:
-        """Use the loaded stores for new connections."""
+        """Use the loaded key and trust stores for new connections."""
         for name, stores in self._loaded.items():
             if isinstance(stores, LoadedStores) and self.wanted[name] == after.get(name, {}):
                 self._tls[name].use_stores(stores)

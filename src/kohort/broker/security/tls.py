@@ -162,7 +162,7 @@ class ServerTls:
         return LoadedStores(config, tls_server_context(config), stamps)
 
     def use_stores(self, stores: LoadedStores) -> None:
-        """Use loaded stores for new connections."""
+        """Use a loaded key and trust store for new connections."""
         self._config, self.context, self._stamps = stores
         log.info(
             "[listener %s] TLS certificates replaced by a change of its settings: new connections get them", self._name
@@ -286,7 +286,7 @@ class TlsTransport:
         return True
 
     def refuse_plain(self) -> None:
-        """Send bytes by which kohort's client, which does not speak TLS here, learns that this listener does.
+        """Send the start of a TLS alert, by which kohort's client learns that this listener requires TLS.
 
         Raises:
             OSError: the connection has failed.
@@ -294,7 +294,7 @@ class TlsTransport:
         self._sock.send(_ALERT_BEGINS)
 
     def send_encrypted(self) -> None:
-        """Send encrypted bytes.
+        """Send bytes that are already encrypted and were not sent yet.
 
         Raises:
             BlockingIOError: some are left, since the socket is full.

@@ -21,7 +21,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 
 
 class VerifiedToken(NamedTuple):
-    """The content of a valid token."""
+    """The user and expiry of a valid bearer token."""
 
     user: str
     expires_ms: int

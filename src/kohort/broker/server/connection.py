@@ -74,13 +74,13 @@ class ClientSession:
         self._identity: Client | None = None
 
     def set_software(self, name: str, version: str, process: str) -> None:
-        """Record the client's software and process."""
+        """Record the client's software name, version and process, from its ApiVersions request."""
         self.software = (name, version)
         self.process = process[: NAME_MAX_LENGTH + 1]
 
     @property
     def is_own(self) -> bool:
-        """Whether this is kohort's own client."""
+        """Whether the client is one of kohort's own clients."""
         return self.software is not None and self.software[0] == OWN_SOFTWARE
 
     @property
@@ -143,7 +143,7 @@ SENDFILE_BYTES = 1 << 20
 
 
 class OutgoingBytes:
-    """The bytes that the transport has not accepted yet.
+    """The bytes of a connection's responses that the socket has not accepted yet.
 
     Attributes:
         size: the number of bytes.
@@ -179,7 +179,7 @@ class OutgoingBytes:
 
     @property
     def memory(self) -> int:
-        """The number of bytes that are in memory, unlike those of log files."""
+        """The number of unsent bytes that are held in memory; ranges of log files do not count."""
         return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
 
     def discard_unsent(self) -> None:
@@ -246,7 +246,7 @@ class Answer(Protocol):
 
 
 class UnrequestedFrame:
-    """A request of the broker to the client, in its place between responses."""
+    """A frame that answers no Kafka request, such as a Ping to a push consumer, at its place between responses."""
 
     __slots__ = ("parts",)
 
@@ -282,7 +282,7 @@ class Handler(Protocol):
 
 
 class Connection:
-    """One connection. All methods run on the loop.
+    """One client connection: reads frames, keeps responses in order, and sends them. All methods run on the loop.
 
     Attributes:
         client: the client's session.
@@ -364,7 +364,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in progress in either direction."""
+        """Whether the connection has no unanswered request and no unsent bytes."""
         return not self.pending and not self._outgoing.size
 
     @property
@@ -457,7 +457,7 @@ class Connection:
             self._handle_frames(self._frames.take_kept())
 
     def _put_back(self, frames: Iterator[Frame]) -> None:
-        """Keep the remaining frames for later, and stop reading."""
+        """Keep the frames that can't be handled now for later, and stop reading."""
         self._frames.put_back(frames)
         self._count_unfinished()
         self._pause()
@@ -500,7 +500,10 @@ class Connection:
             self._on_readable()
 
     def intercept(self, on_frame: Callable[[Connection, Frame], None], size_max: int | None) -> None:
-        """Pass later frames to `on_frame`. Their size limit is `size_max`; None: `socket.request.max.bytes`."""
+        """Pass later frames to `on_frame` instead of the dispatcher.
+
+        Their size limit is `size_max`; None: `socket.request.max.bytes`.
+        """
         self._on_frame = on_frame
         self._frames.size_max = self._limits.request_bytes_max if size_max is None else size_max
 
@@ -576,7 +579,7 @@ class Connection:
             self.send_when_next(unasked)
 
     def flush(self) -> None:
-        """Send the completed responses at the front."""
+        """Send the completed responses that no earlier response blocks."""
         self.dirty = False
         pending = self.pending
         ready: list[Part] = []

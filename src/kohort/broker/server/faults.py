@@ -47,7 +47,7 @@ class FaultSubject(Protocol):
         """The request's message, in which a rule finds the group id."""
 
     def send(self, parts: Parts) -> None:
-        """Send a response."""
+        """Send a response, in the form of encoded parts."""
 
     def undecodable_response(self) -> Parts:
         """Return response bytes that the client can't decode, to test how it handles them."""
@@ -61,7 +61,7 @@ class Refusable(FaultSubject, Protocol):
 
 @dataclass(slots=True)
 class _Rule:
-    """An active fault rule.
+    """An active fault rule with its counters and the requests that it holds.
 
     Attributes:
         fault: the rule.
@@ -102,7 +102,7 @@ class Faults:
         return number
 
     def hits(self, number: int) -> int:
-        """Return how many requests a rule has matched."""
+        """Return how many requests the fault rule with this number has applied to."""
         rule = self._rules.get(number)
         return rule.hits if rule else 0
 

@@ -54,7 +54,7 @@ class FlowControl:
 
 
 class ByteHolder(Protocol):
-    """A connection that holds bytes of a budget.
+    """The interface of a connection whose buffered bytes count toward a `ByteBudget`.
 
     Attributes:
         last_active: when it last received or sent bytes (monotonic clock).
@@ -75,7 +75,7 @@ class ByteHolder(Protocol):
 
 
 class ByteBudget:
-    """The bytes of one kind that connections hold.
+    """The bytes of one kind that all connections hold together, and their limit.
 
     Attributes:
         limit: the most bytes of all connections.

@@ -42,7 +42,7 @@ MACOS_FILES_MAX = 10_240
 
 
 class DescriptorShares(NamedTuple):
-    """How many file descriptors the process may use for log files, for log files lent to readers, and connections."""
+    """The process's limit of open files, divided: log files, log files that unsent responses hold, and connections."""
 
     files: int
     lent: int
@@ -61,7 +61,7 @@ def open_file_limit() -> int:
 
 
 def divide_descriptors(limit: int) -> DescriptorShares:
-    """Divide a limit: a quarter and an eighth at most for log files, the rest for connections.
+    """Divide the limit of open files: at most 1/4 for log files, 1/8 for files in responses, the rest for connections.
 
     Raises:
         InvalidInputError: the limit is too low.
@@ -146,7 +146,7 @@ class Server:
         return len(self._connections)
 
     def find(self, number: int) -> Connection | None:
-        """Return the open connection of this number."""
+        """Return the open connection with this number; None if it has closed."""
         return self._connections.get(number)
 
     def reconfigure(self, config: BrokerConfig) -> None:

@@ -66,21 +66,21 @@ def error_response(request: Request[Message], error: ErrorCode, text: str | None
 
 
 class _Refusal:
-    """The error of one refused request, written into the fields that its version has."""
+    """A writer of one error into every error field of a response, in the request's version."""
 
     def __init__(self, version: int, error: ErrorCode, text: str | None) -> None:
         self._version = version
         self._values = {"error_code": int(error), "partition_error_code": int(error), "error_message": text}
 
     def _with_error(self, answer: Struct) -> dict[str, Field]:
-        """Write the error, and return the fields that the version has."""
+        """Write the error into a structure, and return the fields that it has in the request's version."""
         fields = {field.name: field for field in answer.FIELDS if field.present(self._version)}
         for name in self._values.keys() & fields.keys():
             setattr(answer, name, self._values[name])
         return fields
 
     def fill(self, asked: Struct, answer: Struct) -> None:
-        """Write the error into `answer`, and into an item for each item that was `asked` for."""
+        """Write the error into `answer`, and into one entry for each topic, partition or group that `asked` names."""
         fields = self._with_error(answer)
         for field in asked.FIELDS:
             value = getattr(asked, field.name)
@@ -100,9 +100,9 @@ class _Refusal:
                 setattr(answer, names[0], value)
 
     def _list(self, name: str, items: Sequence[Any], answer: Struct, fields: Mapping[str, Field]) -> None:
-        """Write one error item for each requested item into the response's list of results.
+        """Fill the response's list that belongs to a list in the request, with one error entry for each item.
 
-        A list that another field of the request has filled stays as it is.
+        Leave the list as it is if another field of the request has filled it.
         """
         for target in (*_ITEMS.get(name, (name,)), "results", "responses"):
             element = fields[target].element if target in fields else None

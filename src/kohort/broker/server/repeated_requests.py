@@ -31,7 +31,7 @@ _REPEATS_MAX: Final = 1_024
 
 
 class Repetition:
-    """The repetition of one API's requests on one connection.
+    """How often a connection has repeated a request of one API, and the template to decode it by.
 
     Attributes:
         template: the template of the frames; None: the request has not been repeated often enough.
@@ -64,7 +64,7 @@ class Repeater(Protocol):
 
     @property
     def repeated(self) -> dict[int, Repetition]:
-        """The requests that it repeats, by API key."""
+        """The repeated requests of this connection, by API key."""
 
 
 class RepeatedRequests:

@@ -29,7 +29,7 @@ REPEATS_MAX = 4
 
 
 def without_many_repeats(items: Iterable[T], name_of: Callable[[T], Hashable]) -> list[T]:
-    """Return a request's items in order; each name is kept `REPEATS_MAX` times at most."""
+    """Return a request's items in order, with at most `REPEATS_MAX` items of the same name."""
     times: Counter[Hashable] = Counter()
     kept = []
     for item in items:
@@ -152,7 +152,7 @@ class RequestMeter(Protocol):
         """Record the bytes of a fetch; return whether none may be sent."""
 
     def fetch_bytes_max(self, asked: int) -> int:
-        """Return the most bytes of one fetch."""
+        """Return the most bytes that one fetch may return under the client's quota."""
 
     def change_partitions(self, count: int, *, knows_error: bool) -> None:
         """Record that partitions will be created or deleted.
@@ -165,7 +165,7 @@ class RequestMeter(Protocol):
         """Stop the measurement of a request whose response comes later."""
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
-        """Name the throttle time in the response, if there is one, and stop reading from the connection."""
+        """Write the throttle time into the response, and stop reading from the connection for that time."""
 
 
 class Request(Generic[M_co]):

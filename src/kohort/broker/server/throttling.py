@@ -71,7 +71,7 @@ class WindowedRate:
         samples[-1][1] += value
 
     def excess_ms(self, limit: float, now_ms: float) -> float:
-        """Return for how long nothing may be added until the rate is down to `limit` per second; 0: it is below."""
+        """Return the time in ms until the rate has fallen to `limit` per second; 0: it is not above."""
         samples = self._samples
         while samples and now_ms - samples[0][0] >= self._count * self._window_ms:
             samples.popleft()
@@ -85,22 +85,25 @@ class WindowedRate:
 
 
 class MutationBucket:
-    """The partitions that clients may still create or delete; negative: they have overdrawn it."""
+    """The token bucket of a controller mutation quota: how many partitions may still be created or deleted now.
+
+    A negative number delays the next change.
+    """
 
     __slots__ = ("_burst_s", "_filled_ms", "_left")
 
     def __init__(self, burst_s: float) -> None:
-        """Create a full bucket, which holds what the rate allows in `burst_s`."""
+        """Create a full bucket, whose capacity is the quota's rate times `burst_s`."""
         self._burst_s = burst_s
         self._left: float | None = None
         self._filled_ms = 0.0
 
     def take_out(self, count: int, rate: float, now_ms: float) -> None:
-        """Take out the partitions that a request creates or deletes."""
+        """Take as many tokens out of the bucket as a request creates or deletes partitions."""
         self._left = self._fill(rate, now_ms) - count
 
     def debt_ms(self, rate: float, now_ms: float) -> float:
-        """Return the time until nothing is overdrawn."""
+        """Return the time in ms until the bucket is no longer below 0."""
         return max(0.0, -self._fill(rate, now_ms) / rate * 1000)
 
     def _fill(self, rate: float, now_ms: float) -> float:
@@ -172,7 +175,10 @@ class RequestQuotaMeter:
             self._used_s = time.perf_counter() - self._began
 
     def finish_request(self, request: Request[Message], message: Message | None) -> None:
-        """Name the throttle time in the response (None: there is none), and stop reading from the connection."""
+        """Write the throttle time into the response, and stop reading from the connection for that time.
+
+        `message` is None if there is no response, or one without such a field in this place.
+        """
         self.stop_measuring()
         assert self._used_s is not None
         self.count_value(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
@@ -201,7 +207,7 @@ class Throttling:
         *,
         mutation_burst_s: float = 11,
     ) -> None:
-        """Create the quotas' measurement, without any rate yet.
+        """Create the measurement of clients against their quotas.
 
         Args:
             quotas: the quotas.

@@ -59,7 +59,7 @@ class ProducerIds:
         self._reserved = self._next
 
     def allocate(self) -> int:
-        """Allocate an unused producer id."""
+        """Return a producer id that was never used before."""
         if self._next >= self._reserved:
             self._reserve()
         self._next += 1
@@ -90,7 +90,7 @@ class _Wait:
 
 
 class MarkerWaits:
-    """Requests that wait for the ends of transactions, by transactional id."""
+    """Requests that wait until all markers of a transaction are written, by transactional id."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Wait]] = {}
@@ -133,7 +133,7 @@ class MarkerWaits:
                 wait.otherwise(self.error_while_waiting(transactional_id))
 
     def answer_waiting(self, transactional_id: str) -> None:
-        """Answer all waiting requests, because all markers are written."""
+        """Answer all requests that wait for a transaction, because all of its markers are written."""
         self._stuck.discard(transactional_id)
         for wait in self._waiting.pop(transactional_id, ()):
             wait.ended()
@@ -218,7 +218,7 @@ class Transactions:
         return self._known.get(transactional_id)
 
     def serves(self, transactional_id: str) -> bool:
-        """Return whether an id's partition of the log is readable."""
+        """Return whether the transactional id's partition of the transaction log is readable."""
         return self._log.serves(transactional_id)
 
     def _save(self, transaction: Transaction) -> Transaction:
@@ -432,8 +432,8 @@ class Transactions:
     def _answer_when_ended(self, transactional_id: str, done: Done) -> None:
         """Answer EndTxn without an error when the markers are written or the wait is over.
 
-        The outcome is durable in both cases. The producer's next epoch is that of this transaction: another producer
-        may have taken the one after it in the meantime.
+        The outcome is durable in both cases. The answer names this transaction's next epoch: in the meantime another
+        producer may have got the one after it.
         """
         known = self._known[transactional_id]
         rotated = known.next_producer_id != -1
@@ -445,7 +445,7 @@ class Transactions:
         self._when_ended(transactional_id, answer_without_error, answer_without_error)
 
     def _end_transaction(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
-        """Make the outcome durable, then write the markers."""
+        """Write the decision to commit or abort to the transaction log, then write the markers."""
         prepared = replace(
             known,
             status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
@@ -469,9 +469,10 @@ class Transactions:
         self._answer_when_ended(known.id, done)
 
     def _with_next_epoch(self, known: Transaction) -> Transaction:
-        """Return the state with the next epoch, for its markers; after the last epoch another producer id follows.
+        """Return the transaction's state with the next producer epoch, under which its markers are written.
 
-        The epoch above the last one is for markers only: the next one would not fit into a record. Source: KAFKA-20090.
+        After the last usable epoch, a new producer id follows. The markers then have an epoch that no producer uses.
+        Source: KAFKA-20090.
 
         Raises:
             OSError: a producer id could not be reserved.
@@ -695,13 +696,13 @@ class Transactions:
 
 
 def _is_predecessor(known: Transaction, producer: tuple[int, int]) -> bool:
-    """Return whether the producer with this id and epoch repeats the request that led to the current epoch.
+    """Return whether a producer repeats the request that raised its epoch by one, because the answer was lost.
 
-    Either the end of its transaction brought the epoch, or its own InitProducerId, and the answer was lost. An epoch
-    that another producer got, or in which something was begun since, makes a zombie of it.
+    That request is the EndTxn of its last transaction, or its own InitProducerId. If another producer got the epoch, or
+    a transaction has begun since, the request comes from a zombie.
 
-    An id that is used up has a successor only for its last epoch, and only until the next id has another one. An older
-    producer of that id is a zombie.
+    Producer id and epoch may also be the last of an id that ran out of epochs. Then its successor must still be at
+    epoch 0.
     """
     if known.status is Status.EMPTY:
         asks_again = known.continued
@@ -716,10 +717,7 @@ def _is_predecessor(known: Transaction, producer: tuple[int, int]) -> bool:
 
 
 def _is_next_producer(known: Transaction, producer: tuple[int, int]) -> bool:
-    """Return whether a request comes from the producer id and epoch that EndTxn announced for after this transaction.
-
-    The transaction itself is still being ended.
-    """
+    """Return whether a request already uses the new producer id that EndTxn announced while its transaction ends."""
     return known.status.preparing and known.next_producer_id != -1 and producer == (known.next_producer_id, 0)
 
 

@@ -93,7 +93,7 @@ class Transaction:
 
 
 class TransactionLog:
-    """A reader and writer of the topic's partitions."""
+    """A reader and writer of `__transaction_state`."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TransactionLog:
         older_values: bool = False,
         on_append: Callable[[PartitionLog, int], None] | None = None,
     ) -> None:
-        """Use the topic's partitions in a store.
+        """Use the partitions of `__transaction_state` in a log store.
 
         Args:
             store: the store.
@@ -116,7 +116,7 @@ class TransactionLog:
 
     @property
     def partitions(self) -> int:
-        """The number of the topic's partitions."""
+        """The number of partitions of `__transaction_state`."""
         return self._store.topics[TRANSACTIONS_TOPIC].partitions
 
     def _partition_log(self, index: int) -> PartitionLog:
@@ -194,7 +194,7 @@ class TransactionLog:
         return whole
 
     def serves(self, transactional_id: str) -> bool:
-        """Return whether an id's partition is readable."""
+        """Return whether the transactional id's partition of the transaction log is readable."""
         return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
 
 
@@ -229,7 +229,7 @@ def _read_batch(header: BatchHeader, batch: memoryview) -> list[tuple[str, Trans
 
 
 def _id_of(key: bytes) -> str | None:
-    """Return the transactional id of a record's key."""
+    """Return the transactional id in a record's key."""
     return TransactionLogKey.decode(key[2:], 0).transactional_id if key[:2] == _KEY_VERSION else None
 
 

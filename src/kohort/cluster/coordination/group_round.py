@@ -41,7 +41,7 @@ class JoinMetadata:
     placement: Placement | None = None
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the member's metadata for JoinGroup as JSON."""
         fields = {"candidate": candidate_fields(self.candidate), "shards": self.shards, "retiring": self.retiring}
         if self.placement is not None:
             fields["placement"] = placement_fields(self.placement)
@@ -77,7 +77,7 @@ class LeaderAssignment:
     refused: str = ""
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the assignment for SyncGroup as JSON."""
         members = {str(number): member for number, member in self.members.items()}
         return to_bytes({"placement": placement_fields(self.placement), "members": members, "refused": self.refused})
 
@@ -123,9 +123,10 @@ def compute_assignments(
 
 
 def _before(metadata: Mapping[str, JoinMetadata]) -> Placement | None:
-    """Return the placement in use before this round: the most frequent one, of several the one of highest version.
+    """Return the placement before this rebalance: the one that most members report; on a tie, the highest version.
 
-    A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
+    The version alone proves nothing: it restarts at 1 if Kafka deletes the group, and a member may have been suspended
+    for long.
     """
     counts = Counter(joined.placement for joined in metadata.values() if joined.placement is not None)
     return max(counts, key=lambda placement: (counts[placement], placement.version), default=None)

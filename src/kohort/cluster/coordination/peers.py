@@ -72,8 +72,9 @@ class Peers:
         Args:
             coordination: the coordination service.
             me: this process.
-            renew_s: after how many seconds a watching connection is made again, where clients use TLS or log in. It
-                does neither and sends nothing, so the peer would close it, with a warning, at the deadline of logins.
+            renew_s: after this many seconds a watching connection is closed and made again; None: never. Needed where
+                clients use TLS or log in: the connection does neither, and the peer would close it at its login
+                deadline.
         """
         self._coordination = coordination
         self._me = me
@@ -98,7 +99,7 @@ class Peers:
             self._watched[peer] = task
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all watched peers."""
         tasks = list(self._watched.values())
         self._watched.clear()
         for task in tasks:

@@ -23,7 +23,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A process that can serve shards.
+    """A coordinator process that can own shards.
 
     Attributes:
         id: Its id among the candidates, which outlives the process.
@@ -121,7 +121,7 @@ def candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 
 def read_candidate(fields: Mapping[str, Any]) -> Candidate:
-    """Return the candidate of `candidate_fields`.
+    """Build a candidate from the JSON fields that `candidate_fields` returns.
 
     Raises:
         CorruptDataError: the fields are not a candidate's.
@@ -150,7 +150,7 @@ def placement_fields(placement: Placement) -> dict[str, Any]:
 
 
 def read_placement(fields: Mapping[str, Any]) -> Placement:
-    """Return the placement of `placement_fields`.
+    """Build a placement from the JSON fields that `placement_fields` returns.
 
     Raises:
         CorruptDataError: the fields are not a placement's.
@@ -170,7 +170,7 @@ def read_placement(fields: Mapping[str, Any]) -> Placement:
 
 
 def to_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode an object as compact JSON.
+    """Encode a JSON object compactly, for a node or group message of limited size.
 
     Raises:
         CorruptDataError: it exceeds `PLACEMENT_MAX_BYTES`.

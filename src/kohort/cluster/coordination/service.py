@@ -25,7 +25,7 @@ class CoordinationService(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process is the elected leader, as far as it knows."""
+        """Whether this process is the elected leader, as far as it knows; the leader computes the placement."""
 
     def on_changes(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` on the loop after `placement` or `is_leader` changed."""

@@ -38,7 +38,7 @@ _HEAD: Final = _SHORT.pack(FENCE)
 
 
 class FenceKey(Message, key=10003, versions=(0, 0)):
-    """Key of a fence."""
+    """The key of a fence record."""
 
     producer_id: int = int64()
 
@@ -96,7 +96,7 @@ def is_fence(key: bytes) -> bool:
 
 
 def read_fence(key: bytes, value: bytes | None) -> Fence:
-    """Decode a fence.
+    """Decode a fence from a record's key and value.
 
     Raises:
         CorruptDataError: the value's version is unknown, or it can't be decoded.
@@ -122,7 +122,7 @@ Author = tuple[int, int]
 
 
 class Authors:
-    """The producers of the batches that were read so far, and the fences that prove them to be coordinators.
+    """The producers whose batches were read from the journal so far, and the fences that prove which are coordinators.
 
     A fence proves its own epoch and all earlier ones, whose fences it replaces: compaction may have removed them.
 
@@ -137,7 +137,7 @@ class Authors:
         self._first_offsets: dict[Author, int] = {}
 
     def record_batch(self, header: BatchHeader) -> None:
-        """Record a batch that was read."""
+        """Record the producer of a batch that was read."""
         self._first_offsets.setdefault((header.producer_id, header.producer_epoch), header.base_offset)
 
     def record_fence(self, fence: Fence) -> None:
@@ -152,11 +152,14 @@ class Authors:
         return fence is not None and author[0] != FIRST and author[1] <= fence.epoch
 
     def unfenced(self) -> dict[Author, int]:
-        """Return the authors without a fence, with the offset of their first batch."""
+        """Return the producers that no fence proves to be coordinators, each with the offset of its first batch."""
         return {author: offset for author, offset in self._first_offsets.items() if not self.is_coordinator(author)}
 
     def fences_that_may_write(self, own: int) -> Iterator[Fence]:
-        """Yield the fences of other producer ids that are not at the last epoch: their owners could still write."""
+        """Yield the newest fence of each other producer id that has epochs left: such a producer could still write.
+
+        `own` is the producer id to leave out.
+        """
         for fence in list(self.fences.values()):
             if fence.producer_id not in (FIRST, own) and fence.epoch < EPOCH_LAST:
                 yield fence

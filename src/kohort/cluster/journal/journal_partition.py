@@ -33,7 +33,7 @@ class JournalRefused(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings:
-    """The journal's writer and its requirements.
+    """A coordinator's identity as a journal writer, and the properties of the journal's topic.
 
     Attributes:
         coordinator: this coordinator's id; a fence records it with incarnation, host and port.
@@ -138,7 +138,7 @@ class JournalPartition:
             )
 
     def ending_error(self, error: KafkaError, what: str) -> Exception:
-        """Convert a non-retriable error of the Kafka cluster to the exception that ends the term."""
+        """Return the exception that ends the term after a non-retriable error of the Kafka cluster."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)
         if isinstance(error, NotAuthorizedError):

@@ -49,7 +49,7 @@ class _BeforeStart(Exception):
 
 
 class JournalReading:
-    """A reader of one partition, batch after batch.
+    """A reader of one journal partition on Kafka, from offset 0, batch after batch.
 
     Attributes:
         offset: the offset of the next record to read.
@@ -174,7 +174,7 @@ class ResponseQueue:
         self._changed: Promise[None] = Promise()
 
     async def queue_response(self, view: memoryview) -> None:
-        """Queue a response as soon as there is room."""
+        """Queue a Fetch response for decoding; wait while the queue is full."""
         while len(self._views) >= _HANDED_MAX:
             await self._next()
         self._views.append(view)

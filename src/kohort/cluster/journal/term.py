@@ -106,7 +106,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class JournalAppend:
-    """A batch that Kafka has acknowledged.
+    """The offset and send time of a batch that Kafka has acknowledged.
 
     Attributes:
         offset: the offset of its first record.
@@ -140,7 +140,7 @@ class JournalWriter:
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
 
     async def write(self, payload: bytes, count: int, now_ms: int) -> JournalAppend:
-        """Append a batch.
+        """Append a batch to the journal's partition, and wait until Kafka acknowledges it.
 
         Args:
             payload: its records, encoded.
@@ -258,7 +258,7 @@ log = logging.getLogger("kohort.cluster")
 
 @dataclass(slots=True)
 class JournalMetrics:
-    """The counters of a journal.
+    """The counters of a shard's journal on Kafka.
 
     Attributes:
         producer_id: the producer id of the newest term.
@@ -440,7 +440,10 @@ class JournalTerm:
             )
 
     async def _keep_first(self, writer: JournalWriter) -> None:
-        """Compare the topic's id and partition count with those in the first fence; write it if there is none."""
+        """Check the topic's id and partition count against the journal's first fence; write that fence if missing.
+
+        Groups hash to a partition by this count, so it must never change.
+        """
         place = self._place
         first = self._decoding.authors.fences.get(FIRST)
         if first is None and place.index != 0:
@@ -460,7 +463,10 @@ class JournalTerm:
             await self._write_fence(writer, FIRST)
 
     async def _first_of_all(self) -> Fence | None:
-        """Return the first fence of the topic, from the start of partition 0: partitions added later have none."""
+        """Return the first fence in partition 0, which holds for the whole topic; None if there is none.
+
+        Partitions added later have none of their own yet.
+        """
         here = self._place
         zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
         zero.channel = here.channel
@@ -494,7 +500,10 @@ class JournalTerm:
                 self._owner.durable(wanted.token, written.sent_ms)
 
     def _proof(self, identity: TermIdentity) -> Body:
-        """Return the batch of an append without records: the same fence again, of which compaction keeps one."""
+        """Return the batch that proves ownership without group records: the term's fence again.
+
+        Compaction keeps only one of them.
+        """
         return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).encoded())
 
     async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:

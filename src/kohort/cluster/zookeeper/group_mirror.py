@@ -59,7 +59,7 @@ from kohort.ids import TopicPartition
 
 @dataclass(slots=True)
 class MirroredGroup:
-    """One group, and the known content of its nodes.
+    """One push group in ZooKeeper's mirror, with the known content of its nodes.
 
     Attributes:
         name: the group's id.
@@ -83,18 +83,18 @@ class MirroredGroup:
 
     @property
     def owners_path(self) -> str:
-        """The path above the nodes of its owners."""
+        """The path below which the group's owner nodes are."""
         return f"{OWNERS}/{node_name(self.name)}"
 
     @property
     def offsets_path(self) -> str:
-        """The path above the nodes of its offsets."""
+        """The path below which the group's offset nodes are."""
         return f"{OFFSETS}/{node_name(self.name)}"
 
 
 @dataclass(slots=True)
 class MirroredShard:
-    """The groups of one shard.
+    """The push groups of one shard, and what the mirror knows of their nodes in ZooKeeper.
 
     Attributes:
         groups: the groups by name.
@@ -111,7 +111,10 @@ class MirroredShard:
     lost: bool = True
 
     def record_answer(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
-        """Record the shard's answer. `is_new`: the shard has just come here, so nothing was known of it."""
+        """Record a shard's answer to `ShowPushGroups`.
+
+        `is_new`: the shard was taken over a moment ago, so nothing was known of its groups.
+        """
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
             if group is None:
@@ -135,19 +138,19 @@ class MirroredShard:
             self.looked[name] = now_s - every_s * later / len(self.groups)
 
     def drop(self, name: str) -> None:
-        """Remove a group whose nodes are all deleted."""
+        """Forget a deleted group after all of its nodes in ZooKeeper were deleted."""
         del self.groups[name]
         self.looked.pop(name, None)
 
     def forget_contents(self) -> None:
-        """Forget the nodes' content of all groups that are due."""
+        """Forget the known content of the due groups' nodes, so that it is read from ZooKeeper again."""
         for name in self.due:
             self.groups[name].nodes = None
 
 
 @dataclass(slots=True)
 class MirrorPlan:
-    """The changes to write, and the state of the groups after them.
+    """The changes to write to ZooKeeper in one run, and what is known of the groups after them.
 
     Attributes:
         creates: nodes to create, parents first.
@@ -168,7 +171,7 @@ class MirrorPlan:
     again: set[str] = field(default_factory=set)
 
     def plan_node(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
-        """Plan a node with this content, and the nodes above it."""
+        """Plan to create or change a node so that it has this content, and to create missing nodes above it."""
         nodes = group.nodes
         assert nodes is not None
         for above in parents(path, top):
@@ -183,7 +186,7 @@ class MirrorPlan:
         nodes[path] = data
 
     def plan_checksum(self, group: MirroredGroup, data: bytes) -> None:
-        """Plan the checksum above a group's owners, written once they are complete."""
+        """Plan the checksum in the node above a group's owner nodes; it is written after these are complete."""
         assert group.nodes is not None
         top = group.owners_path
         known = group.nodes.get(top)
@@ -194,7 +197,7 @@ class MirrorPlan:
         group.nodes[top] = data
 
     def delete(self, group: MirroredGroup, path: str) -> None:
-        """Plan the deletion of a node."""
+        """Plan the deletion of one of a group's nodes."""
         assert group.nodes is not None
         if group.nodes.pop(path, None) is not None:
             self.deletes.append(Change(path, delete=True))
@@ -268,7 +271,7 @@ class GroupMirror:
             self._news.clear()
 
     async def update_zookeeper(self) -> None:
-        """Bring ZooKeeper up to date with the journal.
+        """Write the changes of push groups since the last run to ZooKeeper.
 
         Raises:
             KafkaError: not everything was written, because ZooKeeper is unavailable or refused a write.
@@ -311,9 +314,9 @@ class GroupMirror:
         self.meter.record_written(began_s)
 
     def _look_at_leaders(self) -> None:
-        """Mark groups as due if a partition's leader has changed, because node names of owners contain the leader.
+        """Mark groups as due if partition leaders have changed, because the names of owner nodes contain the leader.
 
-        A topic that changes is another object.
+        A topic's object in `by_name` is replaced whenever the topic changes.
         """
         by_name = self._host.topics.by_name
         changed = {name: known for name, known in self._leaders.items() if by_name.get(name) is not known[0]}
@@ -349,7 +352,7 @@ class GroupMirror:
         return None if isinstance(value, ErrorCode) else value
 
     async def _read_tree(self, top: str) -> dict[str, bytes]:
-        """Read all nodes of a tree."""
+        """Read a ZooKeeper node and the nodes up to two levels below it; return their data by path."""
         session, found = self._coordination.session, dict[str, bytes]()
         due = [top]
         while due:
@@ -365,7 +368,10 @@ class GroupMirror:
     # -- planning of changes
 
     async def _look_at(self, shard: Shard, names: Iterable[str], plan: MirrorPlan) -> None:
-        """Plan the changes of a shard's groups that are due; `names`: the groups that have nodes."""
+        """Ask a shard for its changed push groups, and plan the ZooKeeper changes of all of its groups that are due.
+
+        `names` are the groups that have nodes in ZooKeeper, in case the shard is new here.
+        """
         view = self._known.get(shard.index)
         is_new = view is None
         if view is None:

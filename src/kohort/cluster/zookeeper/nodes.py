@@ -51,7 +51,7 @@ _CHANGE_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The content of a candidate's node.
+    """A candidate's registration: the content of its node in ZooKeeper.
 
     Attributes:
         candidate: The candidate.
@@ -97,7 +97,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """The content of the epoch's node: the last election.
+    """The last election of a leader: the content of the node that counts elections.
 
     Attributes:
         epoch: The number of elections so far.
@@ -110,7 +110,7 @@ class Election:
     session: int = 0
 
     def to_bytes(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the election as JSON."""
         return to_bytes({"version": 1, "epoch": self.epoch, "elected": self.elected, "session": hex(self.session)})
 
     @staticmethod
@@ -158,7 +158,7 @@ class MirroredTopic:
 
 
 def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]) -> Iterator[tuple[str, bytes | None]]:
-    """Return the writes that bring nodes in ZooKeeper to the wanted state: names with bytes, or None to delete."""
+    """Yield the writes that turn the existing topic nodes into the wanted ones: (name, bytes), None to delete."""
     for name in sorted(there.keys() - wanted.keys()):
         yield name, None
     for name in sorted(wanted):
@@ -217,7 +217,7 @@ def partition_path(group_path: str, part: TopicPartition, broker: int) -> str:
 
 
 def partition_of(path: str) -> TopicPartition | None:
-    """Return the partition of a `partition_path`, None for any other path."""
+    """Return the partition that a path from `partition_path` names; None for any other path."""
     topic, _, name = path.rpartition("/")
     _, dash, digits = name.rpartition("-")
     topic, number = topic.rpartition("/")[2], _bounded_number(digits)
@@ -225,12 +225,12 @@ def partition_of(path: str) -> TopicPartition | None:
 
 
 def _bounded_number(digits: str) -> int | None:
-    """Return the number that a part of a node's name is; None: none, or more digits than a number of Kafka has."""
+    """Return the decimal number in the last part of a node's name; None if there is none or it has too many digits."""
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX else None
 
 
 def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
-    """Return a checksum that shows whether the owners were written completely or somebody deleted some of them."""
+    """Return the content of the checksum node of a group's owners: it shows whether owner nodes are missing."""
     digest = hashlib.sha256()
     for part, owner in sorted(owners.items()):
         digest.update(f"{len(part.topic)} {part.topic} {part.partition} {len(owner)} {owner}".encode())

@@ -73,7 +73,7 @@ class ZooKeeperConfig:
 
     @property
     def user(self) -> str:
-        """The user, for messages."""
+        """The name of the ZooKeeper user, for messages."""
         if self.scheme != NO_LOGIN:
             return f"{self.scheme} user {self.username}"
         return f"the certificate in {self.keystore}" if self.keystore else "nobody"
@@ -92,7 +92,7 @@ class ZooKeeperAddress(NamedTuple):
 
 
 def zookeeper_address(servers: str, properties: Mapping[str, Any]) -> ZooKeeperAddress:
-    """Return an address with the settings of these properties.
+    """Return a ZooKeeper address with the connection settings in these properties.
 
     Raises:
         InvalidInputError: a property is unknown or invalid, one is missing that another needs, or a file can't be used.

@@ -73,7 +73,7 @@ class TopicMirror:
         self._due: set[str] = set()
 
     async def write_topics(self, guard: Change | None) -> None:
-        """Read what may have changed, and write the wanted topics.
+        """Read the topic nodes that may have changed, report changes to `on_change`, and write the wanted topics.
 
         Args:
             guard: A check that holds only while this coordinator leads; None: it does not lead.
@@ -178,10 +178,10 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class WriteGuard:
-    """The permission to write a set of shards' groups to ZooKeeper.
+    """The permission of this process to write the push groups of some shards to ZooKeeper.
 
     Attributes:
-        changes: checks that fail once another process may write; each multi includes them.
+        changes: version checks to include in each multi; they fail once another process may write.
         shards: the shards whose groups this process may write.
     """
 
@@ -319,7 +319,7 @@ class ZooKeeperCoordination:
         return self.session.connections
 
     def guard(self) -> WriteGuard | None:
-        """Return checks that hold only while this process may write its shards; None: it may write none now."""
+        """Return the permission to write the push groups of this process's shards to ZooKeeper; None: not now."""
         mine, stands = self._mine, self._map
         if mine is None or stands is None or self._map_node is None or (self._exclusive and not self.is_leader):
             return None
@@ -435,7 +435,7 @@ class ZooKeeperCoordination:
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
     async def _refusing(self, election: ZNode, mine: Registration) -> Registration | None:
-        """Return the leader's registration if one of the two needs the path exclusively; None: they can share it."""
+        """Return the elected process's registration if it or this process demands the path for itself; else None."""
         number = election.data.decode(errors="replace")
         node = await self.session.read(f"{IDS}/{number}")
         holder = None if node is None else _read_registration(number, node)

@@ -82,7 +82,7 @@ class ZNode:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of an atomic multi.
+    """One change of an atomic ZooKeeper multi: create, set, delete or check a node.
 
     Attributes:
         path: The node's path.

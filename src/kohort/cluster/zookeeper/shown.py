@@ -52,7 +52,7 @@ def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
 
 
 class BrokerInZooKeeper:
-    """A broker's registration and mirrors in ZooKeeper; runs beside the broker (`broker.run.Beside`)."""
+    """A broker's registration and mirrors in ZooKeeper; runs beside the broker (`broker.run.BrokerCompanion`)."""
 
     def __init__(
         self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S

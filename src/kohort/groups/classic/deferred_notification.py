@@ -54,7 +54,7 @@ COOPERATIVE = "cooperative"
 
 
 class ClassicNotification(ClassicMembers):
-    """When the members of a classic group learn of a rebalance."""
+    """When the members of a classic group are told to rejoin (REBALANCE_IN_PROGRESS): at once, or all together."""
 
     detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
 
@@ -67,7 +67,7 @@ class ClassicNotification(ClassicMembers):
         return member.session_timeout_ms
 
     def on_member_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> None:
-        """Handle a valid heartbeat: release an earlier delayed one, learn the interval, and clear a suspicion."""
+        """Handle a valid heartbeat: answer an earlier delayed one, learn the interval, and clear a suspicion."""
         if member.long_poll is not None:
             self.end_long_poll(step, member)
         member.learn_from_heartbeat(step, event.interval_ms)
@@ -94,7 +94,11 @@ class ClassicNotification(ClassicMembers):
         return True
 
     def heartbeat_result(self, step: Step, member: ClassicMember) -> ErrorCode:
-        """Return the content of a response that is sent now: join again, unless the next heartbeat is in time."""
+        """Return the error code of a heartbeat response that is sent now: NONE or REBALANCE_IN_PROGRESS.
+
+        While a notification is deferred, a member gets NONE if its next heartbeat is due before the end of the
+        deferral.
+        """
         if self.state is not PREPARING:
             return NO_ERROR
         deferral = self.deferral
@@ -108,7 +112,7 @@ class ClassicNotification(ClassicMembers):
         return ErrorCode.REBALANCE_IN_PROGRESS
 
     def answer_long_poll(self, step: Step, member: ClassicMember, event: Heartbeat, why: Release) -> None:
-        """Answer a delayed heartbeat like a new one; after a disconnect it announces nothing, since nobody reads it."""
+        """Answer a delayed heartbeat with what a new one would get now; with NONE if its connection has ended."""
         if why is Release.DISCONNECTED:
             step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
             return
@@ -120,10 +124,10 @@ class ClassicNotification(ClassicMembers):
         step.reply(event.request, HeartbeatReply(error))
 
     def defer_notification(self, step: Step) -> None:
-        """Begin the deferral when a stable group starts a rebalance, or notify all members with a delayed heartbeat.
+        """Defer the notification of a rebalance that a stable group starts, or notify all members now.
 
-        If no client tolerates delays, members are notified by their next heartbeats, unless some member is silent
-        already. Waiting for a silent member takes no delay, only responses that announce nothing yet.
+        A deferral needs a client that tolerates delayed heartbeats, or a suspected member. To wait for a suspected
+        member, nothing is delayed: heartbeats are answered with NONE. Cooperative groups are notified now.
         """
         now_ms = step.now.mono_ms
         self.end_deferral()
@@ -141,11 +145,10 @@ class ClassicNotification(ClassicMembers):
         self.notify_if_none_awaited(step)
 
     def schedule_notification(self, step: Step, deferral: DeferredNotification) -> None:
-        """Set the time of the notification: when the last member is due, but not before silent members return or leave.
+        """Set the end of a deferral: when the last awaited member is due, or when suspected members return or leave.
 
-        The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile
-        some wait without work, and nobody reads the partitions of dead members. Members that fall silent after all have
-        been notified and have joined do not delay the end of the join phase.
+        For suspected members the deferral lasts at most one session timeout in all. Meanwhile some members are idle,
+        and nobody reads the partitions of dead ones.
         """
         now_ms = step.now.mono_ms
         awaited = [self.members[member_id] for member_id in deferral.awaited]
@@ -166,7 +169,10 @@ class ClassicNotification(ClassicMembers):
         step.deadlines.set(deferral.timer, deferral.until_ms)
 
     def on_notification_deadline(self, step: Step, subject: str) -> None:
-        """Notify all members when the last one was due, unless one did not come and is silent now."""
+        """End the deferral at its deadline and notify all members, unless an awaited member has become suspected.
+
+        Then the deadline is moved, so that this member can return or be evicted before.
+        """
         deferral = self.deferral
         if deferral is None:
             return
@@ -176,11 +182,11 @@ class ClassicNotification(ClassicMembers):
             self.notify_members(step)
 
     def longest_interval_ms(self) -> int:
-        """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
+        """Return the longest known heartbeat interval of clients that tolerate delayed heartbeats; 0 if none."""
         return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
     def notify_if_none_awaited(self, step: Step) -> None:
-        """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
+        """Notify all members if none is awaited any more; reset the deadline if all suspected ones have answered."""
         deferral = self.deferral
         if deferral is None:
             return
@@ -190,9 +196,9 @@ class ClassicNotification(ClassicMembers):
             self.schedule_notification(step, deferral)
 
     def notify_members(self, step: Step) -> None:
-        """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
+        """Answer all delayed heartbeats with REBALANCE_IN_PROGRESS; other members get it with their next heartbeat.
 
-        If the notification was extended for silent members, the time to join starts only now.
+        After a long deferral, the rebalance timeout starts anew, so that members have enough time to join.
         """
         deferral = self.deferral
         timeout_ms = self.rebalance_timeout_ms()
@@ -211,7 +217,7 @@ class ClassicNotification(ClassicMembers):
             self.deferral = None
 
     def stop_awaiting(self, step: Step, member: ClassicMember, error: ErrorCode) -> None:
-        """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
+        """Answer a member's delayed heartbeat with an error and stop awaiting it: it joins, leaves or is replaced."""
         self.cancel_long_poll(step, member, error)
         if self.deferral is not None:
             self.deferral.forget_member(member.member_id)

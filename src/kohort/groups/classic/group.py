@@ -65,8 +65,8 @@ class ClassicRequests(ClassicRebalance):
     def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """Return the error for a member that is not in the group or was replaced under its instance id, else NONE.
 
-        If a restart interrupted a rebalance, the lost id may be the member's newer one. Then nobody is fenced: an
-        unknown member joins again without its id. Source: scenario 8.
+        If a restart interrupted a rebalance, the id that is not on record may be the newer one of this static member.
+        Then the error is UNKNOWN_MEMBER_ID, not FENCED_INSTANCE_ID, so that it joins again. Source: scenario 8.
         """
         if instance_id is not None:
             current = self.static_ids.get(instance_id)
@@ -77,7 +77,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def is_current_generation(self, generation: int) -> bool:
-        """Return whether a generation is the current one, or the last one before an interrupted rebalance."""
+        """Return whether a generation is the current one, or the last complete one if a restart cut a rebalance off."""
         return generation == self.generation or (generation == self.resumed_from and generation >= 0)
 
     def join(self, step: Step, event: JoinGroup) -> None:
@@ -261,10 +261,10 @@ class ClassicRequests(ClassicRebalance):
     def after_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
         """Keep a stable group's assignment after a static member returned under a new id, or start a rebalance.
 
-        The assignment is kept unless the protocol or a leader's topics have changed. A returning leader compares topics
-        only from then on. So changes before its return are compared here (KAFKA-13435); after a restart they are
+        The assignment is kept unless the protocol or a leader's topics have changed. A returning leader notices only
+        later changes of topics. So changes before its return are compared here (KAFKA-13435); after a restart they are
         unknown. A sync under way restarts (KAFKA-9801). If a partition has no owner, a cooperative member revoked it
-        and left before it joined again. The others are still owed that partition, so the group rebalances.
+        and left before it joined again. Another member must get that partition, so the group rebalances.
         """
         keeps = self.select_protocol() == self.protocol and not self.has_unowned_partitions(step)
         if keeps and self.is_leader(new.member_id):
@@ -386,7 +386,7 @@ class ClassicRequests(ClassicRebalance):
             self.notify_if_none_awaited(step)
 
     def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
-        """Return the error for a heartbeat that is not a member's of the current generation, else NONE."""
+        """Return the error for a heartbeat from an unknown member or another generation, else NONE."""
         if event.member_id not in self.members or event.instance_id is not None:
             error = self.member_error(event.member_id, event.instance_id)
             if error is not ErrorCode.NONE:
@@ -408,7 +408,7 @@ class ClassicRequests(ClassicRebalance):
             self.rebalance_after_removal(step, leave_cause(gone), is_cause=len(self.members) < before)
 
     def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
-        """Remove one member, pending or not."""
+        """Remove one member that a LeaveGroup names, or an id that nobody joined with yet; return an error or NONE."""
         member_id = leaving.member_id
         if not member_id:
             found = self.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
@@ -424,7 +424,7 @@ class ClassicRequests(ClassicRebalance):
         return ErrorCode.NONE
 
     def on_pending_end(self, step: Step, member_id: str) -> None:
-        """Drop a pending member id that was not used in time or does not fit the group; the join phase continues."""
+        """Drop a member id given out (KIP-394) that was not used in time or does not fit; continue the join phase."""
         if self.drop_pending(step, member_id):
             self.complete_if_all_joined(step)
 
@@ -635,11 +635,10 @@ class ClassicGroup(ClassicRequests):
         return error
 
     def has_given_up(self, event: OffsetCommit) -> bool:
-        """Return whether an eager member commits after its own JoinGroup: it has revoked its partitions by then.
+        """Return whether an eager member commits while its JoinGroup waits: by then it has revoked its partitions.
 
-        Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
-        refuses it. A process that was paused while it waited to join cannot commit here what others may have
-        read since.
+        Kafka processes a connection's requests one after the other. It would see such a commit after the rebalance, and
+        refuse it. Here, a process that was paused while it joined must not overwrite what the next owners commit.
         """
         member = self.members.get(event.member_id)
         if member is None or member.join_request is None or event.connection == NO_CONNECTION:
@@ -647,7 +646,7 @@ class ClassicGroup(ClassicRequests):
         return event.connection == member.connection and COOPERATIVE not in (self.protocol or "")
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Handle a member's accepted commit as a sign of life, which restarts its session."""
+        """Restart a member's session after its accepted OffsetCommit, which counts as a sign of life."""
         member = self.members.get(event.member_id)
         if member is not None and self.state is not COMPLETING:
             member.restart_session(step)

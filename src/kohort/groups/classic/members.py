@@ -106,7 +106,7 @@ class ClassicMember(MonitoredMember):
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
 
     def saved(self, protocol: str | None) -> SavedMember:
-        """Return the member's entry in the group's record."""
+        """Return the member's entry for the record of a classic group."""
         return SavedMember(
             member_id=self.member_id,
             instance_id=self.instance_id,
@@ -119,7 +119,7 @@ class ClassicMember(MonitoredMember):
         )
 
     def answer_sync(self, step: Step, reply: SyncGroupReply) -> bool:
-        """Answer the waiting SyncGroup; False if there is none."""
+        """Answer the member's waiting SyncGroup with `reply`; return False if it has none."""
         if self.sync_request is None:
             return False
         step.reply(self.sync_request, reply)
@@ -242,7 +242,7 @@ class ClassicMembers(GroupMembership):
         return self.leader == member_id
 
     def all_joined(self) -> bool:
-        """Return whether the join phase waits for nobody."""
+        """Return whether every member has sent JoinGroup, and no given member id is unused."""
         return self.awaiting_join == len(self.members) and not self.pending
 
     def rebalance_timeout_ms(self) -> int:
@@ -310,7 +310,7 @@ class ClassicMembers(GroupMembership):
             timer.cancel()
 
     def group_state(self) -> GroupState:
-        """Return the state of the rebalance."""
+        """Return the group's state, such as PreparingRebalance."""
         return self.state
 
     def member_connections(self) -> Iterator[tuple[str, int, bool]]:
@@ -344,7 +344,7 @@ class ClassicMembers(GroupMembership):
             yield GenerationStarted(self.group_id, self.started)
 
     def has_records(self) -> bool:
-        """Return whether the group has either record."""
+        """Return whether the journal has a GroupSaved or GenerationStarted record of the group."""
         return self.saved is not None or self.started > 0
 
     def tombstones(self) -> Iterator[RecordKey]:

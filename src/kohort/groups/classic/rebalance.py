@@ -103,7 +103,7 @@ class ClassicRebalance(ClassicNotification):
     def rebalance_after_change(self, step: Step, cause: Cause) -> None:
         """Start a rebalance after a change of members, or check whether the current join phase is complete.
 
-        Joining again is what the join phase waits for, and no further cause.
+        During a join phase, a member that only joins again is not recorded as a further cause.
         """
         if self.state in REBALANCES_FROM:
             self.prepare_rebalance(step, cause)
@@ -142,7 +142,7 @@ class ClassicRebalance(ClassicNotification):
                 self.defer_notification(step)
 
     def set_state(self, state: GroupState) -> None:
-        """Change the group's state."""
+        """Set the group's state, such as PreparingRebalance."""
         self.previous_state = self.state
         self.state = state
 
@@ -164,7 +164,7 @@ class ClassicRebalance(ClassicNotification):
         self.set_assignment(member, b"")
 
     def set_assignment(self, member: ClassicMember, assignment: bytes) -> None:
-        """Set a member's assignment, and update the group's size."""
+        """Set a member's assignment, and update the size of the group's record."""
         change = len(assignment) - len(member.assignment)
         member.assignment = assignment
         member.size += change
@@ -283,7 +283,7 @@ class ClassicRebalance(ClassicNotification):
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
     def note_sync(self, step: Step, member_id: str) -> None:
-        """Record that a member has sent its SyncGroup in this generation, so that it is not evicted for missing it."""
+        """Record a member's SyncGroup in this generation, so that it is not evicted at the sync deadline."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
             self.sync_phase.cancel()
@@ -316,7 +316,7 @@ class ClassicRebalance(ClassicNotification):
         Args:
             step: the step.
             cause: the removal.
-            is_cause: a member was removed, and not just an id that nobody joined with.
+            is_cause: whether a joined member was removed; False for a member id that nobody had joined with.
         """
         if self.state is GroupState.PREPARING_REBALANCE:
             if is_cause:
@@ -348,10 +348,9 @@ class ClassicRebalance(ClassicNotification):
             self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def check_after_load(self, step: Step) -> None:
-        """Prepare a group of static members after its shard was loaded.
+        """Check a group after a load: watch topics for a static leader; rebalance if partitions are without owners.
 
-        A static leader may not notice later changes of topics, so the coordinator watches them. Partitions without an
-        owner start a rebalance.
+        A static leader may not notice later changes of topics by itself, so the coordinator watches them.
         """
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.instance_id is not None:

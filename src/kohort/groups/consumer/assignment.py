@@ -82,13 +82,13 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         return presence
 
     def restart_session(self, step: Step, presence: Presence, member_id: str) -> None:
-        """Restart a member's session after a request on any connection."""
+        """Restart a member's session after a request on any connection; a grace period ends."""
         presence.end_grace(step, self.session_timeout_ms(step, member_id))
 
     def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
-        """Restart a member's session, unless its connection has ended.
+        """Restart a member's session, unless its connection has ended: its grace period goes on.
 
-        Called when a request has waited for others, and when a classic member is converted.
+        Called when a request has waited for other members, and when a classic member is converted.
         """
         presence.touch(step, self.session_timeout_ms(step, member_id))
 
@@ -104,7 +104,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(self.current_assignment(member_id).left_temporarily().record(self.group_id, member_id))
 
     def member_changed_protocol(self, step: Step, presence: Presence, member_id: str) -> None:
-        """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
+        """Refuse a member's waiting requests and stop its timers: it changed between classic and consumer protocol."""
         presence.expect_nothing()
         elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
         self.refuse_waiting(step, presence, elsewhere)
@@ -129,7 +129,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         step.emit(before.without_epoch().record(self.group_id, new_id))
 
     def remove_member(self, step: Step, member_id: str) -> None:
-        """Remove a member: write the tombstones of its records."""
+        """Write the tombstones that remove a member from the group."""
         self.dismiss_member(step, member_id)
         self.excluded.pop(member_id, None)
         if member_id in self.current:
@@ -175,7 +175,7 @@ ASSIGNOR = "uniform"
 
 
 class ConsumerSuspicion(ConsumerMemberChanges):
-    """Suspicion of silent members of a consumer group, which are left out of new targets."""
+    """Suspected members of a consumer group, which the next target assignments leave out."""
 
     detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
 
@@ -188,7 +188,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return self.session_timeout_ms(step, member.session.subject)
 
     def usual_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval, in ms, that the coordinator sends to members with nothing left to do.
+        """Return the heartbeat interval, in ms, that the coordinator sends to members that have all of their target.
 
         The failure detector assumes it for a member whose own interval is unknown.
         """
@@ -219,7 +219,10 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
 
     def exclude_suspected(self, step: Step) -> dict[str, TopicIdPartitions]:
-        """Choose suspected members to exclude from the next target, with their partitions; none if all are silent."""
+        """Return the suspected members to leave out of the next target, with the partitions that they keep.
+
+        None are left out if all members are suspected.
+        """
         self.excluded.clear()
         silent = self.suspected_among(step, self.members) if self.may_exclude_suspected(step) else []
         self.excluded.update(dict.fromkeys(silent))
@@ -243,7 +246,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return True
 
     def watch_unmoved(self, step: Step) -> None:
-        """Schedule a check for the time when the first member that still has to move would count as suspected."""
+        """Start the timer that fires when the first member that has not reached its target would become suspected."""
         if not self.may_exclude_suspected(step):
             return
         due = [self.member_suspected_from_ms(step, member_id) for member_id in self.unmoved_members()]
@@ -267,10 +270,10 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         return not target if current is None else not current.pending and current.assigned == (target or frozenset())
 
     def has_unassigned_partitions(self, step: Step) -> bool:
-        """Return whether some partitions of subscribed topics are in no member's target.
+        """Return whether a partition of a subscribed topic is in no member's target.
 
-        Only suspected members read them when the target was computed. A coordinator that takes over checks this;
-        `is_uneven` explains why.
+        Then the target excluded suspected members, which read these partitions. A coordinator that takes over checks
+        this, because no record names them.
         """
         if not self.may_exclude_suspected(step):
             return False
@@ -281,7 +284,8 @@ class ConsumerSuspicion(ConsumerMemberChanges):
     def is_uneven(self, step: Step) -> bool:
         """Return whether members' partition counts differ by more than one, although all members read the same topics.
 
-        Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
+        Then the target excluded suspected members. A coordinator that takes over checks this, because no record names
+        them.
         """
         if (
             not self.may_exclude_suspected(step)
@@ -310,7 +314,7 @@ def existing_partitions(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -
 def compute(work: ComputeAssignment) -> AssignmentComputed:
     """Run the assignor for a `ComputeAssignment`, and return the result; any thread or process may call this.
 
-    The assignor sees the partitions that excluded members leave, with each topic's numbered from 0.
+    The assignor sees only the partitions that no excluded member keeps, renumbered from 0 within each topic.
     """
     kept: dict[TopicId, set[int]] = {}
     for held in work.excluded.values():
@@ -344,7 +348,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
 
 
 def _known(pairs: TopicIdPartitions, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
-    """Return the assignor's indexes of a member's partitions, sorted; omit partitions that it does not see."""
+    """Return the numbers by which the assignor knows a member's partitions, sorted; omit partitions hidden from it."""
     found = [indexes.get(topic_id.int, NO_INDEXES).get(number, -1) for topic_id, number in pairs]
     return sorted([index for index in found if index >= 0])
 
@@ -355,7 +359,7 @@ def _share(
     left: Mapping[str, Sequence[int]],
     order: Mapping[str, int],
 ) -> tuple[TopicPartitions, ...]:
-    """Return one member's assignment as records have it: by topic id, ascending.
+    """Return one member's assignment in the form of records: partitions by topic id, ascending.
 
     `order` ranks the topics by their ids.
     """
@@ -424,7 +428,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         return Cause(RebalanceReason.ASSIGNOR_CHANGED, text, member_id)
 
     def request_target(self, step: Step) -> None:
-        """Request the target of the newest epoch, unless a computation or its prerequisite is under way."""
+        """Start computing the newest epoch's target, unless that runs already or regexes have to be resolved first."""
         if self.computing >= 0 or self.resolving >= 0 or self.epoch <= self.target_epoch:
             return
         if self.request_resolution(step):
@@ -449,7 +453,10 @@ class ConsumerAssignment(ConsumerSuspicion):
         )
 
     def request_resolution(self, step: Step, *, again: bool = False) -> bool:
-        """Request the topics of unresolved regular expressions, or with `again` of all; True if a request is needed."""
+        """Start the matching of regexes that are not resolved yet, or of all with `again`.
+
+        Return True if some matching is needed, also if it was under way.
+        """
         wanted = {member.subscribed_regex for member in self.members.values() if member.subscribed_regex}
         for regex in [regex for regex in self.regexes if regex not in wanted]:
             step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
@@ -510,7 +517,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             self.check_topics(step, change.topics)
 
     def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
-        """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
+        """Write the changed parts of a computed target, then its epoch; False if the result is stale or a failure."""
         if self.computing != event.ticket:
             return False
         self.computing = -1

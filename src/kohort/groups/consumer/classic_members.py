@@ -49,7 +49,7 @@ class ClassicIdentity(Protocol):
 
     @property
     def protocols(self) -> tuple[OfferedProtocol, ...]:
-        """The strategies that the member supports."""
+        """The assignors that the member supports, with its metadata for each."""
 
 
 def member_saved(
@@ -85,7 +85,7 @@ def is_behind(subscription: ConsumerProtocolSubscription | None, member_epoch: i
 
 
 class ConsumerClassicMembers(ConsumerAssignment):
-    """The requests of a consumer group's classic members."""
+    """The handling of JoinGroup, SyncGroup, Heartbeat and LeaveGroup from classic members of a consumer group."""
 
     def join(self, step: Step, event: JoinGroup) -> None:
         """Process a classic member's join, first or repeated."""
@@ -214,7 +214,10 @@ class ConsumerClassicMembers(ConsumerAssignment):
                 self.complete_join(step, member_id)
 
     def complete_join(self, step: Step, member_id: str) -> None:
-        """Move a classic member by the partitions that its join reports, and send it its epoch."""
+        """Answer a classic member's JoinGroup with its epoch, after one step towards its target.
+
+        That step takes into account which partitions the JoinGroup reports as owned.
+        """
         presence = self.presences[member_id]
         event = presence.joining
         if event is None:
@@ -239,7 +242,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         )
 
     def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
-        """Return the partitions that a subscription reports as owned."""
+        """Return the partitions that a JoinGroup subscription reports as owned, by topic id."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned
         return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)

@@ -68,7 +68,10 @@ MEMBERS_PER_MS = 5
 
 
 def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Check an epoch: it must be the member's, or the previous one if only the reply with the newer one was lost."""
+    """Return why the member epoch in a heartbeat is refused, else None.
+
+    Besides the current epoch, the previous one is accepted if only the response with the newer one was lost.
+    """
     epoch = event.member_epoch
     if epoch == current.member_epoch:
         return None
@@ -98,7 +101,7 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
 
 
 def says_everything(event: ConsumerGroupHeartbeat) -> bool:
-    """Return whether a heartbeat sets all fields: a join, or the full one that a client sends after a lost reply."""
+    """Return whether a heartbeat sets all fields: a join, or the full heartbeat of a client after a lost response."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
@@ -116,7 +119,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     """The heartbeat requests of a consumer group's members, and what follows when a member misses a deadline."""
 
     def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
+        """Process a heartbeat that passed `check_heartbeat`: a join, a regular heartbeat, or a leave."""
         refusal = (
             self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
         )
@@ -125,7 +128,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             refusal.refuse_heartbeat(step, event)
 
     def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
-        """Process a join or a regular heartbeat."""
+        """Process a ConsumerGroupHeartbeat that joins or continues; return a refusal, or None after an answer."""
         member_id = event.member_id or event.new_member_id
         refusal = self.check_member(step, event, member_id)
         if refusal is not None:
@@ -274,7 +277,10 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         )
 
     def unsettled_interval_ms(self, step: Step, settled_ms: int) -> int:
-        """Return the interval of members that wait or must revoke: short, but longer in large groups."""
+        """Return the heartbeat interval for members without all of their target: short, but longer in large groups.
+
+        `settled_ms` is the usual interval, which it never exceeds.
+        """
         if step.config.notify_at_once == "off":
             return settled_ms
         return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
@@ -588,13 +594,13 @@ class ConsumerGroup(ConsumerHeartbeat):
     table: ClassVar[Table] = TABLE
 
     def listed_protocol_type(self) -> str:
-        """Return the protocol type of consumers."""
+        """Return "consumer", the protocol type for ListGroups."""
         return CONSUMER_PROTOCOL_TYPE
 
     # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
 
     def commit_error(self, step: Step, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
-        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it.
+        """Return the error that refuses a commit, else NONE. Without a member epoch, only an empty group accepts one.
 
         A member's epoch may advance while its commit is under way. An older epoch is accepted for partitions that the
         member had then and has had ever since. Source: KIP-1251.
@@ -618,7 +624,7 @@ class ConsumerGroup(ConsumerHeartbeat):
         return ErrorCode.STALE_MEMBER_EPOCH if member.classic_protocols is None else ErrorCode.ILLEGAL_GENERATION
 
     def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
-        """Return the error that refuses a transactional commit, else NONE; a producer need not name a member."""
+        """Return the error that refuses a transactional commit, else NONE; a producer may omit member and epoch."""
         error = ErrorCode.NONE
         if event.generation >= 0 or event.member_id:
             error = self.commit_error(step, event)
@@ -626,7 +632,10 @@ class ConsumerGroup(ConsumerHeartbeat):
         return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
 
     def committed(self, step: Step, event: OffsetCommit) -> None:
-        """Count a classic member's commit as a sign of life, as in a classic group, for clients that cannot tell."""
+        """Restart a classic member's session after its accepted commit.
+
+        In a classic group a commit does so, and the member's client can't tell that the group is not one.
+        """
         member = self.members.get(event.member_id)
         if member is not None and member.classic_protocols is not None:
             presence = self.presence(event.member_id)

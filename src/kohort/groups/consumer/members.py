@@ -65,7 +65,7 @@ class CurrentAssignment:
 
     @classmethod
     def of(cls, record: MemberAssigned) -> CurrentAssignment:
-        """Build the assignment from its record."""
+        """Build a member's current assignment from its record."""
         return cls(
             record.member_epoch,
             record.previous_epoch,
@@ -80,7 +80,7 @@ class CurrentAssignment:
         )
 
     def record(self, group_id: str, member_id: str) -> MemberAssigned:
-        """Return the assignment as a record."""
+        """Return the member's current assignment as a record for the journal."""
         return MemberAssigned(
             group_id,
             member_id,
@@ -102,11 +102,11 @@ class CurrentAssignment:
         )
 
     def without_epoch(self) -> CurrentAssignment:
-        """Return the current assignment as of a member that joins again: the same partitions, without an epoch."""
+        """Return the current assignment for a member that joins again: the same partitions, at member epoch 0."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
     def left_temporarily(self) -> CurrentAssignment:
-        """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
+        """Return the assignment of a static member that left with epoch -2: its partitions stay reserved for it."""
         assigned, since = self.assigned, self.since
         return CurrentAssignment(
             LEFT_FOR_A_WHILE, self.previous_epoch, ReconciliationState.STABLE, assigned, since=since
@@ -118,7 +118,7 @@ class CurrentAssignment:
         return self.member_epoch == LEFT_FOR_A_WHILE
 
     def has_owned_since(self, epoch: int, pair: TopicIdPartition) -> bool:
-        """Return whether the member has had this partition ever since this epoch of its own."""
+        """Return whether the member got this partition at `epoch` or earlier, and has owned it ever since."""
         since = self.since.get(pair)
         return since is not None and since <= epoch <= self.member_epoch
 
@@ -463,7 +463,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def next_assignment(
         self, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
-        """Return a member's assignment after this heartbeat.
+        """Return the current assignment to which a member moves with this heartbeat.
 
         Args:
             member_id: the member.
@@ -541,7 +541,7 @@ class ConsumerReconciliation(ConsumerMembers):
         return after
 
     def record_downtime(self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions) -> None:
-        """Measure how long partitions are without an owner while they move from this member or to it."""
+        """Record when partitions lose this member as owner, and how long the partitions that it gets had no owner."""
         if before == after:
             return
         now_ms = step.now.mono_ms

@@ -86,10 +86,10 @@ class GroupConversion:
         return consumer
 
     def convert_to_consumer(self, group: Group, classic: ClassicRebalance) -> bool:
-        """Convert a classic group with members to a consumer group; False if that is not allowed, with nothing changed.
+        """Convert a classic group with members to a consumer group; return False, with nothing changed, if not allowed.
 
-        A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other
-        owner.
+        A rebalance under way continues as a new epoch, which includes members that have not joined yet: nobody else
+        owns their partitions.
         """
         context = self.context
         open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
@@ -159,7 +159,7 @@ class GroupConversion:
         return consumer
 
     def continue_session(self, session: Timer, ends_ms: int | None) -> None:
-        """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
+        """Keep a member's old session end if its connection has ended: conversion must not give it a new session."""
         if session.due_ms is None and ends_ms is not None:
             self.context.deadlines.set(session, ends_ms)
 
@@ -254,7 +254,7 @@ class GroupConversion:
 
 
 class ConvertedMember(NamedTuple):
-    """A classic member on its way into a consumer group: its new record, its assignment, and further claims."""
+    """A classic member converted for a consumer group: its record, its assignment, and the partitions it claims."""
 
     saved: MemberSaved
     assigned: TopicIdPartitions
@@ -263,7 +263,7 @@ class ConvertedMember(NamedTuple):
 
 
 def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
-    """Return each member's partitions: its assignment, and unassigned ones that it may not have revoked yet.
+    """Return each member's partitions: its assignment, and unassigned partitions that it may still read.
 
     A cooperative group moves a partition in two generations. Between them the partition is in no assignment, while its
     last owner still reads it. Only the subscription of that member shows it. Source: KIP-429, scenario 15.

@@ -64,7 +64,7 @@ class GroupRouting:
         return error or ClassicGroup(event.group_id).protocol_error(self.context, event)
 
     def join_empty(self, group: Group, event: JoinGroup) -> None:
-        """Join an empty group of another protocol, which turns classic if it would take the member then."""
+        """Join an empty group of another protocol: it becomes classic if a new group would accept the member."""
         error = self.missing_group_join_error(event)
         if error is ErrorCode.NONE:
             self.conversion.release_protocol(group)

@@ -87,7 +87,7 @@ class PushRegistry(PushRebalance):
     """The members of a push group as they join, return, leave, and are evicted."""
 
     def register(self, step: Step, event: RegisterConsumer) -> None:
-        """Process a registration that admission has accepted."""
+        """Process a RegisterConsumer that passed the checks of admission: a new member, a return, or a conflict."""
         member = self.present.get(event.member_id)
         if member is None:
             self.add_member(step, event)
@@ -118,14 +118,14 @@ class PushRegistry(PushRebalance):
         self.request_rebalance(step, Cause(RebalanceReason.JOINED, text, event.member_id))
 
     def bind_connection(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
-        """Bind a member to the connection that it registered on, and restart its session."""
+        """Bind a member to the connection that its RegisterConsumer came on, and restart its session."""
         member.bind(step, event.connection)
         member.process = event.client.process
         member.end_grace(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
-        """Take back a member that registers again: ping it, then start it with its partitions, unless they change."""
+        """Take back a member that registers again: ping it, then start it, with its old partitions if possible."""
         saved = saved_of(event)
         before = self.members[event.member_id]
         if saved != before:
@@ -192,7 +192,7 @@ class PushRegistry(PushRebalance):
                 self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 
     def on_session_end(self, step: Step, member_id: str) -> None:
-        """Evict a member that has answered nothing for its whole session and so has stopped by its own clock."""
+        """Evict a member that has answered nothing for its whole session; its own lease has ended before that."""
         member = self.present[member_id]
         saved = self.members[member_id]
         seen = member.last_seen(step, saved.client_id, saved.client_host)
@@ -200,12 +200,12 @@ class PushRegistry(PushRebalance):
         self.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, text, member_id))
 
     def leave(self, step: Step, event: LeaveGroup) -> None:
-        """Remove members that leave or that an administrator removes: they read nothing more, or are said not to."""
+        """Remove the members that a LeaveGroup names, by their own wish or an administrator's, and reply."""
         left = tuple(self.remove_member(step, leaving) for leaving in event.members)
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
     def remove_member(self, step: Step, leaving: LeavingMember) -> LeftMember:
-        """Remove one leaving member from the push group."""
+        """Remove one member that a LeaveGroup names; return its result."""
         if leaving.member_id not in self.members:
             return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
         text = f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
@@ -333,7 +333,10 @@ class PushAnswers(PushRegistry):
             self.complete_if_all_started(step)
 
     def on_ping_due(self, step: Step, member_id: str) -> None:
-        """Ping a member that had no request for an interval, or repeat a late Ping; nothing else is repeated."""
+        """Send the next Ping to a member without an unanswered request, or repeat a Ping whose answer is late.
+
+        Stop and Start are never repeated.
+        """
         member = self.present.get(member_id)
         if member is None or member.is_gone:
             return
@@ -434,7 +437,7 @@ class PushAnswers(PushRegistry):
                 self.advance_member(step, member_id)
 
     def on_owners_missing(self, step: Step, event: OwnersMissing) -> None:
-        """Rebalance because owner nodes were deleted: the owners of those partitions are stopped and started."""
+        """Rebalance after owner nodes were deleted in ZooKeeper: stop and start the owners of those partitions."""
         missing = {
             (topic.id, part.partition) for part in event.partitions if (topic := step.image.topics.get(part.topic))
         }
@@ -535,11 +538,11 @@ class PushGroup(PushAnswers):
     table: ClassVar[Table] = TABLE
 
     def listed_protocol_type(self) -> str:
-        """Return the protocol type of consumers."""
+        """Return "consumer", the protocol type for ListGroups."""
         return CONSUMER_PROTOCOL_TYPE
 
     def partition_owners(self, step: Step) -> Mapping[TopicPartition, str]:
-        """Return each partition's owner as consumer and stream."""
+        """Return the owner of each partition as `<member id>-<stream>`."""
         found: dict[TopicPartition, str] = {}
         for member_id, pairs in self.owned.items():
             found.update(self.deal_to_streams(step, self.members[member_id], pairs))
@@ -548,7 +551,7 @@ class PushGroup(PushAnswers):
     def deal_to_streams(
         self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
     ) -> Mapping[TopicPartition, str]:
-        """Deal a consumer's partitions to its streams in order, as `rebalance.split_streams` counts them."""
+        """Return the owner of each of a consumer's partitions as `<member id>-<stream>`; the streams take turns."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}
         found: dict[TopicPartition, str] = {}
@@ -566,13 +569,16 @@ class PushGroup(PushAnswers):
     # Neither moves another member.
 
     def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return the error that refuses a commit: anyone may commit to an empty group. NONE accepts it."""
+        """Return the error that refuses a commit, else NONE. Without a generation, only an empty group accepts one."""
         if not self.members and event.generation < 0:
             return ErrorCode.NONE
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
-        """Return the partitions that a commit would move although the member does not own them, or has revoked them."""
+        """Return ILLEGAL_GENERATION for partitions whose offset a commit may not change.
+
+        Those are partitions that the member does not own or has revoked, if the commit would change their offset.
+        """
         member = self.present.get(event.member_id)
         if member is None:
             return {}

@@ -247,7 +247,7 @@ class PushMembers(GroupMembership):
         return self.present.get(member_id)
 
     def owned_by(self, member_id: str) -> TopicIdPartitions:
-        """Return a member's partitions."""
+        """Return the partitions that a member owns; none if it owns none."""
         return self.owned.get(member_id, NOTHING)
 
     def is_free_for(self, member_id: str, pairs: TopicIdPartitions) -> bool:

@@ -152,7 +152,7 @@ class PushRebalance(PushRequests):
         self.backoff.cancel()
 
     def request_assignment(self, step: Step) -> None:
-        """Request a new assignment, unless one is under way."""
+        """Start the background task that divides the partitions, unless it is under way."""
         self.rebalancing = True
         step.mark_changed(self.group_id)
         for cause in self.again_causes:  # this assignment answers them
@@ -190,7 +190,7 @@ class PushRebalance(PushRequests):
         return want != self.owned_by(member_id) or stops or member_id in self.unregistered
 
     def attempt_timeout_ms(self) -> int:
-        """Return the time limit of an attempt: the slowest member's for each of Stop, Ping and Start."""
+        """Return the time limit of an attempt: three request intervals of the slowest member (Stop, Ping, Start)."""
         return 3 * max(interval_ms(saved) for saved in self.members.values())
 
     def complete_if_all_started(self, step: Step) -> None:
@@ -214,7 +214,7 @@ class PushRebalance(PushRequests):
         self.complete_if_all_started(step)
 
     def restart_member(self, step: Step, member_id: str) -> None:
-        """Let the rebalance stop a member that may read others' partitions, and start it with its own.
+        """Make a member stop, and start with its own partitions, because it may read partitions of others.
 
         A rebalance begins if none is under way.
         """
@@ -226,7 +226,7 @@ class PushRebalance(PushRequests):
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 
     def retry_later(self, step: Step) -> None:
-        """Start the backoff timer: when it ends, the current step of the rebalance is tried again."""
+        """Start the backoff timer; when it ends, the current step of the rebalance is tried again."""
         if self.backoff.due_ms is None:
             step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 

@@ -47,7 +47,7 @@ def first_ping_ms(saved: PushMemberSaved) -> int:
 
 
 class PushRequests(PushMembers):
-    """The requests to the members of a push group."""
+    """The requests to the members of a push group (Ping, Stop, Start), one at a time for each member."""
 
     def eviction_timeout_ms(self, step: Step, saved: PushMemberSaved) -> int:
         """Return how long a member may be silent before it is evicted.
@@ -100,10 +100,10 @@ class PushRequests(PushMembers):
         self.send_request(step, member, PushRequestKind.STOP, StopConsumer(self.group_id, member.session.subject))
 
     def start_member(self, step: Step, member: PushMember, want: TopicIdPartitions) -> None:
-        """Send a Start with partitions; the ownership is durable before the consumer learns of it.
+        """Send a Start with partitions and positions; the record of ownership is durable before.
 
-        First all partitions need a position, unless the consumer finds missing ones itself. What is newer than the
-        group's reading of its topic begins at its start: the end would skip what was written since (KAFKA-20539).
+        Missing positions are looked up first, unless the consumer finds them itself. A partition that is newer than the
+        group's first Start with its topic begins at its start: its end would skip records (KAFKA-20539).
         """
         member_id = member.session.subject
         saved = self.members[member_id]
@@ -122,7 +122,7 @@ class PushRequests(PushMembers):
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
 
     def see_topics(self, step: Step, named: dict[TopicPartition, TopicIdPartition]) -> None:
-        """Record id and partition count of topics when a member is first started with them, for `is_newer`."""
+        """Record id and partition count of topics when the group first starts a member with them, for `is_newer`."""
         for topic in {part.topic for part in named} - self.first_seen.keys():
             found = step.image.topics[topic]
             self.first_seen[topic] = (found.id, found.partitions)
@@ -154,7 +154,7 @@ class PushRequests(PushMembers):
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 
     def commit_position(self, step: Step, position: PushPosition) -> None:
-        """Commit the position of one partition: write its offset record."""
+        """Write the committed offset of one partition."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
         step.count(Meter.OFFSET_COMMITS)
