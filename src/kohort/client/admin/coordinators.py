@@ -15,13 +15,13 @@ DESCRIBE_TIMEOUT_MS = 3_000
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStatus:
-    """The state of one coordinator.
+    """The state of one of kohort's coordinators over Kafka, which share the groups in shards.
 
     Attributes:
-        elected: Whether it is the leader by the newest placement.
+        elected: Whether it is the elected leader by the newest placement (the map from shards to coordinators).
         shards: Number of shards that the placement assigns to it.
-        map_version: The version of its own placement; -1: unknown.
-        trouble: Why it did not answer, empty if it did.
+        map_version: The version of the placement that it knows; -1: unknown.
+        trouble: Why it did not answer; empty if it did.
     """
 
     id: int
@@ -35,10 +35,10 @@ class CoordinatorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """The state of one shard; None and -1 mean unknown.
+    """The state of one shard: the groups of one partition of `__consumer_offsets`. None and -1 mean unknown.
 
     Attributes:
-        coordinator: The owner by the newest placement, -1: none.
+        coordinator: The id of the coordinator that owns it by the newest placement; -1: none.
         phase: The phase that its owner reports: loading, serving, failed, fenced, damaged.
         metrics: Its metrics, as in `DescribeCoordinatorsResponse.Shard`.
     """

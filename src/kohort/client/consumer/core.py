@@ -70,12 +70,12 @@ class ConsumerMetrics:
 
 @dataclass(slots=True)
 class _HandedOut:
-    """The records of one partition that `poll` returned and the application may still be processing.
+    """The records of one partition that the last `poll` returned and the application may still be processing.
 
     Attributes:
-        start: The position of the first.
-        end: The offset after the last.
-        version: The version of the partition's position when they were handed out.
+        start: The position of the first record.
+        end: The offset after the last record.
+        version: The partition's `position_version` when the records were returned.
     """
 
     start: FetchPosition
@@ -84,12 +84,13 @@ class _HandedOut:
 
 
 class RecordIterator:
-    """The records of one poll that a loop over the consumer has not reached yet.
+    """The state of an application's loop `for record in consumer`: the records of one poll not yielded yet.
 
     Attributes:
-        open: The partitions of the poll, with the version of their position.
-        giving: Whether a loop has a current record.
-        halted: Whether other members may own the partitions by now: the iteration ends; its rest is fetched again.
+        open: The partitions with records not yielded yet, each with its `position_version` at the poll.
+        giving: Whether a loop is between two records: its body processes the current one.
+        halted: Whether other members may own the partitions by now. The loop's poll ends, and records that were not
+            yielded are fetched again.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
@@ -123,7 +124,10 @@ class RecordIterator:
         self.open = {}
 
     def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Record what a poll returns; if nothing, a new poll begins and the last one's records count as processed."""
+        """Replace the record of what the last poll returned by these slices, for `step_back`.
+
+        Empty: a new poll begins, and the records of the last one count as processed.
+        """
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -135,12 +139,13 @@ class RecordIterator:
                 self._returned[part.partition] = _HandedOut(start, end, state.position_version)
 
     def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
-        """Set positions back to the current record of the application's loop, else to the start of the last poll.
+        """Set positions back to records that the application may not have finished, when it ends by an exception.
 
-        What the application has committed of these records since it has them is finished, and no more than that.
+        That is the current record of its loop, or else all records of the last poll. Records before an offset that
+        the application has committed since then are finished.
 
         Args:
-            committed: Returns the last offset committed since a version of the partition's position.
+            committed: Returns a partition's last committed offset, ignoring commits before a `position_version`.
         """
         unfinished = self._returned
         if self._record is not None and self._record_of is not None:
@@ -186,14 +191,17 @@ class RecordIterator:
             state.position = _position_in(part, part.stop)
 
     def _take_back(self, partition: TopicPartition, position_version: int) -> None:
-        """Fetch again the records of a partition that the application's loop has not reached."""
+        """End the loop's records of one partition; those that were not yielded are fetched again.
+
+        If the application has sought or lost the partition since the poll, only the loop's records are dropped.
+        """
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.set_position(partition, state.position)
 
     def take_back(self) -> None:
-        """End the application's loop over records; those that it has not reached are fetched again."""
+        """End the records of the application's loop `for record in consumer`; those not yielded are fetched again."""
         for partition, position_version in list(self.open.items()):
             self._take_back(partition, position_version)
 
@@ -317,7 +325,10 @@ class ConsumerCore:
     # Polling.
 
     def poll_now(self, limit: int) -> list[Slice]:
-        """Return a poll's records if enough are decoded and nothing else has to happen first; else nothing."""
+        """Return `limit` decoded records for a poll that needs nothing else; else an empty list.
+
+        Empty if fewer are decoded, or an error, a rebalance or a wakeup has to be handled first: then run `poll`.
+        """
         if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
@@ -337,7 +348,10 @@ class ConsumerCore:
         self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
 
     def take_back(self) -> None:
-        """Fetch again the records of a poll that a signal handler's exception ended before the application got them."""
+        """Undo a poll that an exception, such as a signal handler's, ended before the application got its records.
+
+        The positions are set back, and the records are fetched again.
+        """
         taken, self.taken = self.taken, []
         if taken:
             self.record_iterator.begin_poll(())
@@ -414,7 +428,10 @@ class ConsumerCore:
         self._changed()
 
     def _follow_metadata(self, metadata: Metadata) -> None:
-        """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
+        """React to new metadata: forget the positions in topics that were deleted and recreated, and send fetches.
+
+        Missing topics are logged. Positions of an old topic are not valid in the new topic of its name.
+        """
         subscribed = self.subscription()
         self.positions.record_topics_seen({*subscribed, *(part.topic for part in self.partitions)})
         self._missing.check_topics(metadata, subscribed, self.partitions)
@@ -475,7 +492,10 @@ class ConsumerCore:
         decoded.drop_bytes()
 
     def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        """Buffer the decoded part of a response, and queue the part after the decoder's limit to be decoded next."""
+        """Buffer the decoded rows of a response that the decoder left unfinished at its memory limit.
+
+        The rest of the response is queued, to be decoded next.
+        """
         rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
@@ -548,7 +568,10 @@ class ConsumerCore:
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
-        """Release the partitions that the group revokes; return False when none are held any more."""
+        """Release the revoked partitions that a `HoldingListener` still holds, and acknowledge that to the group.
+
+        Return False if none are held any more, or they were lost.
+        """
         member = self.membership
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
@@ -559,10 +582,10 @@ class ConsumerCore:
     def _revoke_and_acknowledge(
         self, gone: list[TopicPartition], revocation: Revocation, member: Membership
     ) -> Script[None]:
-        """Revoke partitions and acknowledge that to the group, after the commits in flight.
+        """Revoke partitions (commit, call the listener), wait for commits in flight, then acknowledge to the group.
 
-        A call that is cancelled in between is no reason to keep the group waiting. If the listener has not been called
-        yet, the next call begins again. If it has, the revocation is acknowledged.
+        If the caller is cancelled in between: when the partitions were revoked already, acknowledge at once, so that
+        the group does not wait. Otherwise the next poll begins the revocation again.
         """
         try:
             yield from self._revoke_partitions(gone, revocation.lost, member)
@@ -585,9 +608,12 @@ class ConsumerCore:
     def _revoke_partitions(
         self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None
     ) -> Script[None]:
-        """Revoke partitions: commit the last positions, then call the listener.
+        """Revoke partitions: with auto commit, commit their positions; then call the listener, and drop them.
 
-        `staying` is the membership. In the push protocol it reports the last positions itself.
+        Args:
+            gone: The partitions.
+            lost: Whether other members may own them already: nothing is committed, `on_partitions_lost` is called.
+            staying: The membership; in the push protocol, it reports the last positions to the coordinator instead.
         """
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
@@ -610,7 +636,10 @@ class ConsumerCore:
         yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
-        """Commit positions before partitions are given up; return False when other members own them already."""
+        """Commit positions before their partitions are revoked; failures are logged.
+
+        Return False if the coordinator's refusal shows that other members may own the partitions already.
+        """
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )
@@ -781,7 +810,7 @@ class ConsumerCore:
     # Internals.
 
     def _moved(self) -> None:
-        """React to assigned, revoked or moved partitions: drop outdated records, look up positions, send fetches."""
+        """React to changed assignments or positions: drop outdated records, look up positions, send fetches."""
         self.buffer.drop_void()
         self.positions.request_lookup()
         self.send_due_fetches()

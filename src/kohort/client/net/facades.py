@@ -66,7 +66,7 @@ def awaiting(
 
 
 def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P, T]:
-    """Give a method the function's name, documentation and signature, with `self` as its first parameter."""
+    """Give a facade's method the name, docstring and signature of the core's function; `self` replaces the core."""
     update_wrapper(method, function)
     signature = inspect.signature(function)
     first, *others = signature.parameters.values()
