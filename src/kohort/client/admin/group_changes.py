@@ -442,7 +442,7 @@ def _make_change(
         keys: The groups or partitions to change.
         change: Sends the requests for all keys.
         may_be: Returns the text of the error for a key whose outcome is unknown.
-        unknown: Error codes that leave the outcome unknown, since a repetition gets them if the first request succeeded.
+        unknown: Error codes that leave the outcome unknown: a repetition gets them if the first request succeeded.
     """
     try:
         results = change()

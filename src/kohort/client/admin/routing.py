@@ -39,7 +39,7 @@ class Attempts(Generic[K]):
         return partial(self._sent.update, list(keys))
 
     def outcome(self, key: K, found: V | KafkaError) -> V | KafkaError:
-        """Return a key's outcome; an error gets a note if an earlier request, whose answer was lost, may have succeeded."""
+        """Return a key's outcome; an error gets a note if an earlier request without an answer may have succeeded."""
         if not isinstance(found, KafkaError):
             return found
         if isinstance(found, RetriableError):

@@ -88,9 +88,8 @@ class RecordIterator:
 
     Attributes:
         open: The partitions with records not yielded yet, each with its `position_version` at the poll.
-        giving: Whether a loop is between two records: its body processes the current one.
-        halted: Whether other members may own the partitions by now. The loop's poll ends, and records that were not
-            yielded are fetched again.
+        giving: Whether the loop's body is processing a record.
+        halted: Whether other members may own the partitions by now: the rest is not yielded, but fetched again.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
@@ -124,10 +123,7 @@ class RecordIterator:
         self.open = {}
 
     def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Replace the record of what the last poll returned by these slices, for `step_back`.
-
-        Empty: a new poll begins, and the records of the last one count as processed.
-        """
+        """Remember what a poll returns, for `step_back`; if nothing, the last poll's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -139,10 +135,9 @@ class RecordIterator:
                 self._returned[part.partition] = _HandedOut(start, end, state.position_version)
 
     def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
-        """Set positions back to records that the application may not have finished, when it ends by an exception.
+        """Set positions back to the current record of the application's loop, else to the start of the last poll.
 
-        That is the current record of its loop, or else all records of the last poll. Records before an offset that
-        the application has committed since then are finished.
+        Records before an offset that the application has committed since then are finished, and stay so.
 
         Args:
             committed: Returns a partition's last committed offset, ignoring commits before a `position_version`.
@@ -191,10 +186,7 @@ class RecordIterator:
             state.position = _position_in(part, part.stop)
 
     def _take_back(self, partition: TopicPartition, position_version: int) -> None:
-        """End the loop's records of one partition; those that were not yielded are fetched again.
-
-        If the application has sought or lost the partition since the poll, only the loop's records are dropped.
-        """
+        """End the application's loop over one partition's records; those that were not yielded are fetched again."""
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
@@ -325,10 +317,7 @@ class ConsumerCore:
     # Polling.
 
     def poll_now(self, limit: int) -> list[Slice]:
-        """Return `limit` decoded records for a poll that needs nothing else; else an empty list.
-
-        Empty if fewer are decoded, or an error, a rebalance or a wakeup has to be handled first: then run `poll`.
-        """
+        """Return `limit` decoded records, or none if fewer are ready or an error, rebalance or wakeup comes first."""
         if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
@@ -348,10 +337,7 @@ class ConsumerCore:
         self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
 
     def take_back(self) -> None:
-        """Undo a poll that an exception, such as a signal handler's, ended before the application got its records.
-
-        The positions are set back, and the records are fetched again.
-        """
+        """Fetch the records of a poll again that a signal handler's exception ended before the application got them."""
         taken, self.taken = self.taken, []
         if taken:
             self.record_iterator.begin_poll(())
@@ -428,10 +414,7 @@ class ConsumerCore:
         self._changed()
 
     def _follow_metadata(self, metadata: Metadata) -> None:
-        """React to new metadata: forget the positions in topics that were deleted and recreated, and send fetches.
-
-        Missing topics are logged. Positions of an old topic are not valid in the new topic of its name.
-        """
+        """React to new metadata: log missing topics, forget positions in recreated ones, and send due fetches."""
         subscribed = self.subscription()
         self.positions.record_topics_seen({*subscribed, *(part.topic for part in self.partitions)})
         self._missing.check_topics(metadata, subscribed, self.partitions)
@@ -492,10 +475,7 @@ class ConsumerCore:
         decoded.drop_bytes()
 
     def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        """Buffer the decoded rows of a response that the decoder left unfinished at its memory limit.
-
-        The rest of the response is queued, to be decoded next.
-        """
+        """Buffer the decoded part of a response, and queue the part after the decoder's limit to be decoded next."""
         rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
@@ -568,10 +548,7 @@ class ConsumerCore:
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
-        """Release the revoked partitions that a `HoldingListener` still holds, and acknowledge that to the group.
-
-        Return False if none are held any more, or they were lost.
-        """
+        """Release the revoked partitions that a `HoldingListener` holds; return False if none, or if they are lost."""
         member = self.membership
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
@@ -610,10 +587,8 @@ class ConsumerCore:
     ) -> Script[None]:
         """Revoke partitions: with auto commit, commit their positions; then call the listener, and drop them.
 
-        Args:
-            gone: The partitions.
-            lost: Whether other members may own them already: nothing is committed, `on_partitions_lost` is called.
-            staying: The membership; in the push protocol, it reports the last positions to the coordinator instead.
+        If `lost`, others may own them already, and nothing is committed. `staying` is the membership; in the push
+        protocol, it reports the last positions to the coordinator instead.
         """
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
@@ -636,10 +611,7 @@ class ConsumerCore:
         yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
-        """Commit positions before their partitions are revoked; failures are logged.
-
-        Return False if the coordinator's refusal shows that other members may own the partitions already.
-        """
+        """Commit positions before partitions are revoked; return False if other members may own them already."""
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )

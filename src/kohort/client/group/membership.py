@@ -81,7 +81,7 @@ class Lease:
         return self.length_ms is None or now_ms < self.end_ms
 
     def beat_ms(self, interval_ms: float) -> float:
-        """Return the time between heartbeats, in ms: `interval_ms`, or less so that a second one can renew the lease."""
+        """Return the time between heartbeats, in ms: `interval_ms`, or less for two of them within the lease."""
         return interval_ms if self.length_ms is None else min(interval_ms, beat_ms(self.length_ms))
 
     def answer_ms(self, limit_ms: float) -> float:

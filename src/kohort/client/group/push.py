@@ -288,7 +288,7 @@ class PushMembership(Membership):
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
-        """Return the time, in ms, to the next deadline: silence of the coordinator, lease, or overdue poll; None: none."""
+        """Return the ms to the next deadline: a silent coordinator, the lease's end, an overdue poll; None: none."""
         runtime = self.cluster.runtime
         waits = []
         if self._link is not None:

@@ -101,7 +101,7 @@ now. Longer than the backoff after a refused connection."""
 
 
 def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
-    """Return whether a client of this process knows that kohort's coordinators, not Kafka's brokers, serve this group."""
+    """Return whether a client in this process has found this group at kohort's coordinators, not at Kafka's brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
@@ -109,7 +109,7 @@ def check_same_cluster(cluster: ClusterAccess) -> None:
     """Check that Kafka's own brokers coordinate this cluster's groups, so that a transaction can commit offsets.
 
     Raises:
-        KafkaError: UNSUPPORTED_VERSION: kohort's coordinators serve them, and take no offsets in transactions.
+        KafkaError: UNSUPPORTED_VERSION: kohort's coordinators do.
     """
     if cluster.connections.apart:
         raise error_for(
@@ -124,12 +124,7 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
     """Check a group id that is given instead of group metadata for a transaction's offsets.
 
     Kafka's coordinator accepts the offsets if it has no members of the group, and kohort's coordinators may serve them.
-    If kohort's coordinators may serve groups over this cluster, a warning is logged once for each group.
-
-    Args:
-        cluster: The cluster that would receive the offsets.
-        group: The group id.
-        warned: The groups that were warned about already.
+    If kohort's coordinators may serve groups over this cluster, log a warning, once for each group (`warned`).
 
     Raises:
         InvalidInputError: kohort's coordinators are known to serve the group.
@@ -277,15 +272,12 @@ class Coordinators:
         return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
-        """Connect to these coordinators without TLS and login from now on, if `coordinators.security.protocol` is set."""
+        """Connect to these coordinators without TLS and login, if `coordinators.security.protocol` is set."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.connections.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
-        """Refresh the list of kohort's coordinators, and ignore errors.
-
-        The list is used when no bootstrap server answers.
-        """
+        """Refresh the list of kohort's coordinators, to be used when no bootstrap server answers; ignore errors."""
         try:
             await self.list()
         except KafkaError:
@@ -643,11 +635,7 @@ class Cluster:
             raise
 
     async def _broker_connection(self, channel: str, limit: float) -> BrokerConnection:
-        """Connect to one of Kafka's brokers, when only kohort's coordinators are known: they name the brokers.
-
-        Raises:
-            ConnectionFailed: None of the brokers can be reached.
-        """
+        """Connect to one of Kafka's brokers, which kohort's coordinators name."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
         link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
@@ -758,10 +746,7 @@ class Cluster:
     async def _ask_metadata(
         self, topics: list[str] | None, escalating: EscalatingTimeout | None = None, create: bool = False
     ) -> None:
-        """Request metadata of topics (None: all), and merge the response.
-
-        A second request asks for those topics that must not be created, if the first one may create topics.
-        """
+        """Request metadata of topics (None: all), and merge it; topics not to be created get a request of their own."""
         may_create, kept = create or self.auto_create_topics, frozenset[str]()
         if topics and may_create and not create:
             kept = self.never_created.intersection(topics)

@@ -455,7 +455,7 @@ class BrokerConnections:
         return "no answer to the connection attempt yet" if links else ""
 
     def fail(self, link: BrokerConnection, reason: str) -> None:
-        """Close a connection that failed, for example by a timeout; the next attempt to its node waits for a backoff."""
+        """Close a connection that failed, for example by a timeout; the next one to its node waits for the backoff."""
         if link.state is not ConnectionState.CLOSED:
             self._commands.append(CloseConnection(link.id))
             self._forget_connection(link, reason)
