@@ -79,7 +79,7 @@ class Changes:
     everywhere: bool = False
 
     def covers(self, session: object) -> bool:
-        """Return whether a session's jobs run on kohort."""
+        """Return whether a session's code for `format("kafka")` runs on kohort."""
         return self.everywhere or session in self.sessions
 
     def count_change(self, what: str) -> None:

@@ -93,7 +93,10 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
 
 @dataclass(eq=True, repr=True)
 class TablePart(InputPartition):
-    """The work of one Spark task: some groups, or one partition of the journal up to an offset, or the whole table."""
+    """The part of a table that one Spark task reads.
+
+    It is some groups, or a range of offsets in one partition of `__consumer_offsets`, or everything.
+    """
 
     groups: tuple[str, ...] = ()
     partition: int = -1
@@ -350,7 +353,10 @@ def _commit_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 def _commit(
     options: TableOptions, key: bytes | None, value: bytes | None, stamp: Any, at: tuple[int, int]
 ) -> Row | None:
-    """Return the row of a journal record; None if it is not a commit, or is another group's or topic's."""
+    """Convert an offset commit in `__consumer_offsets` to a row; a tombstone gives the row of a deleted offset.
+
+    None for other records, and for groups and topics that the options leave out.
+    """
     found = decode_key(key) if key is not None else None
     if not isinstance(found, OffsetCommitKey | LegacyOffsetCommitKey) or not _wanted(options, found.topic):
         return None

@@ -25,9 +25,9 @@ RELATION = "StreamingRelationV2"
 
 
 def loads_of(plan: Any) -> list[dict[str, str]]:
-    """Return the options of each kohort source that a query's analyzed plan reads, if there are several.
+    """Return the options of each kohort source in a query's analyzed plan; empty if there are fewer than two.
 
-    Spark makes one source for leaves that are equal.
+    Equal leaves of the plan count once, since Spark makes one source for them.
 
     Args:
         plan: an object of Spark's class `LogicalPlan`, by py4j.
@@ -121,7 +121,10 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
 
 
 class ReadTwice:
-    """The running queries of a driver program that read a topic twice, reported to their sources by locked files."""
+    """The running queries that read a topic twice in one group, recorded so that their sources refuse to start.
+
+    A locked file tells each source's process; the name is derived from the options of its `load()`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -91,10 +91,10 @@ def plan_tasks(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[ReadTask]:
-    """Return the tasks for a batch's ranges; empty ranges have none.
+    """Split a batch's offset ranges into tasks; an empty range gets none.
 
-    Large ranges are split so that there are at least `min_partitions` tasks (if records allow) and none has more than
-    `max_records`. Without those options, small ranges share a task.
+    With `min_partitions` there are at least so many tasks, if there are enough records; with `max_records` no task has
+    more records. Without these options ranges are not split, and small ones share a task.
     """
     full = [(tp, span) for tp, span in spans if span.offsets > 0]
     total = sum(span.offsets for _, span in full)
@@ -138,7 +138,7 @@ READERS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The settings of tasks, as plain values that are pickled to the workers.
+    """The settings of the Spark tasks that read ranges, as plain values that are pickled to the workers.
 
     Attributes:
         bootstrap_servers: the brokers.
@@ -288,7 +288,7 @@ LEAVING_S = 10.0
 
 
 class SigtermExit:
-    """The end of this process by SIGTERM: as SystemExit, so that Spark's runner calls the reader's `stop`."""
+    """The SIGTERM handler of a source's process: it raises SystemExit, so that Spark's runner calls `stop`."""
 
     def __init__(self) -> None:
         self._begun = threading.Event()
@@ -301,7 +301,7 @@ class SigtermExit:
             signal.signal(signal.SIGTERM, self._exit)
 
     def begin(self) -> None:
-        """Record that the reader's `stop` runs, and must not be interrupted."""
+        """Record that the reader's `stop` runs now: SIGTERM must not interrupt it any more."""
         self._begun.set()
 
     def end(self) -> None:
