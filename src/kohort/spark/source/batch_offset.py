@@ -196,8 +196,7 @@ def resume_at(query: str, committed: Committed | None, reached: Reached | None) 
     committed the group's offset, in an earlier batch: then only the last batch's commit was lost. Second, that offset
     is not before the start of the checkpoint's batch: otherwise somebody has restored an older commit.
 
-    A commit of this query under the checkpoint's batch, or a later one, shows that the batch was left to the group and
-    not read again.
+    A commit of this query under the checkpoint's batch, or a later one, shows that the batch was left to the group.
     """
     if committed is None:
         return reached.offset if reached is not None else None
