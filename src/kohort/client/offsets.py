@@ -434,7 +434,10 @@ async def commit_offsets(
 
 
 async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
-    """Return whether a topic with this id no longer exists, asked now, after a coordinator did not know the id."""
+    """Return whether the topic with the id in `ids` no longer exists: the name is gone, or has another id.
+
+    A coordinator did not know the id; metadata requests decide. False if `ids` lacks the topic.
+    """
     if topic not in ids:
         return False
     infos = await present_topics(cluster, [topic])
@@ -618,7 +621,7 @@ async def offsets_for_times(
 async def partitions_of(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Return the partition numbers of topics, asked now; unknown topics are left out.
+    """Return the partition numbers of topics, by metadata requests and not from a cache; unknown ones are left out.
 
     Raises:
         KafkaError: A topic is not visible for another reason than that it does not exist.

@@ -296,7 +296,9 @@ def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReadi
 
 
 def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading]:
-    """Return a query's position. A query of several sources has NAME/SOURCE for each that reads Kafka.
+    """Return the positions in a query's checkpoint, under its name; with several sources under NAME/SOURCE for each.
+
+    Sources that read no Kafka topic are left out.
 
     Raises:
         NotFoundError: A folder is missing, or no source of the query reads Kafka.

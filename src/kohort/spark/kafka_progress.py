@@ -50,7 +50,7 @@ def in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _decoded(offset: object) -> Any:
-    """Return an offset as an object; other sources may have any text."""
+    """Return an offset in a query's progress as parsed JSON; other sources' text that is not JSON stays as it is."""
     if not isinstance(offset, str):
         return offset
     try:

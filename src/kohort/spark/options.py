@@ -243,7 +243,7 @@ class SourceOptions(ClientOptions):
         return any(value is not None for value in given) or self.on_bad_record != "fail"
 
     def pattern_text(self) -> str | None:
-        """Return the topic pattern as a group's members and its coordinator know it."""
+        """Return `subscribePattern`, translated from Java's regular expressions for the group; None if not given."""
         return None if self.subscribe_pattern is None else topic_pattern(self.subscribe_pattern).text
 
     def assigned(self) -> tuple[TopicPartition, ...]:

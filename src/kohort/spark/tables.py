@@ -112,7 +112,7 @@ class TableReader(DataSourceReader):
 
     @reason_first
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks: by groups, by partition of the journal, or one.
+        """Return the table's tasks: one for some groups each, for each partition of `__consumer_offsets`, or one alone.
 
         Raises:
             NotFoundError: a group of the option group.id does not exist; the nearest is named.
@@ -325,7 +325,7 @@ def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _journal_parts(admin: Admin) -> Iterator[TablePart]:
-    """Yield a task for each partition of the journal between its present bounds; none before the first group."""
+    """Yield a task for each partition of `__consumer_offsets` that has records, up to its present end offset."""
     info = admin.describe_topics([JOURNAL]).values.get(JOURNAL)
     every = [TopicPartition(JOURNAL, number) for number in info.partitions] if info is not None else []
     starts, ends = (admin.list_offsets(dict.fromkeys(every, at)).all() for at in ("earliest", "latest"))

@@ -54,7 +54,7 @@ class ShardStatus:
 async def describe_coordinators(
     cluster: Cluster, timeout_ms: float
 ) -> tuple[list[CoordinatorStatus], list[ShardStatus]]:
-    """Describe all coordinators, and all shards.
+    """Describe all of kohort's coordinators over Kafka, and all shards of groups.
 
     Raises:
         InvalidInputError: The bootstrap servers are brokers.

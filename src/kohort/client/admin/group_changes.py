@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 class ChangeInputError(InvalidInputError):
-    """A change with an invalid description, such as a malformed time."""
+    """Error: the description of a change is invalid, such as a malformed time."""
 
 
 # -- Suggestions for misspelled names of groups and topics
@@ -144,7 +144,7 @@ class ResetTarget:
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
-        """Return first, end and requested offset of partitions, and the errors of those that could not be looked up."""
+        """Look up the bounds of partitions for this reset; return them, and the errors of the other partitions."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         errors = {**starts.errors, **ends.errors}
@@ -366,7 +366,7 @@ def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartitio
 
 
 class OutcomeUnknownError(KafkaError):
-    """A change that may have been made: its answer was lost, or only a repetition of it was refused."""
+    """Error: a change may have been made or not: its answer was lost, or only a repetition of it was refused."""
 
 
 def was_changed(error: KafkaError | None) -> bool | None:
@@ -379,7 +379,7 @@ def was_changed(error: KafkaError | None) -> bool | None:
 def set_offsets(
     admin: Admin, changes: Iterable[OffsetChange]
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, TopicPartition], KafkaError]]:
-    """Set offsets as they were previewed.
+    """Commit the offsets of a preview (`offset_changes`) to their groups.
 
     Returns:
         A row for each change, whose `done` is None if unknown. And the errors by group and partition, of changes that

@@ -74,7 +74,7 @@ class AsyncConsumer(SyncMethods):
         await self._run(self._core.unsubscribe())
 
     async def release(self) -> bool:
-        """Release the partitions that the group revokes, with a `HoldingListener`, which may call this itself.
+        """Release the revoked partitions that a `HoldingListener` keeps; the listener may call this itself.
 
         With auto commit, commit first.
 
@@ -238,9 +238,9 @@ class AsyncConsumer(SyncMethods):
             raise
 
     async def _run(self, script: Script[T], *, in_listener: bool = False) -> T:
-        """Run a script of the core to its end: carry out its effects on the event loop, and return its value.
+        """Run a script of the core (a generator that yields effects) on the event loop, and return its value.
 
-        With `in_listener`, a rebalance listener may run it within the call that called the listener.
+        With `in_listener`, a rebalance listener may do so, inside the call that called the listener.
         """
         if self._listening is not None and self._listening is asyncio.current_task():
             if not in_listener:

@@ -192,7 +192,7 @@ class Commits:
         self._auto = self._commit_due(positions()) or self._auto
 
     def next_auto_ms(self) -> float:
-        """Return when auto commit is due; while a commit of it is under way, an interval later."""
+        """Return the time of the next auto commit, in ms; while one is in flight, an interval from now."""
         if self._config.group_id is None:
             return float("inf")
         under_way = self._auto is not None and not self._auto.done

@@ -389,7 +389,7 @@ class ConsumerCore:
                 self._while_polling()
 
     def _next_duty_ms(self) -> float:
-        """Return when a waiting poll has to act: prove that the application polls, or commit automatically.
+        """Return when a waiting poll has to record again that the application polls, or to auto commit.
 
         The application is in `poll`, and so has finished the records before, however long none arrive.
         """
@@ -402,7 +402,7 @@ class ConsumerCore:
         return max(soonest_ms, min(duties))
 
     def _while_polling(self) -> None:
-        """Prove to the membership that the application polls, and commit automatically if that is due."""
+        """Record for `max.poll.interval.ms` that the application polls, and auto commit if that is due."""
         if self.membership is not None:
             self.membership.record_poll()
         if self.config.enable_auto_commit:
@@ -648,7 +648,7 @@ class ConsumerCore:
             yield Await(member.leave(reason, self._close_deadline.step_limit_ms(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit all returned but `unfinished` records, call the listener, leave. `CloseDeadline` limits the time."""
+        """Commit (with auto commit), call the listener, leave the group; `unfinished` leaves out a poll's records."""
         if self._closed:
             return
         self._closed = True

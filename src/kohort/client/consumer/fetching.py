@@ -239,7 +239,10 @@ def _session_entries(
 def _recreated(
     in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
 ) -> bool:
-    """Return whether a topic has another id than in the session: by name, a request can't mean both."""
+    """Return whether a topic has been recreated since the session began: its id is another one than in the session.
+
+    A request by name can't drop the old topic from the session and add the new one.
+    """
     for partition, facts in wanted.items():
         before = in_session.get(partition)
         if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:
@@ -330,9 +333,9 @@ class Fetcher:
     def on_lost_position(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, FetchPosition], None]
     ) -> None:
-        """Set the callbacks for a fetch position that the broker does not have.
+        """Set the functions to call for a partition whose fetch position the broker does not have.
 
-        `truncated` gets the last position that both sides have.
+        `truncated` is called after an unclean leader election, with the last position that both sides have.
         """
         self._on_out_of_range, self._on_truncated = out_of_range, truncated
 

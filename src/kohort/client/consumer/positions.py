@@ -184,9 +184,9 @@ class PositionFinder:
         self.request_lookup()
 
     def reset_to_common_position(self, partition: TopicPartition, common: FetchPosition) -> None:
-        """Continue at the last common position, because the new leader lacks records after an unclean election.
+        """Handle a truncated log: continue at the last position that the new leader has too, and log lost records.
 
-        Source: KIP-320, "Truncation detection".
+        With auto.offset.reset=none, fail the partition. Source: KIP-320, "Truncation detection".
         """
         state = self._partitions.state_of(partition)
         at = state.fetch_position.offset if state.fetch_position is not None else -1

@@ -386,7 +386,7 @@ class RangeReader(Lookups, ClosedOnExit):
         self._client.call(check_reachable(self._client.cluster, timeout_ms))
 
     def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
-        """Return the topics that exist, asked now, with their ids and partitions; deleted ones are detected at once.
+        """Return those topics that exist, with their ids and partitions, by a metadata request and not from a cache.
 
         Raises:
             KafkaError: A topic is not visible for another reason than that it does not exist.

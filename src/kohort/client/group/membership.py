@@ -329,7 +329,7 @@ class Membership(ABC):
         return self._lease.is_valid(self.cluster.runtime.elapsed_ms())
 
     def is_in_session(self, now_ms: float) -> bool:
-        """Return whether the coordinator has answered within the session timeout and the lease, by this clock."""
+        """Return whether neither the lease nor the session timeout is over at `now_ms` (monotonic time)."""
         return self.owns and now_ms < self._session_end_ms
 
     async def commit(

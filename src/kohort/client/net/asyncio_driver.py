@@ -172,10 +172,10 @@ class AsyncClient:
             self._loop.call_soon(self._step)
 
     async def give_turn(self) -> None:
-        """Let the event loop run if it has not for `TURN_S`.
+        """Let the event loop run other tasks, if this method has not done so for `TURN_S`.
 
-        A call that finds its result ready awaits nothing. Around such calls, a loop would keep out all other tasks, and
-        the client's own heartbeats.
+        A call whose result is ready awaits nothing. A loop over such calls would block all other tasks, and the
+        client's own heartbeats.
         """
         if self._loop.time() - self._turn_s >= TURN_S:
             self._turn_s = self._loop.time()

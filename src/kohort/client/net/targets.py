@@ -53,7 +53,7 @@ class AnyNode:
 
 @dataclass(frozen=True, slots=True)
 class AnyCoordinator:
-    """The connected one of kohort's coordinators that is least busy, if they are apart from the brokers.
+    """The least busy of kohort's connected coordinators, where these run over Kafka's brokers.
 
     Use the constant `ANY_COORDINATOR`.
     """

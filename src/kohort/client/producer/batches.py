@@ -86,7 +86,7 @@ class UnseenFailures:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdAndEpoch:
-    """The producer id and epoch from the broker; -1 before."""
+    """The producer id and epoch; -1 until the broker has assigned them."""
 
     producer_id: int = -1
     epoch: int = -1

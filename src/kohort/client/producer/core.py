@@ -550,7 +550,7 @@ def column_names(
 
 
 class ProducerProperties(OneProcess):
-    """The properties of both facades."""
+    """The properties that `Producer` and `AsyncProducer` share: metrics, producer id and epoch."""
 
     _core: ProducerCore
 

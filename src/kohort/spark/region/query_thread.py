@@ -50,10 +50,10 @@ class MemberQuery(Protocol):
     """An interface: the methods of a query (`RegionQuery`) that its members call, from any thread."""
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Note that a member works in this epoch; the query starts when all of them do."""
+        """Request a run in this epoch, from this saved state; it starts when all members of the query have done so."""
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop the query's run, and start it from this state once all members have posted `ApplicationReset`."""
+        """Stop the query's run because the region resets, and request the next in this epoch, from this saved state."""
 
     def contribute(
         self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]

@@ -586,7 +586,7 @@ class GroupOffsets:
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
         return self._group is None or self._group.is_settled(expected)
 

@@ -277,10 +277,10 @@ class InGroup(Protocol):
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
-        """Return whether the coordinator gives the query the partitions of the last assignment, and no others.
+        """Return whether the query owns exactly the partitions that the coordinator assigns to it.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
 
     def begin_batch(self, held: AssignedPartitions) -> bool:
@@ -603,9 +603,9 @@ class SourceMembership:
             log.warning("subscriptions of the group's members differ: %s", warning)
 
     def _warn_if_long(self) -> None:
-        """Log once that a rebalance would not wait for the running batch.
+        """Log once that the running batch has taken longer than a rebalance waits.
 
-        A query's trigger interval is not known here.
+        On Spark Connect a batch also counts as running while its query waits for the next trigger.
         """
         bound = self._bound
         with self._lock:

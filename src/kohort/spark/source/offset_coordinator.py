@@ -134,7 +134,7 @@ class OffsetCoordinator(Protocol):
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
 
     def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:

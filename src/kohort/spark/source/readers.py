@@ -481,7 +481,10 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> SourceQuery:
-        """Return the query's state, made with the first call: only one process with this object drives it."""
+        """Return the query's state, made at the first call.
+
+        Spark copies this reader to several processes, and calls the methods that need the state in one of them.
+        """
         if self._query is None:
             from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import SourceQuery
@@ -568,7 +571,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commit the previous batch, answer the group, and plan the next batch.
+        """Commit the previous batch, release revoked partitions, and plan the next batch.
 
         Return `start` if there is nothing new.
         """
@@ -586,7 +589,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken_over(offset, self._identity)
 
     def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
-        """Decode the two ends of a planned batch; a batch that Spark's own Kafka source planned keeps its ranges."""
+        """Decode the start and end of a planned batch, which Spark's own Kafka source may have planned."""
         if not is_kafka_offset(end):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex

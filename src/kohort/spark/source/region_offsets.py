@@ -241,7 +241,7 @@ class RegionOffsets:
         return False
 
     def is_current(self, held: AssignedPartitions) -> bool:
-        """Return True: the next answer has any change, and a region's query does not end on an empty result."""
+        """Return True: a change of the assignment comes with the driver program's next answer."""
         return True
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:

@@ -100,7 +100,7 @@ def _fields(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _NoValue(Exception):
-    """A default that is no value of its field."""
+    """Exception for control flow: a field's default is no value of the field's type."""
 
 
 _JSON_KINDS: dict[str, type | tuple[type, ...]] = {

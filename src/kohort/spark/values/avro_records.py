@@ -261,7 +261,7 @@ class _BadValue(Exception):
 
 
 def function_named(name: str) -> Callable[[int], str | None]:
-    """Return the function that `module:function` names.
+    """Import and return the function that a text such as `module:function` names.
 
     Raises:
         InvalidInputError: there is no such function.
