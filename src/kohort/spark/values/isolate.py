@@ -62,7 +62,7 @@ class Parts:
         self.arrays.append(array)
 
     def add_built(self, found: Sequence[Any], rows: Sequence[int], build: Callable[[Sequence[Any]], Column]) -> None:
-        """Add Python values, converted to an Arrow array; rows of values that do not fit are found by bisection, as bad.
+        """Add Python values as an Arrow array; values that do not fit are found by bisection, and their rows are bad.
 
         Args:
             found: the values.
