@@ -642,7 +642,7 @@ class Fetcher:
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Return whether OFFSET_OUT_OF_RANGE or a truncation counts: brokers have reported it for long enough.
+        """Return whether OFFSET_OUT_OF_RANGE counts: brokers have reported it for long enough.
 
         An outdated leader may report it by mistake (`confirmation_ms`).
         """

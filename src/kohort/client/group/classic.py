@@ -119,7 +119,7 @@ class ClassicProtocol:
         """Return the protocols for a JoinGroup request: (assignor's name, encoded subscription), preferred ones first.
 
         Args:
-            held: The assignment that the member owns, for cooperative assignors.
+            held: The assignment that the member owns now.
             generation: The generation of that assignment.
         """
         topics = self.topics()

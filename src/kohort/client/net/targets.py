@@ -24,8 +24,8 @@ longer `request_timeout_ms` is meant for slow requests."""
 class EscalatingTimeout:
     """The time limit for a request that any node can answer: short at first, so that another node is asked soon.
 
-    The limit doubles after each timeout, because all nodes may be slow, but not after an error response. Send the
-    request inside its `with` block.
+    The limit doubles after each timeout, because all nodes may be slow, but not after other errors. Send the request
+    inside its `with` block.
     """
 
     def __init__(self) -> None:

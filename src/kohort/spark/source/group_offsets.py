@@ -190,7 +190,8 @@ def first_positions(
         catalog: looks up offsets.
         bound: the start from the options.
         again: topics that were deleted and re-created, which also start at the beginning.
-        there: the partitions that existed at the start of a query without a checkpoint; empty for any other query.
+        there: the partitions that existed when a query without a checkpoint started; empty for a query with one, and
+            once the query has had partitions.
     """
     wanted = list(partitions)
     new = [tp for tp in wanted if tp.topic in again or tp not in there]
