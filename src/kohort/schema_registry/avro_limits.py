@@ -112,9 +112,9 @@ def _without_invalid_decimals(schema: Any) -> Any:
 
 
 def without_defaults(schema: Any) -> Any:
-    """Return a writer's schema without its fields' defaults, which no value of it needs.
+    """Return a writer's schema without its fields' defaults, which are not needed to read its values.
 
-    fastavro refuses a schema with a default that is no value of its field, and Confluent's registry takes it.
+    fastavro refuses a schema with a default that is invalid for its field; Confluent's registry accepts such a schema.
     """
     return change_fields(schema, lambda field: {key: part for key, part in field.items() if key != "default"})
 

@@ -425,7 +425,7 @@ class ProtobufSchema:
         """Return the indexes of a message of the file.
 
         Raises:
-            InvalidInputError: clients would not agree on it.
+            InvalidInputError: clients in Python and in Java would take other indexes for it.
         """
         found: list[int] = []
         inner = message

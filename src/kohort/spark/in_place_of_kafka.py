@@ -295,7 +295,7 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
 
 
 def _is_asynchronous(options: Mapping[str, Any]) -> bool:
-    """Return whether a streaming write asks Spark to write its offset log behind the batches."""
+    """Return whether a streaming write asks for Spark's asynchronous progress tracking, which logs offsets later."""
     given = {key.lower(): value for key, value in options.items()}
     return str(given.get(_ASYNCHRONOUS.lower())).strip().lower() == "true"
 

@@ -45,7 +45,7 @@ class CloseDeadline:
         self._until_ms = float("inf")
 
     def begin(self, timeout_ms: float | None) -> None:
-        """Begin a close that may take this long; None: each step may take its own time."""
+        """Start the time limit of a close; None: only the steps' own limits apply."""
         if timeout_ms is not None:
             self._until_ms = self._runtime.now_ms + timeout_ms
 

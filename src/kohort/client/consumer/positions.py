@@ -318,7 +318,10 @@ class PositionFinder:
         return True
 
     async def _reset_at(self, times: Mapping[TopicPartition, int], asked: Mapping[TopicPartition, int]) -> None:
-        """Look up the positions of one leader's partitions, each of which may fail without the others."""
+        """Look up the offsets for a reset of one leader's partitions, and set the positions of those that do not fail.
+
+        A partition without a record at or after its time is set to the end offset.
+        """
         committed_only = self._config.isolation_level == "read_committed"
         look_up = partial(list_offsets_once, self._cluster, moved=self._moved, read_committed=committed_only)
         offsets: dict[TopicPartition, OffsetAndTimestamp] = {}

@@ -201,7 +201,7 @@ class ClassicProtocol:
     def pass_assignment(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
     ) -> None:
-        """Give the assignment to the chosen assignor."""
+        """Pass this member's new assignment to the group's chosen assignor (`on_assignment`), if it is known here."""
         assignor = self._assignors.get(protocol_name)
         if assignor is not None:
             assignor.on_assignment(partitions, user_data, generation)
@@ -448,7 +448,7 @@ class ClassicMembership(Membership):
         return answer
 
     async def _sync(self, joined: JoinGroupResponse) -> bytes:
-        """Sync and return the assignment's bytes; the leader first computes the assignments of all."""
+        """Send SyncGroup and return this member's encoded assignment; a leader first computes those of all members."""
         assignments: list[tuple[str, bytes]] = []
         if joined.leader == joined.member_id:
             try:

@@ -77,7 +77,7 @@ class Lease:
         return float("inf") if self.length_ms is None else self.heard_ms + owned_ms(self.length_ms)
 
     def is_valid(self, now_ms: float) -> bool:
-        """Return whether the member owns its assignment."""
+        """Return whether the lease is not over at `now_ms`, so that the member owns its assignment."""
         return self.length_ms is None or now_ms < self.end_ms
 
     def beat_ms(self, interval_ms: float) -> float:
@@ -459,11 +459,11 @@ class Membership(ABC):
 
     @abstractmethod
     def _subscription_changed(self) -> None:
-        """React to a changed subscription."""
+        """Bring a changed subscription to the coordinator; each protocol has its own way."""
 
     @abstractmethod
     def _metadata_changed(self) -> None:
-        """React to refreshed metadata."""
+        """Handle refreshed metadata, for example topics that match the pattern now; each protocol has its own way."""
 
     @abstractmethod
     def _want_topics(self) -> None:
@@ -557,7 +557,7 @@ class Membership(ABC):
             self._lease_watch = self.cluster.keep_running(self._watch_lease(), f"lease of {self.group}")
 
     async def _watch_lease(self) -> None:
-        """Report the end of the lease."""
+        """Wait until the lease is over; then log and count that, and wake the polls, which return nothing now."""
         runtime = self.cluster.runtime
         while (left := self._lease.end_ms - runtime.elapsed_ms()) > 0:
             await runtime.sleep(max(1.0, left))
@@ -633,7 +633,7 @@ class Membership(ABC):
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 
     def _complete_rebalance(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
-        """Complete a rebalance with this assignment."""
+        """Hold this assignment: it completes a rebalance, which is recorded with its times and partitions."""
         self._unsettle()
         assert self._unsettled is not None
         (began_ms, before), self._unsettled = self._unsettled, None

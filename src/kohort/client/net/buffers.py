@@ -92,7 +92,7 @@ class FrameReader:
         return self._scratch[self._held :] if self._body is None else self._body[self._have :]
 
     def filled(self, count: int) -> Iterator[memoryview]:
-        """Account for `count` bytes received into `target()`.
+        """Process `count` bytes that were received into `target()`; yield the frames that are complete now.
 
         Raises:
             CorruptDataError: A frame is longer than the limit or has a negative length.

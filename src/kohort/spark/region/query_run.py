@@ -504,7 +504,7 @@ class RegionQuery:
         return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
     def _complete_partial_reset(self) -> None:
-        """Reset the other members too, if only some have reset and the rest has not followed within the time limit."""
+        """Reset the query's other members, if only some have reset, and the rest has not followed in time."""
         wanted = self._wanted
         some = 0 < len(wanted.epochs) < len(self._members())
         if some and not self._failed and not self._gone and time.monotonic() > wanted.since_s + PARTIAL_RESET_TIMEOUT_S:

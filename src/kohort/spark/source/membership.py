@@ -494,10 +494,7 @@ class SourceMembership:
             )
 
     def end_batch(self) -> None:
-        """End a committed batch, and release revoked partitions.
-
-        An error of the membership is raised to the planning thread, from here and from the watching thread.
-        """
+        """End a committed batch, and release revoked partitions."""
         with self._lock:
             self._busy = self._unread = False
             self._rebalances.batch_ended(time.monotonic() * 1000)

@@ -118,7 +118,7 @@ class OffsetCoordinator(Protocol):
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return the next offset of each partition, with positions that the log no longer has moved into the log.
+        """Return the positions `at`, with those outside their partition's log moved into it.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
