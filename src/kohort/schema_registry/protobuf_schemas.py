@@ -284,7 +284,8 @@ class ProtobufSchema:
             The number of parts, and the number of characters of all full names.
 
         Raises:
-            UnusableSchemaError: there are too many parts or characters, or a map has other entries.
+            UnusableSchemaError: there are too many parts or characters, or a map's entries have other fields than key
+                and value.
         """
         count = total = 0
         for part, outer in _parts(self.set.file):

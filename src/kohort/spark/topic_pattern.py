@@ -179,7 +179,7 @@ class _PatternPart:
 
 
 class _Parser:
-    """Translates a Java regular expression into one for Python and RE2, from beginning to end."""
+    """A parser that translates a Java regular expression, from beginning to end, into one for Python and RE2."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0

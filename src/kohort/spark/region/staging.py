@@ -167,7 +167,10 @@ class StagedBatches:
             return merge_staged(self._batches[number] for number in wanted)
 
     def forget_contribution(self) -> int:
-        """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
+        """Forget the keys of the last contribution to a checkpoint, because a complete one includes them.
+
+        Return the number of dead letters in it.
+        """
         with self._lock:
             done = [self._batches.pop(number) for number in sorted(self._batches) if number <= self._given]
             self._after = self._given

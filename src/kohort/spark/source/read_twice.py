@@ -148,7 +148,7 @@ class ReadTwice:
                     self._claims[name] = claim
 
     def terminated(self, run: str) -> None:
-        """Forget a run that has ended, and unlock the names that no other run marks."""
+        """Forget a run that has ended, and unlock the lock files of its sources, unless another run marks them too."""
         with self._lock:
             names = self._runs.pop(run, set())
             left = names.difference(*self._runs.values())
