@@ -119,8 +119,8 @@ def _known(value: int) -> int | None:
 
 
 def _placement_order(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
-    """Return the sort key of a coordinator's placement answer: the greatest one counts.
+    """Return the sort key of coordinators' answers about the placement; the greatest one counts.
 
-    That is the elected leader's own answer, else the one with the highest map version.
+    That is the elected leader's own answer, else the one with the highest version of the placement.
     """
     return answer.node_id == answer.elected_id, answer.map_version

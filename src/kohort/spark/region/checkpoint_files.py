@@ -217,7 +217,7 @@ class VersionFile:
 
 
 def version_file(name: str) -> VersionFile | None:
-    """Parse the name of a version's file in a store's folder, or of its checksum; return None for other files."""
+    """Parse the name of a state store's snapshot or changelog, or of the checksum file of one; None for other files."""
     found = _VERSION_FILE.fullmatch(name)
     return VersionFile(int(found[1]), found[2], found[3]) if found else None
 
