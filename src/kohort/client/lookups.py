@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LookupContext(Protocol):
-    """The connections and settings for a look-up."""
+    """An interface: the cluster and settings that the functions for look-ups of offsets and partitions need."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -31,7 +31,7 @@ class LookupContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LookupClient:
-    """A minimal `LookupContext`: connections and settings, and nothing else."""
+    """The cluster and settings for look-ups, without a consumer (a `LookupContext`)."""
 
     cluster: Cluster
     config: ConsumerConfig
@@ -40,12 +40,12 @@ class LookupClient:
 async def partitions_of(
     core: LookupContext, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Return the partition numbers of topics, asked now; unknown topics are left out."""
+    """Return the partition numbers of topics, by a metadata request and not from a cache; unknown ones are left out."""
     return await offsets.partitions_of(core.cluster, topics, timeout_ms)
 
 
 async def partitions_for_topic(core: LookupContext, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-    """Return a topic's partition numbers, asked now; empty when the topic does not exist."""
+    """Return a topic's partition numbers, by a metadata request and not from a cache; empty if it does not exist."""
     return set((await offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
 
 
@@ -77,7 +77,7 @@ async def offsets_for_times(
 
 @checks_arguments
 class Lookups:
-    """Look-ups that need no group and move no position, for every facade over a thread."""
+    """A mixin of blocking facades such as Consumer: look-ups of partitions and offsets that need no group."""
 
     config: ConsumerConfig
     _core: LookupContext

@@ -87,9 +87,10 @@ class TokenEndpoint:
         self._until = self._expires = 0.0
 
     def __call__(self) -> str:
-        """Return an access token: a new one after most of its life, or still the one of before if that fails.
+        """Return an access token; blocks while the endpoint is asked.
 
-        Blocks while the endpoint is asked.
+        A token is reused for most of its lifetime. If no new one can be had, it is reused until it expires. With a
+        `file:` URL, the token is the file's content.
 
         Raises:
             OSError: the endpoint can't be reached, or refuses the client, and no token is left.

@@ -212,13 +212,15 @@ async def list_offsets_once(
     read_committed: bool,
     pass_over_gone: bool = False,
 ) -> None:
-    """Look up offsets as `list_offsets`, in one attempt; also of the partitions beside those that fail.
+    """Look up offsets like `list_offsets`, in one attempt.
+
+    If some partitions fail, the offsets of all others are still stored in `found`.
 
     Args:
         cluster: The cluster.
         wanted: As in `list_offsets`.
-        found: Gets the offsets.
-        moved: Topics whose leaders are asked for first; gets those for the next attempt.
+        found: The offsets are stored here.
+        moved: Topics whose metadata is refreshed first; those to refresh before the next attempt are stored here.
         read_committed: As in `list_offsets`.
         pass_over_gone: As in `list_offsets`.
 
@@ -238,15 +240,12 @@ async def list_offsets_once(
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Return whether a retry may cure an error. Of several errors the first that none cures is raised."""
+    """Return whether a retry may succeed after this error; not for damaged data."""
     return (isinstance(error, RetriableError) or may_pass(error.code)) and not isinstance(error, CorruptDataError)
 
 
 def may_pass(code: ErrorCode) -> bool:
-    """Return whether a retry may succeed where this error code came.
-
-    CORRUPT_MESSAGE does not count, because a damaged file stays damaged.
-    """
+    """Return whether an error code is retriable; False for CORRUPT_MESSAGE, because a damaged file stays damaged."""
     return code.retriable and code is not ErrorCode.CORRUPT_MESSAGE
 
 
@@ -271,7 +270,10 @@ async def gather(tasks: list[Task[T]]) -> list[T]:
 
 
 async def _no_leader(cluster: Cluster, partition: TopicPartition) -> None:
-    """Raise the error for a partition without a known leader; used as a task beside those of the other leaders."""
+    """Raise the error for a partition without a known leader.
+
+    The function is run as a task beside the requests to other partitions' leaders.
+    """
     info = cluster.metadata.topics.get(partition.topic)
     code = ErrorCode.LEADER_NOT_AVAILABLE if info is None else info.error or ErrorCode.LEADER_NOT_AVAILABLE
     if info is not None and not info.error and partition.partition not in info.partitions:
@@ -348,9 +350,9 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """Return the topic ids for committed offsets: the held id of each topic, else the one in the metadata.
+    """Return the topic ids for a commit or fetch of offsets: the id in `held`, else the one in the metadata.
 
-    The result is empty when the id of one topic is unknown.
+    Empty if the id of any topic is unknown: the request then names topics without ids.
     """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
@@ -432,7 +434,10 @@ async def commit_offsets(
 
 
 async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
-    """Return whether a topic with this id no longer exists, asked now, after a coordinator did not know the id."""
+    """Return whether the topic with the id in `ids` no longer exists: the name is gone, or has another id.
+
+    A coordinator did not know the id; metadata requests decide. False if `ids` lacks the topic.
+    """
     if topic not in ids:
         return False
     infos = await present_topics(cluster, [topic])
@@ -616,7 +621,7 @@ async def offsets_for_times(
 async def partitions_of(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Return the partition numbers of topics, asked now; unknown topics are left out.
+    """Return the partition numbers of topics, by metadata requests and not from a cache; unknown ones are left out.
 
     Raises:
         KafkaError: A topic is not visible for another reason than that it does not exist.

@@ -465,7 +465,7 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
 
 @functools.cache
 def _warn_of_unused_login(protocol: str) -> None:
-    """Warn once for each protocol: a process may have many clients of the same file."""
+    """Warn, once in this process for each `security.protocol` without a login, that login settings are not used."""
     log.warning(
         "a login is set (sasl.username, sasl.password or sasl.jaas.config) and not used, because security.protocol is "
         "%s: set it to SASL_SSL, or to SASL_PLAINTEXT in a network that you trust",

@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
 
 def decode(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Decoded:
-    """Decode the record sets of one fetch response; other threads run meanwhile.
+    """Decode the record sets of one fetch response to columns, without holding the GIL.
 
     Args:
         sets: One per partition; a partition may come more than once.

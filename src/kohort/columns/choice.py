@@ -19,7 +19,10 @@ DecodeBlock: TypeAlias = Callable[[Sequence[RecordSet], DecodeOptions], tuple[li
 
 
 def _remedy() -> str:
-    """Return what to do where the kernels are missing. Python imports no compiled module from an archive."""
+    """Return how to get the compiled modules that are missing here, for an error text.
+
+    If kohort runs from an archive, Python can't import compiled modules from it.
+    """
     loader: object = __spec__.loader
     if isinstance(loader, zipimport.zipimporter):
         return "kohort runs from an archive, as with --py-files: install it in the Python of each machine"

@@ -92,7 +92,11 @@ def _column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _as_bytes(array: Any, name: str) -> Any:
-    """Convert an Arrow array to one of the types of binary or string that the kernel reads."""
+    """Convert an Arrow array of keys or values to a binary or string type that the compiled encoder reads.
+
+    Raises:
+        InvalidInputError: the column has another type.
+    """
     import pyarrow as pa
 
     kind = array.type
@@ -115,7 +119,7 @@ def _as_bytes(array: Any, name: str) -> Any:
 
 
 def _buffers(array: Any) -> Any:
-    """Return the kernel's `Column` over the memory of an Arrow array of bytes."""
+    """Return the compiled encoder's `Column` for an Arrow array of binary or strings, without copying its memory."""
     import pyarrow as pa
 
     column = compiled_encode.Column

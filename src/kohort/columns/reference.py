@@ -62,7 +62,7 @@ class RecordSetDamagedError(Exception):
 
 @dataclass(slots=True)
 class ScannedBatch:
-    """One batch of a record set: its header's fields and its records' bytes."""
+    """One record batch: the fields of its header, and all its bytes (`whole`), whose records are not decoded yet."""
 
     base_offset: int
     leader_epoch: int
@@ -210,12 +210,12 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """Return a number as a signed 64-bit integer, as the kernel's arithmetic overflows."""
+    """Wrap a number to a signed 64-bit integer, like an overflow in the compiled decoder."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 class DecodeLimits:
-    """The rows and bytes that a decode may still produce; `spent` is set once a batch or record exceeds them."""
+    """The rows and bytes that a decode may still produce; `spent` is set when a batch or record would exceed them."""
 
     def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
         self.rows = row_limit(sets, options)
@@ -296,7 +296,10 @@ class SetDecoder:
             at += OVERHEAD + length
 
     def _decode(self, batch: ScannedBatch) -> bool:
-        """Decode one batch; return False if the decoding of the record set ends there."""
+        """Decode one batch; return False if the record set's decoding ends with it.
+
+        That is at the end offset, at a limit of rows or bytes, or at a damaged batch.
+        """
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
             return False
@@ -377,7 +380,8 @@ class SetDecoder:
         """Decode the record at position `at` of a batch's body, and append its fields to the columns.
 
         Returns:
-            The start of the next record; and None, -1 behind the end offset, or the offset that no longer fits.
+            The start of the next record, and a state. None: continue. -1: this record is at or after the end offset.
+            Else the offset of this record, for which the limits have no room.
         """
         reader = Reader(body, at, len(body))
         length = reader.varint()

@@ -19,7 +19,7 @@ RECORD_BYTES_MAX = 2**31 - 1
 
 
 def encode_headers(headers: HeadersLike) -> bytes:
-    """Return a record's headers as they end a record: their count, then names and contents."""
+    """Encode a record's headers as in Kafka's record format: their number, then names and values, with varint sizes."""
     parts: list[BytesLike] = [varint(len(headers))]
     for name, content in headers:
         raw = name.encode()
@@ -29,13 +29,13 @@ def encode_headers(headers: HeadersLike) -> bytes:
 
 
 class Chunk:
-    """A record batch while it is filled, then sealed.
+    """A record batch that is being filled, until `seal` encodes it.
 
     Attributes:
-        count: Records.
-        size: Bytes with the header, before compression.
-        base_timestamp: Of the first record, in milliseconds.
-        max_timestamp: The highest.
+        count: The number of records.
+        size: The batch's bytes with its header, before compression.
+        base_timestamp: The first record's timestamp, in milliseconds.
+        max_timestamp: The highest timestamp, in milliseconds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -106,14 +106,14 @@ def murmur2(data: BytesLike) -> int:
 def encode_rows(
     rows: dict[str, list[Any]], count: int, pick_sticky: Callable[[], int], now: int, limit: int
 ) -> list[tuple[int, Chunk]]:
-    """Return rows as batches, with the results of the compiled `encode_columns`.
+    """Encode rows to record batches by partition: the plain-Python twin of the compiled `encode_columns`.
 
     Args:
         rows: Lists "key", "value", "headers", "timestamp" (ms) and "partition"; a missing list means null or the
             default.
         count: Partitions of the topic.
-        pick_sticky: For the partition of rows without a key, again after each full batch.
-        now: Milliseconds, for rows without a time of their own.
+        pick_sticky: Returns the partition of rows without a key; called again after each full batch.
+        now: The timestamp, in ms, of rows without one.
         limit: Bytes of a batch.
     """
     found: list[tuple[int, Chunk]] = []

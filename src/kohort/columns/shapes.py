@@ -185,9 +185,9 @@ class Extent(NamedTuple):
 
 
 def row_limit(sets: Sequence[RecordSet], options: DecodeOptions) -> int:
-    """Return the most rows of one decode: the caller's limit, and what columns of some hundred MiB hold.
+    """Return the maximum number of rows of one decode: `max_records`, but no more than `_ROW_COLUMNS_BYTES` can hold.
 
-    A compressed batch may hold tens of millions of empty records, each of which takes a topic's name and numbers.
+    A compressed batch may contain tens of millions of empty records, each of which takes a topic's name and numbers.
     """
     longest = max((len(given.topic.encode()) for given in sets), default=1)
     reachable = _ROW_COLUMNS_BYTES // (longest + _ROW_BYTES)

@@ -38,9 +38,9 @@ class _TypeSize:
     """The size of an Avro type: the parts of its schema, and the bytes of its smallest value.
 
     Attributes:
-        parts: the number of its parts, where each name of another type counts as that type's parts.
+        parts: the number of types in its schema; the name of another type counts as all types in that one.
         size: the bytes of its smallest value.
-        free: the most records and nulls in a value, which take no bytes; those in its arrays and maps do not count.
+        free: the maximum number of records and nulls in a value, which take no bytes, outside its arrays and maps.
     """
 
     parts: int
@@ -54,7 +54,9 @@ def avro_schema(text: str, name: str) -> Any:
 
 
 def measured_schema(text: str, name: str) -> tuple[Any, int]:
-    """Parse and check an Avro schema; return it, and the most records and nulls that a byte of a value can make.
+    """Parse and check an Avro schema.
+
+    Return it, with the maximum number of records and nulls that one byte of a value can decode to.
 
     Args:
         text: the JSON.
@@ -82,10 +84,10 @@ def measured_schema(text: str, name: str) -> tuple[Any, int]:
 
 
 def decimal_digits(schema: Any) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal; None if the schema has no valid ones, and its values are plain bytes.
+    """Return precision and scale of a decimal type; None if they are invalid or missing: its values are plain bytes.
 
-    Connectors write a scale above the precision for numbers of a database that have neither, or leave the precision
-    out. Source: Avro's specification, which has readers ignore an invalid logical type.
+    Avro's specification says that readers ignore an invalid logical type. Connectors write such types for database
+    numbers without precision and scale.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
@@ -110,9 +112,9 @@ def _without_invalid_decimals(schema: Any) -> Any:
 
 
 def without_defaults(schema: Any) -> Any:
-    """Return a writer's schema without its fields' defaults, which no value of it needs.
+    """Return a writer's schema without its fields' defaults, which are not needed to read its values.
 
-    fastavro refuses a schema with a default that is no value of its field, and Confluent's registry takes it.
+    fastavro refuses a schema with a default that is invalid for its field; Confluent's registry accepts such a schema.
     """
     return change_fields(schema, lambda field: {key: part for key, part in field.items() if key != "default"})
 
@@ -135,7 +137,7 @@ def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]
 
 
 def is_marked(value: Any) -> bool:
-    """Return whether a part of a schema itself has a key with which fastavro marks schemas that it has parsed."""
+    """Return whether a part of a schema has a key that fastavro reserves for schemas which it has parsed itself."""
     return isinstance(value, dict) and ("__fastavro_parsed" in value or "__named_schemas" in value)
 
 

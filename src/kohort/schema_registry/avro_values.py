@@ -27,8 +27,8 @@ def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
     Args:
         text: the schema.
         name: names the schema in errors.
-        max_bytes: size of the largest value that is read. It is divided by the records and nulls that one byte can
-            make, which are an array's of nested records.
+        max_bytes: the maximum size of a value. It is divided by the number of records and nulls that one byte of a
+            value can decode to, as in arrays of nested records.
 
     Raises:
         InvalidInputError: the schema is invalid, or a hostile value could abuse it.
@@ -116,5 +116,5 @@ def _bounded_decimal(data: bytes, schema: Any = None, _reader: Any = None) -> De
 
 
 def _first_reason(error: Any) -> str:
-    """Return the first reason of a validation, without the value's other parts."""
+    """Return the first reason for which fastavro's validation refused a value, shortened to 200 characters."""
     return str(next(iter(error.errors), error)).strip()[:200]

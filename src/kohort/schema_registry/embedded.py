@@ -80,7 +80,7 @@ def incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[str]:
 
 
 def unreadable(reader: str, writer: str) -> list[str]:
-    """Return why a reader can't read the writer's values, part by part; both are Avro schemas as JSON."""
+    """Return the reasons why a reader's Avro schema can't read values of a writer's (both as JSON); empty if it can."""
     return list(
         _Resolution().compare(avro_schema(reader, "the reader's schema"), avro_schema(writer, "the writer's schema"))
     )
@@ -103,7 +103,7 @@ class _Names:
         return (name, space) if name in PRIMITIVE_SIZES else self._types[full_name(name, space)]
 
     def define_all(self, schema: Any, space: str) -> None:
-        """Record the definitions in a part that is not compared."""
+        """Record all named types that a part of the schema defines, because the comparison skips the part."""
         if isinstance(schema, list):
             for branch in schema:
                 self.define_all(branch, space)
@@ -119,7 +119,7 @@ class _Names:
 
 
 class _Resolution:
-    """One comparison of a reader's and a writer's Avro schema, by the rules of schema resolution."""
+    """One comparison of a reader's and a writer's Avro schema, by the specification's rules of schema resolution."""
 
     def __init__(self) -> None:
         self._reader, self._writer = _Names(), _Names()
@@ -231,7 +231,7 @@ class SchemaToAdd:
     Attributes:
         kind: AVRO, JSON or PROTOBUF.
         text: the schema as it was given.
-        key: the schema by which equal ones are found: without the blanks of JSON, or the comments of Protobuf.
+        key: a normal form that equal schemas share: JSON without blanks, Protobuf without comments.
         references: the files that a Protobuf schema imports, or the types that another schema takes from others.
         imports: their names and texts, also of those that they refer to.
     """
@@ -368,7 +368,11 @@ class Subjects:
             )
 
     def find_version(self, subject: str, schema: SchemaToAdd) -> RegisteredSchema:
-        """Return the version under which a subject already has this schema; raise if it has none."""
+        """Return the version under which a subject already has this schema.
+
+        Raises:
+            RefusedRequest: the subject does not have the schema.
+        """
         with self._lock:
             number = self._ids.get((schema.kind, schema.key))
             for known in self._of(subject):
@@ -688,7 +692,7 @@ class _RegistryHandler(BaseHTTPRequestHandler):
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Return whether a Host header names this machine, as the dashboard asks."""
+    """Return whether a Host header names this machine: localhost, or a loopback address."""
     try:
         name = urllib.parse.urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
@@ -697,7 +701,7 @@ def _is_loopback_name(host: str) -> bool:
 
 
 def _shown(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, Any]:
-    """Return a version as the interface shows it; AVRO is not named, as in Confluent's."""
+    """Return a registered schema as the JSON of the REST interface; `schemaType` is left out for Avro."""
     text = schema.text
     if schema.kind == "PROTOBUF" and query.get("format") == "serialized":
         text = _compiled(text, schema.imports).file_text()

@@ -147,7 +147,10 @@ def _check_schema(kind: Any, schema: Any) -> None:
 
 
 def _referenced_schemas(schema: Any, imports: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
-    """Return the schemas that a schema refers to, each by all names that it may have; the last of a name counts."""
+    """Return (name, schema) for each schema that a schema refers to, under every name by which it can be referred to.
+
+    If a name comes twice, the last one counts.
+    """
     from referencing import Resource
     from referencing.jsonschema import DRAFT7
 
@@ -170,7 +173,7 @@ _time = threading.local()
 
 @contextmanager
 def limited_time() -> Iterator[None]:
-    """Limit the time of what jsonschema does in this block: `refuse_late` raises after it."""
+    """Context manager that limits the CPU time of a check by jsonschema; `refuse_late` raises after `CHECK_CPU_S`."""
     _time.ends_s = time.thread_time() + CHECK_CPU_S
     try:
         yield
@@ -179,10 +182,10 @@ def limited_time() -> Iterator[None]:
 
 
 def refuse_late() -> None:
-    """Raise an error if the current check has used up its CPU time (`limited_time`).
+    """Raise an error if the current check has used up the CPU time that `limited_time` allows.
 
     Raises:
-        InvalidInputError: it has.
+        InvalidInputError: the time is used up.
     """
     ends_s = getattr(_time, "ends_s", None)
     if ends_s is not None and time.thread_time() > ends_s:
@@ -285,7 +288,9 @@ def refuse_slow(pattern: str, length: int) -> None:
 
 @lru_cache(maxsize=1_024)
 def steps(pattern: str, length: int) -> int:
-    """Return an upper bound for the steps of Python's engine, or a number greater than `STEPS_MAX`.
+    """Return an upper bound of the steps in which Python's `re` searches a text of this length for a pattern.
+
+    A bound above `STEPS_MAX` may be any larger number.
 
     Raises:
         re.error: the pattern is malformed.
@@ -302,7 +307,10 @@ def _bounded(number: int) -> int:
 
 
 def _sequence(items: Any, length: int) -> tuple[int, int]:
-    """Return bounds for a parsed pattern: in how many ways it can match at one place, and the steps to try all."""
+    """Return two upper bounds for a parsed pattern: the ways in which it can match at one position, and the steps.
+
+    The steps are those of trying all the ways.
+    """
     ways = work = 1
     for name, argument in items:
         item_ways, item_work = _item(str(name), argument, length)
@@ -469,9 +477,9 @@ def _identity(value: Any) -> Hashable:
 
 
 def unseen_patterns(schemas: Iterable[Any]) -> list[str]:
-    """Return the patterns that jsonschema applies to property names itself, unbounded, with Python's `re`.
+    """Return the patterns that jsonschema itself applies to property names with Python's `re`, without a time limit.
 
-    It does so for the keyword `unevaluatedProperties`, and takes the patterns of all `patternProperties` below it.
+    For `unevaluatedProperties` it uses the patterns of all `patternProperties`. Empty if no schema has that keyword.
 
     Args:
         schemas: a schema, and those that it refers to.

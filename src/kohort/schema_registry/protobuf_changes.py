@@ -62,7 +62,7 @@ def protobuf_incompatibilities(level: str, new: ProtobufSchema, olds: Sequence[P
 
 
 class _Comparison:
-    """One comparison of the schema that wrote values with the schema that reads them."""
+    """One comparison of an old version of a Protobuf schema, which wrote values, with the new one that reads them."""
 
     def __init__(self) -> None:
         self._compared: set[tuple[str, str]] = set()
@@ -132,7 +132,7 @@ class _Comparison:
 
 
 def reading_differences(writer: Descriptor, reader: Descriptor) -> Iterator[str]:
-    """Yield the differences through which a reader's version of a message misreads values of the writer's version."""
+    """Yield a text for each difference between two versions of a message by which the reader misreads values."""
     yield from _reading_differences(writer, reader, set())
 
 
@@ -167,7 +167,7 @@ def _reading_differences(writer: Descriptor, reader: Descriptor, compared: set[t
 
 
 def _default_differences(old: Any, new: FieldDescriptor, path: str) -> Iterator[str]:
-    """Yield the differences between two versions of a field in the default that an unset field has."""
+    """Yield a text if two versions of a field decode as different defaults when the field is not set."""
     if not (new.is_repeated or old.is_repeated) and any(
         field.has_default_value and has_shown_default(field) for field in (old, new)
     ):
@@ -180,7 +180,7 @@ def _default_differences(old: Any, new: FieldDescriptor, path: str) -> Iterator[
 
 
 def _enum_differences(old: EnumDescriptor, new: EnumDescriptor) -> Iterator[str]:
-    """Yield numbers of an enum that mean something else, or that the reader's protobuf drops."""
+    """Yield a text for each number of an enum that has another meaning in the new version, or that readers drop."""
     old_names, new_names = ({value.name for value in enum.values} for enum in (old, new))
     names: dict[int, set[str]] = {}
     for value in new.values:
@@ -208,7 +208,7 @@ def _local_name(message: Descriptor) -> str:
 
 
 def _oneof(field: FieldDescriptor) -> OneofDescriptor | None:
-    """Return the oneof of a field; not the one that protoc makes of `optional`."""
+    """Return the oneof that a field belongs to; None without one, or if protoc generated it for `optional`."""
     found = field.containing_oneof
     is_made = found is not None and len(found.fields) == 1 and found.name.lstrip("X") == f"_{field.name}"
     return None if is_made else found
@@ -219,12 +219,12 @@ def _oneofs(message: Descriptor) -> list[OneofDescriptor]:
 
 
 def _oneof_is_kept(field: FieldDescriptor, new: Descriptor) -> bool:
-    """Return whether the new version of a message still has a oneof of the same name as the removed field's."""
+    """Return whether the new version of a message still has the oneof, by name, of a field that was removed."""
     oneof = _oneof(field)
     return oneof is not None and any(found.name == oneof.name for found in _oneofs(new))
 
 
 def _old_fields(oneof: OneofDescriptor, old: Descriptor) -> list[FieldDescriptor]:
-    """Return the old version's fields that have the numbers of a oneof's fields in the new version."""
+    """Return those fields of a message's old version whose numbers the fields of a oneof in the new version have."""
     found = [old.fields_by_number.get(field.number) for field in oneof.fields]
     return [field for field in found if field is not None]

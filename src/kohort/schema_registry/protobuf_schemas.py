@@ -205,7 +205,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _ended_by_schema() -> dict[int, str]:
-    """Return the exit codes that a schema causes, and what they mean: Windows has none of these signals."""
+    """Return the exit codes of protoc for which the schema is to blame, with their meaning; none on Windows."""
     reasons = {
         "SIGXCPU": f"it takes more than {PROTOC_CPU_S} s of CPU",
         "SIGABRT": "it aborts, as for want of memory",
@@ -218,7 +218,7 @@ _ENDED_BY_SCHEMA = _ended_by_schema()
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of protoc, which finds packages where this process does, as those of a Spark session."""
+    """Return environment variables for protoc's process, so that it finds packages in this process's `sys.path`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
 
 
@@ -284,7 +284,8 @@ class ProtobufSchema:
             The number of parts, and the number of characters of all full names.
 
         Raises:
-            UnusableSchemaError: there are too many parts or characters, or a map has other entries.
+            UnusableSchemaError: there are too many parts or characters, or a map's entries have other fields than key
+                and value.
         """
         count = total = 0
         for part, outer in _parts(self.set.file):
@@ -329,7 +330,7 @@ class ProtobufSchema:
         return base64.b64encode(self.set.file[-1].SerializeToString(deterministic=True)).decode()
 
     def identity(self) -> str:
-        """Return a text that is equal for equal files, which may differ in comments and in their own names."""
+        """Return a text that two schemas share if they differ at most in comments and in the files' names."""
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
         bare = FileDescriptorProto()
@@ -404,7 +405,10 @@ class ProtobufSchema:
         return found
 
     def _messages_inside(self, outer: Descriptor | None, *, counts_generated: bool) -> tuple[Descriptor, ...]:
-        """Return the messages of a message, or of the file; made once, because damaged values may name any."""
+        """Return the messages directly inside a message, or inside the file (None); cached.
+
+        `counts_generated` includes those that protoc generated for maps and groups.
+        """
         key = ("" if outer is None else outer.full_name, counts_generated)
         found = self._inside.get(key)
         if found is None:
@@ -422,7 +426,7 @@ class ProtobufSchema:
         """Return the indexes of a message of the file.
 
         Raises:
-            InvalidInputError: clients would not agree on it.
+            InvalidInputError: clients in Python and in Java would take other indexes for it.
         """
         found: list[int] = []
         inner = message
@@ -450,7 +454,7 @@ def _json_name(name: str) -> str:
 
 
 def _groups(file: FileDescriptorProto) -> Iterator[str]:
-    """Yield the full names of the messages that groups of proto2 make; editions may encode any message as a group."""
+    """Yield the full names of the messages that protoc generates for groups; only proto2 has groups."""
     if file.syntax in ("", "proto2"):
         for part, _ in _parts([file]):
             if part.DESCRIPTOR.name == "FieldDescriptorProto" and part.type == part.TYPE_GROUP:

@@ -69,16 +69,21 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
-    """Return the size of the largest value of a message that is read: less if small parts make large objects."""
+    """Return the maximum size of a value of a message: `max_bytes`, or less if a message within it has many fields.
+
+    Few bytes of such a message make a large object.
+    """
     fields = max((len(found.fields) for found in _messages_within(message)), default=0)
     return max_bytes // max(1, -(-fields // FIELDS_PER_SHARE))
 
 
 def class_of(message: Descriptor) -> Any:
-    """Return the class of a message. Those within it are made first, because protobuf makes them recursively.
+    """Return the Python class of a message type.
+
+    Classes of the messages within it are made first, because protobuf would make them by recursion.
 
     Raises:
-        ValueError: messages are nested too deep nevertheless.
+        ValueError: messages are nested too deep.
     """
     from google.protobuf.message_factory import GetMessageClass
 
@@ -222,7 +227,7 @@ Convert: TypeAlias = Callable[[Any, "MessageBudget"], Any]
 
 
 class MessageBudget:
-    """The number of messages that one value may still contain."""
+    """The number of messages that the rest of a value may contain: a limit against values that make large objects."""
 
     def __init__(self) -> None:
         self._left = MESSAGES_MAX
@@ -239,7 +244,10 @@ class MessageBudget:
 
 
 class MessageReaders:
-    """The readers of the messages of a schema, which may contain themselves and each other. Threads may share them."""
+    """The functions that convert messages and fields of a schema to Python values, made at the first use and kept.
+
+    Messages may contain themselves and each other. Threads may share the object.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -430,9 +438,9 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
 
 
 def _difference(wanted: Descriptor, given: Descriptor) -> str:
-    """Return why objects of the message class `given` can't be written with the schema's message; "" if they can.
+    """Return why objects of the message class `given` can't be written by the schema's message; "" if they can.
 
-    Fields that a schema does not have would be lost, and those of another type would be read as other values.
+    Otherwise fields that the schema does not have would be lost, and those of another type would be misread.
     """
     if given.full_name != wanted.full_name:
         return f"the value is a {given.full_name}, and not {wanted.full_name}"
@@ -452,10 +460,10 @@ def _difference(wanted: Descriptor, given: Descriptor) -> str:
 
 
 def _shape(field: FieldDescriptor) -> tuple[Any, ...]:
-    """Return the properties of a field that must be equal for objects of one version to be written by another.
+    """Return the properties of a field that must be equal so that objects of one schema version fit another.
 
-    Readers refuse a value without a required field, and take their own default for a field that is not set. They drop a
-    number that a closed enum does not have.
+    They include required and default: readers refuse a value without a required field, and use their own defaults. And
+    the enum's numbers: readers drop a number that a closed enum does not have.
     """
     kind = field.enum_type
     enum = None if kind is None else (kind.is_closed, sorted((part.name, part.number) for part in kind.values))
@@ -568,7 +576,7 @@ def _scalar(found: Any) -> Any:
 
 
 def unknown_enum_name(enum: EnumDescriptor) -> str:
-    """Return the beginning of Spark's name for a number that an enum does not name; the number follows."""
+    """Return the prefix of the name that Spark gives to an unnamed number of an enum; the number follows it."""
     return f"UNKNOWN_ENUM_VALUE_{enum.name}_"
 
 

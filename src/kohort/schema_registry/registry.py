@@ -249,7 +249,7 @@ class SchemaRegistry:
         self._budget_at_s = time.monotonic()
 
     def schema(self, number: int) -> RegisteredSchema:
-        """Return the schema with an id, from memory if it is known. Unknown ids beyond 100 a second wait their turn.
+        """Return the schema with an id, from memory if it is known. Look-ups of unknown ids wait beyond 100 a second.
 
         Raises:
             NotFoundError: there is no schema of this id.
@@ -448,7 +448,7 @@ class SchemaRegistry:
         raise failure.to_error()
 
     def _known_of(self, number: int, answer: dict[str, Any]) -> _KnownSchema:
-        """Return the schema of an answer, with the files that it imports; JSON is read without its schema.
+        """Parse an answer, and look up what the schema refers to, except JSON; if it can't be used, return why.
 
         Raises:
             KafkaError: the registry fails.
@@ -474,7 +474,7 @@ class SchemaRegistry:
         return _schema_of(answer, reference.subject, None)
 
     def _prepared(self, number: int) -> _KnownSchema:
-        """Return the schema of an id from memory, where a failure is kept until a look-up replaces it.
+        """Return the schema of an id from memory, without a request; `prepare` must have looked it up.
 
         Raises:
             KafkaError: the look-up failed, or nothing has looked the id up.
@@ -522,7 +522,7 @@ class SchemaRegistry:
             self._bytes -= _bytes_of(self._schemas.popitem(last=False)[1])
 
     def _failed(self, number: int, error: KafkaError) -> _FailedLookup:
-        """Remember the failure of a look-up, and return it. A registry that can't be reached fails every id."""
+        """Remember the failure of an id's look-up, and return it; a retriable failure counts for all ids."""
         unknown = isinstance(error, NotFoundError)
         if unknown:
             error = NotFoundError(self._no_schema(number))
@@ -549,7 +549,7 @@ class SchemaRegistry:
             self._failures_bytes -= failure.counted_bytes
 
     def _until_budget(self) -> float:
-        """Refill the budget for unknown ids; return the seconds until it allows a request, 0 if it does now."""
+        """Refill the rate limit for look-ups of unknown ids; return the seconds to wait before one, or 0."""
         with self._lock:
             now_s = time.monotonic()
             self._budget = min(UNKNOWN_PER_S, self._budget + (now_s - self._budget_at_s) * UNKNOWN_PER_S)

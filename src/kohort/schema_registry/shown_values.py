@@ -58,7 +58,7 @@ class _JsonParts:
         return found
 
     def _map_key(self, name: Any) -> Any:
-        """Return a key; a map of Protobuf may have true and false, which msgspec does not write."""
+        """Return a map's key as a key for msgspec, which writes no boolean keys, as maps of Protobuf may have."""
         if isinstance(name, str):
             self._spend(len(name))
         elif isinstance(name, bool):

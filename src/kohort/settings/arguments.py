@@ -45,13 +45,13 @@ def checks_arguments(cls: type[T]) -> type[T]:
 
 
 def checks_itself(method: F) -> F:
-    """Mark a method that `checks_arguments` leaves unchanged."""
+    """Mark a method that `checks_arguments` leaves unchanged, because it checks its arguments itself."""
     method.checks_itself = True  # type: ignore[attr-defined]
     return method
 
 
 def checked_call(method: F) -> F:
-    """Make one method refuse arguments that do not fit its signature: for the `__init__` of users' classes."""
+    """Make a method raise InvalidInputError for arguments that do not fit its signature; for classes of users."""
     arguments = Arguments(method)
     fit = arguments.fit
 

@@ -126,9 +126,10 @@ class Validator(NamedTuple):
 
     Attributes:
         expected: The expected value in words.
-        take: Returns the value, or raises `ValidationError`.
-        kind: The type if the annotation is one; values of exactly this type are decided by this validator alone.
-        words: The choices of a Literal.
+        take: Returns the value, possibly converted, or raises `ValidationError`.
+        kind: The type, if the annotation is a type. In a union, this validator alone checks values of exactly this
+            type.
+        words: The choices, if the annotation is a Literal.
     """
 
     expected: str
@@ -205,7 +206,7 @@ def _is_value(kind: Any) -> bool:
 
 
 def _full(value: object) -> str:
-    """Return a refused value with its type's module, for a type with the same name as the expected one."""
+    """Return a refused value as code, with the module of its type: another type may have the expected one's name."""
     kind = type(value)
     return value_text(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{value_text(value)}"
 
@@ -338,7 +339,7 @@ def list_of(item: Validator, kind: str = "list") -> Validator:
 
 
 def _as_list(item: Validator, value: Any, form: str) -> str | None:
-    """Return the correct form of an argument where a single item was given in place of a collection."""
+    """Return code for the collection that a caller meant who gave a single item; None if the item is not valid."""
     try:
         item.take(value)
     except ValidationError as error:
@@ -351,7 +352,7 @@ def _as_list(item: Validator, value: Any, form: str) -> str | None:
 
 
 def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
-    """Return the correct form of an argument where a dict was given in place of (key, value) pairs."""
+    """Return code for the list of (key, value) pairs that a caller meant who gave a dict; None if they do not fit."""
     pairs = list(value.items())
     return value_text(pairs) if all(item.fits(pair) for pair in pairs) else None
 
@@ -422,7 +423,7 @@ def _as_integer(value: Any) -> int:
 
 
 def _milliseconds(value: Any) -> str | None:
-    """Return a time or a duration in milliseconds, as the interface takes it."""
+    """Return code for a `timedelta` or `datetime` in milliseconds, as calls take it; None for any other value."""
     if hasattr(value, "total_seconds"):
         return str(round(value.total_seconds() * 1000))
     if callable(getattr(value, "timestamp", None)):
@@ -451,7 +452,10 @@ def _float(name: str) -> Validator:
 
 
 def _bounds(low: float, high: float, value: float) -> str:
-    """Return the limits in words; Kafka's highest number is only named when it was exceeded."""
+    """Return the limits of a number in words, such as "from 0 to 100" or "at least 0".
+
+    An upper limit of 2^63-1 is only named for a value that is not too small.
+    """
     return f"at least {low}" if high == INT64_MAX and low > -INT64_MAX and value < low else f"from {low} to {high}"
 
 
@@ -496,7 +500,7 @@ def _instance(kind: Any) -> Validator:
 
 @cache
 def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
-    """Return name, validator and getter of each field of a value class."""
+    """Return (name, validator, getter) for each field of a dataclass or named tuple; empty for any other class."""
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.init]
     else:
@@ -506,7 +510,7 @@ def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
 
 
 def _form(kind: Any, value: Any) -> str | None:
-    """Return Python code for a correct value of this type, with parts of the given value where they fit."""
+    """Return code for a value of this type, made from the wrong value's parts where they fit; None if unknown."""
     name = kind.__name__
     if issubclass(kind, Enum):
         names = {number.value: word for word, number in kind.__members__.items()} | {

@@ -103,7 +103,7 @@ class ClosingSummary:
         os._exit(128 + number)  # the first process of a container: Linux ignores the signal there
 
     def _before_fork(self) -> None:
-        """Block SIGTERM: Python forgets a signal that its handler in a new child takes before the child runs."""
+        """Block SIGTERM during a fork: Python would lose a signal that comes to the child before its code runs."""
         self._masks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
     def _restore_mask(self) -> None:

@@ -212,11 +212,11 @@ def checkpoint_files(path: str) -> CheckpointFiles:
 
 
 class SparkCheckpoints:
-    """Checkpoints by name, as `LagReader.read_others` takes them.
+    """The checkpoints of Spark queries whose positions are read for lag: a function for `LagReader.read_others`.
 
     Args:
-        given: For each a path or a URL, with `NAME=` before it or without. A name has no slash. Without one, the last
-            part of the path is the name.
+        given: PATH or NAME=PATH of each checkpoint; a URL instead of a path is possible. Without a name, the last part
+            of the path is the name.
 
     Raises:
         InvalidInputError: A path is empty or has an unknown scheme, or two have one name.
@@ -244,7 +244,8 @@ class SparkCheckpoints:
     def __call__(self) -> dict[str, GroupReading | KafkaError]:
         """Read all checkpoints; return the position of each query, or why it could not be read.
 
-        One that takes longer than `READ_TIMEOUT_S` is late, and not read again while its read is under way.
+        A checkpoint that takes longer than `READ_TIMEOUT_S` gets an error instead. Later calls do not read it again
+        until that read has ended.
         """
         found: dict[str, Mapping[str, GroupReading | KafkaError]] = {}
         with self._changed:
@@ -295,7 +296,9 @@ def _read_or_error(name: str, files: CheckpointFiles) -> Mapping[str, GroupReadi
 
 
 def read_checkpoint(name: str, files: CheckpointFiles) -> dict[str, GroupReading]:
-    """Return a query's position. A query of several sources has NAME/SOURCE for each that reads Kafka.
+    """Return the positions in a query's checkpoint, under its name; with several sources under NAME/SOURCE for each.
+
+    Sources that read no Kafka topic are left out.
 
     Raises:
         NotFoundError: A folder is missing, or no source of the query reads Kafka.

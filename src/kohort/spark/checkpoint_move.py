@@ -52,9 +52,9 @@ class BatchRange:
 
     Attributes:
         batch: the batch's number.
-        done: whether its sink and state are done.
-        source: the source's number or name.
-        kind: the source whose format the offsets have.
+        done: whether the batch is in the checkpoint's `commits/`.
+        source: the source's number or name in the query.
+        kind: the source in whose format the offsets are written: kohort's or Spark's Kafka source.
         starts: start offsets, as far as the checkpoint has them.
         ends: end offsets.
         group: the group of kohort's source; empty if it has none, or if it is not known.

@@ -71,9 +71,9 @@ def decode(body: bytes) -> Message:
 
 
 class ChannelServer:
-    """The driver program's end of the channel: listens, and knows the connections of each query.
+    """The driver program's end of the channel: a server that knows the connections of each query's sources.
 
-    A forked child closes its copy, as it does a source's end.
+    A forked child closes its copies of the sockets.
 
     Attributes:
         address: the address that sources connect to.
@@ -306,7 +306,11 @@ class ChannelClient:
             del self._answers[number]
 
     def _first_link(self, left_s: float) -> tuple[Link, float]:
-        """Wait for the first connection; return it and the time left in s. A later connection is not waited for."""
+        """Wait for the first connection to the driver program; return it and the time left, in s.
+
+        Raises:
+            ConnectionError: the program can't be reached in that time, or an earlier connection has ended.
+        """
         with self._changed:
             while self._link is None or not self._query:
                 if self._links or self._ended.is_set():

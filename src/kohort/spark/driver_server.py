@@ -82,7 +82,10 @@ class CompletedBatches:
         return messages
 
     def run_ended(self, run: str) -> dict[str, Message]:
-        """Forget a run that is over, all its batches reported; return the messages to send, by query identity."""
+        """Forget a run of a Spark query that has ended, after its last batch was reported.
+
+        Return the messages that tell its sources so, by query identity.
+        """
         with self._lock:
             return {query: {"kind": "over"} for query in self._runs.pop(run, {})}
 

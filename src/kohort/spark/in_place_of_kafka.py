@@ -79,7 +79,7 @@ class Changes:
     everywhere: bool = False
 
     def covers(self, session: object) -> bool:
-        """Return whether a session's jobs run on kohort."""
+        """Return whether a session's code for `format("kafka")` runs on kohort."""
         return self.everywhere or session in self.sessions
 
     def count_change(self, what: str) -> None:
@@ -295,7 +295,7 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
 
 
 def _is_asynchronous(options: Mapping[str, Any]) -> bool:
-    """Return whether a streaming write asks Spark to write its offset log behind the batches."""
+    """Return whether a streaming write asks for Spark's asynchronous progress tracking, which logs offsets later."""
     given = {key.lower(): value for key, value in options.items()}
     return str(given.get(_ASYNCHRONOUS.lower())).strip().lower() == "true"
 

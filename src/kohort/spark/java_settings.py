@@ -171,7 +171,7 @@ class ClientSettings:
     """The outcome for the options with the prefix `kafka.`.
 
     Attributes:
-        taken: settings that a client here honours, by name.
+        taken: settings that kohort's client has, by name.
         ignored: the others, each with the reason.
     """
 
@@ -239,7 +239,7 @@ def _as_named_here(name: str, value: str) -> str:
 
 
 def _assignors(classes: str) -> str:
-    """Return the names here of Java's assignors.
+    """Translate a list of Java's assignor classes to the names of kohort's assignors.
 
     Raises:
         InvalidInputError: a Java class has no equivalent here.
@@ -256,7 +256,7 @@ def _assignors(classes: str) -> str:
 
 
 def _why_ignored(name: str, config: type, known: set[str]) -> str:
-    """Return why a setting that no client here has is ignored.
+    """Return why a setting that kohort's client does not have is ignored, for a warning.
 
     Raises:
         InvalidInputError: the name is probably misspelt, or the setting may concern security.
@@ -319,7 +319,7 @@ def checked_config(config: type, bootstrap_servers: str, taken: Mapping[str, Any
 
 
 def with_prefix(text: str, config: type) -> str:
-    """Return a text with the settings that it names, by property or by keyword, written as options."""
+    """Replace names of settings in an error text by names of options, as `acks` by `kafka.acks`."""
     options = {setting.field: name for name, setting in settings(config).items() if "_" in setting.field}
     options |= {name: name for name in settings(config) if "." in name or name == "acks"}
     words = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))

@@ -50,7 +50,7 @@ def in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _decoded(offset: object) -> Any:
-    """Return an offset as an object; other sources may have any text."""
+    """Return an offset in a query's progress as parsed JSON; other sources' text that is not JSON stays as it is."""
     if not isinstance(offset, str):
         return offset
     try:
@@ -64,7 +64,7 @@ def _is_kohort(offset: object) -> bool:
 
 
 def _ends(offset: Any) -> Offsets:
-    """Return where a batch ends, from the JSON of `BatchOffset`."""
+    """Return the end offset of each partition, by topic and number as text, from the JSON of a `BatchOffset`."""
     return {
         topic: {number: int(span["end"]) for number, span in partitions.items()}
         for topic, partitions in offset["topics"].items()
@@ -108,7 +108,10 @@ def wrap_progress() -> None:
 
 
 def _from_json(original: Callable[[Any, dict[str, Any]], Any]) -> Callable[[Any, dict[str, Any]], Any]:
-    """Return `fromJson`, by which queries and Connect's listeners make progress, for kohort's sources too."""
+    """Wrap `StreamingQueryProgress.fromJson` so that progress of kohort's sources has the form of Spark's Kafka source.
+
+    Queries and Connect's listeners make progress objects by it.
+    """
 
     @functools.wraps(original)
     def from_json(kind: Any, report: dict[str, Any]) -> Any:
@@ -118,7 +121,7 @@ def _from_json(original: Callable[[Any, dict[str, Any]], Any]) -> Callable[[Any,
 
 
 def _from_java(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return `fromJObject`, by which classic listeners make progress, for kohort's sources too."""
+    """Wrap `StreamingQueryProgress.fromJObject`, which classic listeners use, like `_from_json`."""
 
     @functools.wraps(original)
     def from_java(kind: Any, jprogress: Any) -> Any:

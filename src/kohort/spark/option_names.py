@@ -58,9 +58,9 @@ class GivenOptions:
     """The options of one read or write, sorted into those of kohort, of the Kafka client, and unknown ones.
 
     Attributes:
-        own: those of a class of options, in their proper spelling.
-        kafka: those with the prefix `kafka.`, without it.
-        unknown: names that no option has, as they are spelled where that is known.
+        own: kohort's options, with their names as declared.
+        kafka: options with the prefix `kafka.`, without the prefix.
+        unknown: names of no known option.
     """
 
     own: dict[str, str] = field(default_factory=dict)

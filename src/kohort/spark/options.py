@@ -231,7 +231,7 @@ class SourceOptions(ClientOptions):
     )
 
     def says_of_values(self) -> bool:
-        """Return whether an option concerns typed values: a `valueFormat`, or something that only those have."""
+        """Return whether any option about typed values is given, such as `valueFormat` or `onBadRecord`."""
         given = (
             self.value_format,
             self.value_schema,
@@ -243,7 +243,7 @@ class SourceOptions(ClientOptions):
         return any(value is not None for value in given) or self.on_bad_record != "fail"
 
     def pattern_text(self) -> str | None:
-        """Return the topic pattern as a group's members and its coordinator know it."""
+        """Return `subscribePattern`, translated from Java's regular expressions for the group; None if not given."""
         return None if self.subscribe_pattern is None else topic_pattern(self.subscribe_pattern).text
 
     def assigned(self) -> tuple[TopicPartition, ...]:
@@ -331,11 +331,11 @@ def client_settings(options: SourceOptions) -> dict[str, Any]:
 
 
 def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
-    """Return the `kafka.*` options as settings of a client.
+    """Return the `kafka.*` options as settings of a client, without `bootstrap.servers`.
 
     Args:
         kafka: the options without their prefix.
-        own: names to leave out because an option of kohort sets them; the bootstrap servers always are.
+        own: further names to leave out, because kohort sets them by options of its own.
     """
     return {"client.id": "kohort-spark"} | {k: v for k, v in kafka.items() if k not in ("bootstrap.servers", *own)}
 

@@ -78,7 +78,7 @@ def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
 
 @cache
 def _arrow_types() -> dict[str, pa.DataType]:
-    """Return the columns' Arrow types; pyarrow is imported here: a process that only names the columns needs none."""
+    """Return the Arrow type of each column. Only this function imports pyarrow: naming the columns does not need it."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -114,7 +114,7 @@ def arrow_schema(columns: tuple[str, ...], value: pa.DataType | None = None) -> 
 
 
 def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
-    """Refuse a user's schema that differs from the read's own: Spark would fail at the first record.
+    """Refuse a schema from `schema(...)` that differs from the read's own: Spark would fail at the first record.
 
     Args:
         given: the schema that Spark passes.

@@ -195,10 +195,9 @@ class SourceSession(Protocol):
         """
 
     def keeps_trigger_waiting(self) -> bool:
-        """Return whether a source that may plan nothing keeps asking, so that Spark's trigger does not end meanwhile.
+        """Return whether a source that may plan no batch must keep Spark's trigger waiting, and not return at once.
 
-        When Spark learns that there is nothing to read, it runs a batch without records if the query has timers, and
-        another after that.
+        On "nothing to read", Spark would run batches without records if the query has timers.
         """
 
     def begin(self, version: int, batch: int) -> bool:

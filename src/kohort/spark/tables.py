@@ -93,7 +93,10 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
 
 @dataclass(eq=True, repr=True)
 class TablePart(InputPartition):
-    """The work of one Spark task: some groups, or one partition of the journal up to an offset, or the whole table."""
+    """The part of a table that one Spark task reads.
+
+    It is some groups, or a range of offsets in one partition of `__consumer_offsets`, or everything.
+    """
 
     groups: tuple[str, ...] = ()
     partition: int = -1
@@ -109,7 +112,7 @@ class TableReader(DataSourceReader):
 
     @reason_first
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks: by groups, by partition of the journal, or one.
+        """Return the table's tasks: one for some groups each, for each partition of `__consumer_offsets`, or one alone.
 
         Raises:
             NotFoundError: a group of the option group.id does not exist; the nearest is named.
@@ -322,7 +325,7 @@ def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _journal_parts(admin: Admin) -> Iterator[TablePart]:
-    """Yield a task for each partition of the journal between its present bounds; none before the first group."""
+    """Yield a task for each partition of `__consumer_offsets` that has records, up to its present end offset."""
     info = admin.describe_topics([JOURNAL]).values.get(JOURNAL)
     every = [TopicPartition(JOURNAL, number) for number in info.partitions] if info is not None else []
     starts, ends = (admin.list_offsets(dict.fromkeys(every, at)).all() for at in ("earliest", "latest"))
@@ -350,7 +353,10 @@ def _commit_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 def _commit(
     options: TableOptions, key: bytes | None, value: bytes | None, stamp: Any, at: tuple[int, int]
 ) -> Row | None:
-    """Return the row of a journal record; None if it is not a commit, or is another group's or topic's."""
+    """Convert an offset commit in `__consumer_offsets` to a row; a tombstone gives the row of a deleted offset.
+
+    None for other records, and for groups and topics that the options leave out.
+    """
     found = decode_key(key) if key is not None else None
     if not isinstance(found, OffsetCommitKey | LegacyOffsetCommitKey) or not _wanted(options, found.topic):
         return None

@@ -119,7 +119,7 @@ def topic_pattern(pattern: str) -> TopicPattern:
 
 
 def as_glob(pattern: str) -> str | None:
-    """Return a hint about a glob-like pattern's meaning as a regular expression; None if it is not like a glob."""
+    """Return a hint for a pattern that was probably meant as a glob, such as `flights*`; None for any other."""
     star = re.search(r"(?<!\\)([\w-])\*", pattern)
     if star is None or re.search(r"\\Q|\[", pattern):
         return None
@@ -166,10 +166,10 @@ class _PatternPart:
     """A part of the translated pattern.
 
     Attributes:
-        text: its text.
-        unit: whether a quantifier after the text applies to all of it.
-        letter: whether it is one character, or one of a class.
-        repeated: the greatest product of nested repetitions in it.
+        text: the translated text.
+        unit: whether a quantifier that follows applies to the whole text, without further parentheses.
+        letter: whether the text matches exactly one character.
+        repeated: the greatest product of the counts of nested repetitions in it.
     """
 
     text: str
@@ -179,7 +179,7 @@ class _PatternPart:
 
 
 class _Parser:
-    """Translates a Java regular expression into one for Python and RE2, from beginning to end."""
+    """A parser that translates a Java regular expression, from beginning to end, into one for Python and RE2."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
@@ -322,7 +322,7 @@ class _Parser:
         return _PatternPart(text + counted[0] + suffix, repeated=piece.repeated * max(1, most))
 
     def _single(self, letter: str) -> Letters:
-        """Return the letters of names that one character of the pattern matches."""
+        """Return the characters of topic names that a literal character of the pattern matches, by its case flags."""
         if "i" not in self._flags:
             return frozenset(letter) & NAME_LETTERS
         if not letter.isascii() and ("u" in self._flags or "U" in self._flags):
@@ -335,7 +335,10 @@ class _Parser:
         return letters | {letter.swapcase() for letter in letters}
 
     def _class(self, *, consume: bool) -> Letters:
-        """Parse a character class after its `[`, or the operand of `&&` up to the `]` of its class."""
+        """Parse a character class after its `[`, or the right side of `&&` in one; return the characters it matches.
+
+        With `consume`, the closing `]` is consumed too.
+        """
         found: Letters | None = None
         negated = False
         if self._peek() == "^" and self._pattern[self._at - 1 : self._at] == "[":
@@ -450,7 +453,7 @@ def _class_piece(letters: Letters) -> _PatternPart:
 
 
 def _class_text(letters: Letters) -> str:
-    """Return letters of names as a pattern that Python and RE2 read alike."""
+    """Return a pattern for one character out of a set, written so that Python and RE2 read it alike."""
     if not letters:
         return NEVER
     if letters == NAME_LETTERS:

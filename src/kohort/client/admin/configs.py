@@ -90,7 +90,10 @@ async def _at_places(
     what: str,
     timeout_ms: float | None,
 ) -> Results[ConfigResource, V]:
-    """Send each request for a broker's own configuration to that broker, and all others to any broker."""
+    """Describe or alter configurations: ask each broker about its own, and any broker about topics and groups.
+
+    Resources whose outcome is a retriable error are asked for again, except topics, until the time is over.
+    """
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def at_places_once() -> None:

@@ -15,13 +15,13 @@ DESCRIBE_TIMEOUT_MS = 3_000
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStatus:
-    """The state of one coordinator.
+    """The state of one of kohort's coordinators over Kafka, which share the groups in shards.
 
     Attributes:
-        elected: Whether it is the leader by the newest placement.
+        elected: Whether it is the elected leader by the newest placement (the map from shards to coordinators).
         shards: Number of shards that the placement assigns to it.
-        map_version: The version of its own placement; -1: unknown.
-        trouble: Why it did not answer, empty if it did.
+        map_version: The version of the placement that it knows; -1: unknown.
+        trouble: Why it did not answer; empty if it did.
     """
 
     id: int
@@ -35,10 +35,10 @@ class CoordinatorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """The state of one shard; None and -1 mean unknown.
+    """The state of one shard: the groups of one partition of `__consumer_offsets`. None and -1 mean unknown.
 
     Attributes:
-        coordinator: The owner by the newest placement, -1: none.
+        coordinator: The id of the coordinator that owns it by the newest placement; -1: none.
         phase: The phase that its owner reports: loading, serving, failed, fenced, damaged.
         metrics: Its metrics, as in `DescribeCoordinatorsResponse.Shard`.
     """
@@ -54,7 +54,7 @@ class ShardStatus:
 async def describe_coordinators(
     cluster: Cluster, timeout_ms: float
 ) -> tuple[list[CoordinatorStatus], list[ShardStatus]]:
-    """Describe all coordinators, and all shards.
+    """Describe all of kohort's coordinators over Kafka, and all shards of groups.
 
     Raises:
         InvalidInputError: The bootstrap servers are brokers.
@@ -119,8 +119,8 @@ def _known(value: int) -> int | None:
 
 
 def _placement_order(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
-    """Return the sort key of a coordinator's placement answer: the greatest one counts.
+    """Return the sort key of coordinators' answers about the placement; the greatest one counts.
 
-    That is the elected leader's own answer, else the one with the highest map version.
+    That is the elected leader's own answer, else the one with the highest version of the placement.
     """
     return answer.node_id == answer.elected_id, answer.map_version

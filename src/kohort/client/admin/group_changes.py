@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 class ChangeInputError(InvalidInputError):
-    """A change with an invalid description, such as a malformed time."""
+    """Error: the description of a change is invalid, such as a malformed time."""
 
 
 # -- Suggestions for misspelled names of groups and topics
@@ -110,7 +110,10 @@ OFFSET_MAX = 2**63 - 1
 
 
 class Bounds(NamedTuple):
-    """A partition's first offset, end offset, and first offset at or after the requested time (-1: no such record)."""
+    """The offsets that bound a reset of one partition.
+
+    They are its first offset, its end offset, and that of the first record at or after the requested time (-1: none).
+    """
 
     start: int
     end: int
@@ -141,7 +144,7 @@ class ResetTarget:
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
-        """Return first, end and requested offset of partitions, and the errors of those that could not be looked up."""
+        """Look up the bounds of partitions for this reset; return them, and the errors of the other partitions."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         errors = {**starts.errors, **ends.errors}
@@ -275,10 +278,10 @@ def offset_changes(
     Args:
         admin: asks the cluster.
         names: the groups.
-        goal: the target of the reset.
-        topics: TOPIC or TOPIC:0,1; none: all with committed offsets.
-        plan: the offsets of a file.
-        on_note: is called for each group that is not there yet, before anything is raised.
+        goal: where to reset to, for example the earliest offset or a time.
+        topics: TOPIC or TOPIC:0,1; none: all partitions for which the group has committed offsets.
+        plan: the offsets of a file, by group and partition; None: `goal` names no file.
+        on_note: is called with a text for each group that does not exist yet, before anything is raised.
 
     Raises:
         ChangeInputError: a topic's partition is not a number.
@@ -363,7 +366,7 @@ def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartitio
 
 
 class OutcomeUnknownError(KafkaError):
-    """A change that may have been made: its answer was lost, or only a repetition of it was refused."""
+    """Error: a change may have been made or not: its answer was lost, or only a repetition of it was refused."""
 
 
 def was_changed(error: KafkaError | None) -> bool | None:
@@ -376,7 +379,7 @@ def was_changed(error: KafkaError | None) -> bool | None:
 def set_offsets(
     admin: Admin, changes: Iterable[OffsetChange]
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, TopicPartition], KafkaError]]:
-    """Set offsets as they were previewed.
+    """Commit the offsets of a preview (`offset_changes`) to their groups.
 
     Returns:
         A row for each change, whose `done` is None if unknown. And the errors by group and partition, of changes that
@@ -433,13 +436,13 @@ def _make_change(
     may_be: Callable[[K], str],
     unknown: Sequence[ErrorCode] = (),
 ) -> dict[K, KafkaError]:
-    """Request a change, and return the error of each key that was not changed, or that may not have been.
+    """Make a change, and return an error for each key that was not changed or whose outcome is unknown.
 
     Args:
-        keys: What is changed.
-        change: Makes the change of all keys.
-        may_be: Says of a key that it may have been changed.
-        unknown: Codes that a repeated request gets when the first one made the change.
+        keys: The groups or partitions to change.
+        change: Sends the requests for all keys.
+        may_be: Returns the text of the error for a key whose outcome is unknown.
+        unknown: Error codes that leave the outcome unknown: a repetition gets them if the first request succeeded.
     """
     try:
         results = change()
@@ -504,7 +507,7 @@ def check_group_exists(admin: Admin, group: str) -> None:
 
 
 def partition_numbers(partitions: Mapping[TopicPartition, Any], topic: str) -> list[int]:
-    """Return the numbers of those partitions that belong to this topic."""
+    """Return the sorted partition numbers of one topic, out of partitions of several topics."""
     return sorted(key.partition for key in partitions if key.topic == topic)
 
 

@@ -211,7 +211,10 @@ async def list_offsets(
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
-    """Return the first error after which the coordinator is looked up again: it moved, is unavailable or loads."""
+    """Return the first partition's error which says that the group's coordinator moved, is unavailable or loads.
+
+    The caller then looks the coordinator up again. None: no partition has such an error.
+    """
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
         for part in topic.partitions:
@@ -227,7 +230,10 @@ _OWN_TEXTS: Final[Mapping[ErrorCode, str]] = MappingProxyType({})
 def _outcomes(
     topics: Sequence[_Topic], group: str, attempts: Attempts[str], texts: Mapping[ErrorCode, str] = _OWN_TEXTS
 ) -> PartitionResults[None]:
-    """Return the outcome of each partition. `texts` replaces the general text of an error code for this call."""
+    """Convert the partitions of a response to results: None, or the partition's error.
+
+    For the error codes in `texts`, their text is used instead of the general text of the code.
+    """
     values: dict[TopicPartition, None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for topic in topics:

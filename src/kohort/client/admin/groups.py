@@ -41,7 +41,7 @@ _SEVERAL_LEAVE_SINCE = 3
 
 
 class SendRequest(Protocol):
-    """Sends a request to a node, and returns the answer."""
+    """An interface: an async function that sends a request to the node with this id, and returns the response."""
 
     async def __call__(self, message: RequestMessage[R], node: int, /) -> R: ...
 
@@ -99,8 +99,8 @@ async def describe_groups_at(
         send: Sends a request to a node.
         node: The coordinator.
         names: The groups.
-        classic: Those of them that are known to be classic groups; the others are asked for as KIP-848 groups first.
-        rebalances: How many of the last rebalances kohort's coordinators are to describe; others describe none.
+        classic: The names of known classic groups. All others are first described as KIP-848 groups.
+        rebalances: How many of each group's last rebalances to describe; only kohort's coordinators can.
     """
     others = [name for name in names if name not in classic]
     outcomes = await _describe_consumer(send, node, others, rebalances) if others else {}
@@ -227,16 +227,16 @@ def _classic_member(
 
 
 def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
-    """Decode an assignment by a classic leader; None when its bytes are not a consumer's.
+    """Decode a classic member's assignment to its partitions; None if the bytes have another format than consumers'.
 
-    Empty bytes are no partitions: the member has no assignment yet.
+    Empty bytes give no partitions: the member has no assignment yet.
     """
     assignment = read_assignment(data)
     return None if assignment is None else tuple(sorted(assignment.partitions))
 
 
 def subscription_of(data: bytes) -> tuple[str, ...] | None:
-    """Decode the topics of a classic member's subscription; None when its bytes are not a consumer's."""
+    """Decode the topics of a classic member's subscription; None if the bytes have another format than consumers'."""
     said = read_subscription(data)
     return None if said is None else tuple(sorted(said.topics))
 

@@ -25,12 +25,10 @@ class HasErrorCode(Protocol):
 
 
 class Attempts(Generic[K]):
-    """The number of times that a change was sent, for each key.
+    """A counter of how often a change was sent for each key, such as a topic or a group.
 
-    By it, the refusal of a repeated request is told from a refusal of the change itself.
-
-    A change whose answer was lost is sent again. The second request may be refused because the first was carried out,
-    or because something else has changed since.
+    A change whose answer was lost is sent again. The second request may be refused because the first one succeeded.
+    With the count, such a refusal is distinguished from a refusal of the only request.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,7 @@ class Attempts(Generic[K]):
         return partial(self._sent.update, list(keys))
 
     def outcome(self, key: K, found: V | KafkaError) -> V | KafkaError:
-        """Return a key's outcome; an error also says when an earlier attempt may have made the change."""
+        """Return a key's outcome; an error gets a note if an earlier request without an answer may have succeeded."""
         if not isinstance(found, KafkaError):
             return found
         if isinstance(found, RetriableError):
@@ -50,12 +48,12 @@ class Attempts(Generic[K]):
         return self.refusal(key, found)
 
     def refusal(self, key: K, error: KafkaError, *, sent: bool = True) -> KafkaError:
-        """Return an error that also says when an earlier try may have been carried out.
+        """Return the error of a refused change, with a note if an earlier request for the key may have succeeded.
 
         Args:
-            key: the key.
-            error: the error.
-            sent: whether it answers a try of the change, not the search for its coordinator.
+            key: the key, such as a topic or a group.
+            error: the broker's refusal.
+            sent: True if the refusal answers a request for the change; False if the look-up of the coordinator failed.
         """
         if self._sent[key] < 1 + sent:
             return error
@@ -168,7 +166,10 @@ def error_of_result(result: HasErrorCode, what: str) -> KafkaError:
 
 
 def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
-    """Return how long a broker may work on a request, in ms: the call's time less a share for the network."""
+    """Return the timeout to put into a request, in ms: how long the broker may work on it.
+
+    That is a share of the call's own limit (None: `request_timeout_ms`); the rest is for the network.
+    """
     limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
     return max(1, int(limit * _BROKER_TIME_SHARE))
 

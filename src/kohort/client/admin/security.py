@@ -200,9 +200,9 @@ async def describe_acls(
 
 
 async def deciding_acls(cluster: Cluster, *, timeout_ms: float) -> list[Acl]:
-    """List the access rules that decide about requests of this version.
+    """List all access rules (ACLs), except those for operations or resource types that this version does not know.
 
-    A rule for an operation or a kind of resource of a later version of Kafka decides about none of them.
+    Such a rule, made for a later version of Kafka, decides about no request that this version can receive.
     """
     return [
         _acl(resource, rule)
@@ -308,7 +308,7 @@ def _acl(
     """Convert a rule in a response to an `Acl`.
 
     Raises:
-        KafkaError: it has a number that this version does not know.
+        KafkaError: UNSUPPORTED_VERSION: the rule has an operation or type of a later version of Kafka.
     """
     try:
         return Acl(

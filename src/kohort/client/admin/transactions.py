@@ -35,10 +35,10 @@ _FENCE_TIMEOUT_MS = 1
 
 
 async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable[str]) -> None:
-    """Check that transactions of this id may write to these topics. Nothing changes, and nobody is fenced.
+    """Check that this client may use a transactional id and write to topics, without a transaction or fencing.
 
-    The request adds partitions to the transaction of a producer that does not exist. Brokers check the rights first.
-    A broker that knows the request only in versions for brokers can't be asked so: nothing is checked there.
+    An AddPartitionsToTxn request with the invalid producer id -1 is sent: brokers check its rights before the id.
+    Nothing is checked at a broker that has only the versions of this request which are for brokers.
 
     Raises:
         NotAuthorizedError: A right is missing; names the topic or the transactional id.

@@ -74,7 +74,7 @@ class AsyncConsumer(SyncMethods):
         await self._run(self._core.unsubscribe())
 
     async def release(self) -> bool:
-        """Release the partitions that the group revokes, with a `HoldingListener`, which may call this itself.
+        """Release the revoked partitions that a `HoldingListener` keeps; the listener may call this itself.
 
         With auto commit, commit first.
 
@@ -166,9 +166,9 @@ class AsyncConsumer(SyncMethods):
             self._closing = None
 
     async def _interrupt(self, until_ms: float | None) -> bool:
-        """End the running poll of another task; return whether there was one.
+        """Wake up the poll that another task runs, and wait until it returns; return whether there was one.
 
-        Nobody has processed the records of that poll.
+        True also means that the records of that poll were processed by nobody.
 
         Raises:
             InvalidInputError: The other task does not return in time; nothing is closed.
@@ -187,7 +187,10 @@ class AsyncConsumer(SyncMethods):
         return interrupted
 
     async def _close_if_asked(self) -> bool:
-        """Close if the rebalance listener has asked for it, and wait for a close under way; return whether closed."""
+        """Close the consumer if a rebalance listener called `close`; wait for a close that another task runs.
+
+        Return True if the consumer is closed now.
+        """
         if self._closing is not None:
             await asyncio.wait([self._closing])
             return True
@@ -235,9 +238,9 @@ class AsyncConsumer(SyncMethods):
             raise
 
     async def _run(self, script: Script[T], *, in_listener: bool = False) -> T:
-        """Run a script of the core to its end: carry out its effects on the event loop, and return its value.
+        """Run a script of the core (a generator that yields effects) on the event loop, and return its value.
 
-        With `in_listener`, a rebalance listener may run it within the call that called the listener.
+        With `in_listener`, a rebalance listener may do so, inside the call that called the listener.
         """
         if self._listening is not None and self._listening is asyncio.current_task():
             if not in_listener:

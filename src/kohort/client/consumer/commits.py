@@ -38,14 +38,14 @@ answer the leave."""
 
 
 class CloseDeadline:
-    """Time limits of a close: each step's own limit, or less when the close has less left."""
+    """The time limit of `close`, from which each of its steps gets its own limit or the time that is left."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._until_ms = float("inf")
 
     def begin(self, timeout_ms: float | None) -> None:
-        """Begin a close that may take this long; None: each step may take its own time."""
+        """Start the time limit of a close; None: only the steps' own limits apply."""
         if timeout_ms is not None:
             self._until_ms = self._runtime.now_ms + timeout_ms
 
@@ -72,13 +72,13 @@ OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None]
 
 @dataclass(slots=True)
 class _QueuedCommit:
-    """A commit's place in the queue of commits.
+    """A commit in the consumer's queue: commits are sent one after the other.
 
     Attributes:
-        before: The commit before it, None when there is none.
-        ends_ms: When its time is over.
-        over: Whether its caller has given up.
-        given_up: Whether its partitions were given up while it waited for the commits before it.
+        before: The task of the commit before this one; None: there is none.
+        ends_ms: The monotonic time in ms at which this commit times out.
+        over: Whether its caller has stopped waiting, after a timeout: it is not sent any more.
+        given_up: Whether its partitions were revoked while it waited for earlier commits: it is not sent any more.
     """
 
     before: Task[None] | None
@@ -130,18 +130,19 @@ class Commits:
         self._auto: Task[None] | None = None
 
     def last_committed(self, partition: TopicPartition, since: int) -> OffsetAndMetadata | None:
-        """Return the last offset that this consumer committed for a partition.
+        """Return the last offset that this consumer committed for a partition since its position version `since`.
 
-        Commits from before version `since` of its position do not count.
-
-        An earlier commit says nothing about the records behind that position. The application has sought back, or
-        another member has set the group's offset back meanwhile.
+        None: there is no such commit. Commits before that version do not count: a seek or a new assignment, which
+        changes the version, may have moved the position back since.
         """
         last = self._committed.get(partition)
         return last.offset if last is not None and last.version >= since else None
 
     def _is_due(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether auto commit has to commit this offset: it is new, or was last committed `RECOMMIT_MS` ago."""
+        """Return whether auto commit has to commit this offset.
+
+        True if the last commit was of another offset, or is at least `RECOMMIT_MS` old.
+        """
         known = self.last_committed(partition, self._version(partition))
         if known is None or known.offset != offset:
             return True
@@ -191,14 +192,14 @@ class Commits:
         self._auto = self._commit_due(positions()) or self._auto
 
     def next_auto_ms(self) -> float:
-        """Return when auto commit is due; while a commit of it is under way, an interval later."""
+        """Return the time of the next auto commit, in ms; while one is in flight, an interval from now."""
         if self._config.group_id is None:
             return float("inf")
         under_way = self._auto is not None and not self._auto.done
         return self._cluster.runtime.now_ms + self._config.auto_commit_interval_ms if under_way else self._auto_due_ms
 
     def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
-        """With auto commit, commit in the background the uncommitted positions of partitions that are given up."""
+        """Commit in the background, with auto commit, the uncommitted positions of partitions no longer assigned."""
         if self._config.enable_auto_commit and self._config.group_id is not None:
             self._commit_due(positions)
 
@@ -215,9 +216,9 @@ class Commits:
         return commit
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait for the commits in flight; those that have not been sent when the time is over fail.
+        """Wait for all queued commits; after the time limit, fail those that have not been sent.
 
-        Sent later, they would have this member's next generation, in which others may own the partitions.
+        If they were sent later, they would carry the member's next generation, when others may own the partitions.
         """
         if self._tail is not None and await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms) is None:
             self.abandon_queued()
@@ -233,7 +234,7 @@ class Commits:
             commit.cancel()
 
     async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
-        """Wait for a commit; raise TimedOutError if earlier commits are not answered within the commit's time limit."""
+        """Wait for a queued commit; raise TimedOutError if the commits before it are not answered in its time limit."""
         if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
             why = self._cluster.unreachable_text() or "an earlier commit has no answer yet"
@@ -273,9 +274,10 @@ class Commits:
         self.count += 1
 
     def _joined_member(self, group: str) -> Membership | None:
-        """Return the membership to commit with; raise CommitFailedError while this consumer is not in the group.
+        """Return the membership to commit with; None if the partitions were assigned by `assign`, without a group.
 
-        None: its partitions were assigned by hand.
+        Raises:
+            CommitFailedError: This consumer is not a member of the group now.
         """
         member = self._membership()
         if member is not None and not member.is_joined:

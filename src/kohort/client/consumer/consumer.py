@@ -91,7 +91,7 @@ class Consumer(Lookups, SyncMethods):
         self._run(self._core.unsubscribe())
 
     def release(self) -> bool:
-        """Release the partitions that the group revokes, with a `HoldingListener`, which may call this itself.
+        """Release the revoked partitions that a `HoldingListener` keeps; the listener may call this itself.
 
         With auto commit, commit first.
 
@@ -243,7 +243,10 @@ class Consumer(Lookups, SyncMethods):
         return time.monotonic() * 1000 + limit
 
     def _run_action(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
-        """Run an action that does not wait; with `sends`, its requests are sent by this thread."""
+        """Run a function of the consumer's core under the client's lock; with `sends`, also send its requests here.
+
+        Otherwise the client's thread sends them.
+        """
         client = self._client
         with client.lock, SignalDelay():
             client.check()
@@ -286,9 +289,9 @@ class Consumer(Lookups, SyncMethods):
             raise
 
     def _run(self, script: Script[T], *, in_listener: bool = False) -> T:
-        """Run a script of the core to its end: carry out its effects on this thread, and return its value.
+        """Run a script of the core (a generator that yields effects) on this thread, and return its value.
 
-        With `in_listener`, a rebalance listener may run it within the call that called the listener.
+        With `in_listener`, a rebalance listener may do so, inside the call that called the listener.
         """
         nested = in_listener and self._in_listener and self._user_thread == threading.get_ident()
         if not nested:

@@ -70,12 +70,12 @@ class ConsumerMetrics:
 
 @dataclass(slots=True)
 class _HandedOut:
-    """The records of one partition that `poll` returned and the application may still be processing.
+    """The records of one partition that the last `poll` returned and the application may still be processing.
 
     Attributes:
-        start: The position of the first.
-        end: The offset after the last.
-        version: The version of the partition's position when they were handed out.
+        start: The position of the first record.
+        end: The offset after the last record.
+        version: The partition's `position_version` when the records were returned.
     """
 
     start: FetchPosition
@@ -84,12 +84,12 @@ class _HandedOut:
 
 
 class RecordIterator:
-    """The records of one poll that a loop over the consumer has not reached yet.
+    """The state of an application's loop `for record in consumer`: the records of one poll not yielded yet.
 
     Attributes:
-        open: The partitions of the poll, with the version of their position.
-        giving: Whether a loop has a current record.
-        halted: Whether other members may own the partitions by now: the iteration ends; its rest is fetched again.
+        open: The partitions with records not yielded yet, each with its `position_version` at the poll.
+        giving: Whether the loop's body is processing a record.
+        halted: Whether other members may own the partitions by now: the rest is not yielded, but fetched again.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
@@ -123,7 +123,7 @@ class RecordIterator:
         self.open = {}
 
     def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Record what a poll returns; if nothing, a new poll begins and the last one's records count as processed."""
+        """Remember what a poll returns, for `step_back`; if nothing, the last poll's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -137,10 +137,10 @@ class RecordIterator:
     def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
         """Set positions back to the current record of the application's loop, else to the start of the last poll.
 
-        What the application has committed of these records since it has them is finished, and no more than that.
+        Records before an offset that the application has committed since then are finished, and stay so.
 
         Args:
-            committed: Returns the last offset committed since a version of the partition's position.
+            committed: Returns a partition's last committed offset, ignoring commits before a `position_version`.
         """
         unfinished = self._returned
         if self._record is not None and self._record_of is not None:
@@ -186,14 +186,14 @@ class RecordIterator:
             state.position = _position_in(part, part.stop)
 
     def _take_back(self, partition: TopicPartition, position_version: int) -> None:
-        """Fetch again the records of a partition that the application's loop has not reached."""
+        """End the application's loop over one partition's records; those that were not yielded are fetched again."""
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.set_position(partition, state.position)
 
     def take_back(self) -> None:
-        """End the application's loop over records; those that it has not reached are fetched again."""
+        """End the records of the application's loop `for record in consumer`; those not yielded are fetched again."""
         for partition, position_version in list(self.open.items()):
             self._take_back(partition, position_version)
 
@@ -317,7 +317,7 @@ class ConsumerCore:
     # Polling.
 
     def poll_now(self, limit: int) -> list[Slice]:
-        """Return a poll's records if enough are decoded and nothing else has to happen first; else nothing."""
+        """Return `limit` decoded records, or none if fewer are ready or an error, rebalance or wakeup comes first."""
         if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
@@ -337,7 +337,7 @@ class ConsumerCore:
         self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
 
     def take_back(self) -> None:
-        """Fetch again the records of a poll that a signal handler's exception ended before the application got them."""
+        """Fetch the records of a poll again that a signal handler's exception ended before the application got them."""
         taken, self.taken = self.taken, []
         if taken:
             self.record_iterator.begin_poll(())
@@ -389,7 +389,7 @@ class ConsumerCore:
                 self._while_polling()
 
     def _next_duty_ms(self) -> float:
-        """Return when a waiting poll has to act: prove that the application polls, or commit automatically.
+        """Return when a waiting poll has to record again that the application polls, or to auto commit.
 
         The application is in `poll`, and so has finished the records before, however long none arrive.
         """
@@ -402,7 +402,7 @@ class ConsumerCore:
         return max(soonest_ms, min(duties))
 
     def _while_polling(self) -> None:
-        """Prove to the membership that the application polls, and commit automatically if that is due."""
+        """Record for `max.poll.interval.ms` that the application polls, and auto commit if that is due."""
         if self.membership is not None:
             self.membership.record_poll()
         if self.config.enable_auto_commit:
@@ -414,7 +414,7 @@ class ConsumerCore:
         self._changed()
 
     def _follow_metadata(self, metadata: Metadata) -> None:
-        """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
+        """React to new metadata: log missing topics, forget positions in recreated ones, and send due fetches."""
         subscribed = self.subscription()
         self.positions.record_topics_seen({*subscribed, *(part.topic for part in self.partitions)})
         self._missing.check_topics(metadata, subscribed, self.partitions)
@@ -548,7 +548,7 @@ class ConsumerCore:
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
-        """Release the partitions that the group revokes; return False when none are held any more."""
+        """Release the revoked partitions that a `HoldingListener` holds; return False if none, or if they are lost."""
         member = self.membership
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
@@ -559,10 +559,10 @@ class ConsumerCore:
     def _revoke_and_acknowledge(
         self, gone: list[TopicPartition], revocation: Revocation, member: Membership
     ) -> Script[None]:
-        """Revoke partitions and acknowledge that to the group, after the commits in flight.
+        """Revoke partitions (commit, call the listener), wait for commits in flight, then acknowledge to the group.
 
-        A call that is cancelled in between is no reason to keep the group waiting. If the listener has not been called
-        yet, the next call begins again. If it has, the revocation is acknowledged.
+        If the caller is cancelled in between: when the partitions were revoked already, acknowledge at once, so that
+        the group does not wait. Otherwise the next poll begins the revocation again.
         """
         try:
             yield from self._revoke_partitions(gone, revocation.lost, member)
@@ -585,9 +585,10 @@ class ConsumerCore:
     def _revoke_partitions(
         self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None
     ) -> Script[None]:
-        """Revoke partitions: commit the last positions, then call the listener.
+        """Revoke partitions: with auto commit, commit their positions; then call the listener, and drop them.
 
-        `staying` is the membership. In the push protocol it reports the last positions itself.
+        If `lost`, others may own them already, and nothing is committed. `staying` is the membership; in the push
+        protocol, it reports the last positions to the coordinator instead.
         """
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
@@ -610,7 +611,7 @@ class ConsumerCore:
         yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
-        """Commit positions before partitions are given up; return False when other members own them already."""
+        """Commit positions before partitions are revoked; return False if other members may own them already."""
         limit_ms = min(
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )
@@ -647,7 +648,7 @@ class ConsumerCore:
             yield Await(member.leave(reason, self._close_deadline.step_limit_ms(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit all returned but `unfinished` records, call the listener, leave. `CloseDeadline` limits the time."""
+        """Commit (with auto commit), call the listener, leave the group; `unfinished` leaves out a poll's records."""
         if self._closed:
             return
         self._closed = True
@@ -781,7 +782,7 @@ class ConsumerCore:
     # Internals.
 
     def _moved(self) -> None:
-        """React to assigned, revoked or moved partitions: drop outdated records, look up positions, send fetches."""
+        """React to changed assignments or positions: drop outdated records, look up positions, send fetches."""
         self.buffer.drop_void()
         self.positions.request_lookup()
         self.send_due_fetches()

@@ -19,14 +19,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Run a coroutine of the core; the outcome is its value or its error."""
+    """Effect of a script of the core: run this coroutine of the core; the outcome is its value or its error."""
 
     coro: Work[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CallUser:
-    """Call the application, without the lock; its exception is raised in the script."""
+    """Effect of a script of the core: call this function of the application, without holding the client's lock.
+
+    An exception of the function is raised in the script.
+    """
 
     function: Callable[[list[TopicPartition]], Awaitable[None] | None]
     argument: list[TopicPartition]
@@ -34,7 +37,7 @@ class CallUser:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode record sets, without the lock; the outcome is the `Decoded`."""
+    """Effect of a script of the core: decode record sets without the client's lock; the outcome is the `Decoded`."""
 
     sets: Sequence[RecordSet]
     options: DecodeOptions
@@ -42,7 +45,10 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until `ready()` is true or the core's clock reads `deadline_ms`; the outcome is `ready()` at that time."""
+    """Effect of a script of the core: wait until `ready()` is true, at most until `deadline_ms` of the core's clock.
+
+    The outcome is `ready()` at that time.
+    """
 
     ready: Callable[[], bool]
     deadline_ms: float
@@ -53,7 +59,9 @@ Script: TypeAlias = Generator[Effect, Any, T]
 
 
 class RunningScript(Generic[T]):
-    """A running script: `step` runs it to its next effect, whose outcome goes into the next `step`.
+    """A script of the core while it runs: a generator that yields effects, and gets the outcome of each.
+
+    `step` runs it to its next effect; `succeeded` or `failed` stores the outcome for the next `step`.
 
     Attributes:
         value: The script's return value, once `step` has returned None.

@@ -87,9 +87,9 @@ class Slice:
 
 
 def position_at(block: Rows, index: int, row: int) -> FetchPosition:
-    """Return the position after the rows of a record set below `row`.
+    """Return the position of a consumer that has read a decoded record set up to before row `row`.
 
-    The epoch is left out if it changes within the rows.
+    Its leader epoch is -1 in the middle of rows that have different leader epochs.
     """
     rows = block.ranges[index]
     epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
@@ -130,9 +130,12 @@ class FetchBuffer:
             self._voided_seen = -1
 
     def take_records(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
-        """Remove up to `limit` records in fair order and return them; None: those of the oldest block.
+        """Remove records from the buffer and return them; the partitions' positions move past them.
 
-        The positions move past them.
+        Args:
+            limit: The number of records at most; None: all of the oldest decoded block.
+            proportional: Give each partition a share by its number of buffered records, instead of serving partitions
+                in turn.
         """
         self.drop_void()
         if limit is None:
@@ -236,9 +239,9 @@ class FetchBuffer:
         return taken
 
     def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
-        """Take up to `count` rows from a partition's first chunk.
+        """Take up to `count` rows from a partition's first chunk, and move the position past them.
 
-        A used-up chunk is dropped, and its partition goes to the end of the rotation.
+        If the chunk is used up, drop it and move the partition to the end of the rotation.
         """
         queue = self._queues[partition]
         chunk = queue[0]

@@ -92,7 +92,7 @@ def by_id_possible(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
 
 
 def bare_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
-    """Make a Fetch request of these topics, which belongs to no fetch session."""
+    """Make a sessionless Fetch request of these topics (session id 0, which is the default)."""
     return FetchRequest(
         max_wait_ms=config.fetch_max_wait_ms,
         min_bytes=config.fetch_min_bytes,
@@ -190,7 +190,7 @@ class FetchSessionHandler:
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def on_response(self, code: ErrorCode, session_id: int) -> bool:
-        """Update the session after a response; return True when the response only requests a full Fetch."""
+        """Update the session after a response; return True if the broker lost the session, and wants a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
             self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -215,9 +215,9 @@ class FetchSessionHandler:
 def _session_entries(
     cluster: Cluster, asked: Mapping[TopicPartition, _PartitionFetch], limit: int
 ) -> tuple[dict[TopicPartition, _SessionEntry], dict[str, UUID]]:
-    """Return the session's data of each partition, in their order, and the ids of their topics.
+    """Return what a fetch session stores of each partition (position, limit, leader epoch, topic id), and topic ids.
 
-    Every Fetch runs this over all partitions of a broker, of which most have not changed.
+    The order stays. Every Fetch runs this over all partitions of a broker, so it is written for speed.
     """
     facts: dict[TopicPartition, _SessionEntry] = {}
     ids: dict[str, UUID] = {}
@@ -239,7 +239,10 @@ def _session_entries(
 def _recreated(
     in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
 ) -> bool:
-    """Return whether a topic has another id than in the session: by name, a request can't mean both."""
+    """Return whether a topic has been recreated since the session began: its id is another one than in the session.
+
+    A request by name can't drop the old topic from the session and add the new one.
+    """
     for partition, facts in wanted.items():
         before = in_session.get(partition)
         if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:
@@ -273,7 +276,10 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class CompletedFetch:
-    """The record sets of one fetch response, not decoded yet, and the position versions when the fetch was sent."""
+    """The record sets of one fetch response, not decoded yet.
+
+    `versions` has each partition's `position_version` when the fetch was sent: outdated record sets are dropped by it.
+    """
 
     node: int
     sets: list[RecordSet]
@@ -327,9 +333,9 @@ class Fetcher:
     def on_lost_position(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, FetchPosition], None]
     ) -> None:
-        """Set the callbacks for a fetch position that the broker does not have.
+        """Set the functions to call for a partition whose fetch position the broker does not have.
 
-        `truncated` gets the last position that both sides have.
+        `truncated` is called after an unclean leader election, with the last position that both sides have.
         """
         self._on_out_of_range, self._on_truncated = out_of_range, truncated
 
@@ -468,9 +474,9 @@ class Fetcher:
             self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
-        """Return whether so many fetched bytes wait for polls that nothing more is fetched.
+        """Return whether `queued_max_bytes` of fetched data wait for polls, so that nothing more is fetched.
 
-        Bytes of paused partitions alone do not block the others.
+        Decoded records of paused partitions alone do not block the other partitions.
         """
         most = self.config.queued_max_bytes
         if self.queued_bytes >= most:
@@ -478,7 +484,7 @@ class Fetcher:
         return self.queued_bytes + self.buffer.nbytes >= most and self.available_records() > 0
 
     def _full_nodes(self) -> set[int]:
-        """Return the brokers with enough responses that wait to be decoded."""
+        """Return the brokers of which enough responses wait to be decoded: two of them, or a large one."""
         first: dict[int, int] = {}
         full = set()
         for fetched in self.ready:
@@ -488,9 +494,9 @@ class Fetcher:
         return full
 
     def _enough(self) -> float | None:
-        """Return the number of buffered records from which on a partition is not fetched.
+        """Return the number of records not returned yet at which a partition is no longer fetched (prefetch limit).
 
-        None: the consumer has enough records in all, so no partition is fetched.
+        None: the consumer has enough records in all, so no partition is fetched. Infinity: no limit by records.
         """
         if self.unbounded:
             return float("inf")
@@ -636,7 +642,10 @@ class Fetcher:
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Return whether a missing position was reported for so long that it is no stale broker's error."""
+        """Return whether OFFSET_OUT_OF_RANGE counts: brokers have reported it for long enough.
+
+        An outdated leader may report it by mistake (`confirmation_ms`).
+        """
         position, now_ms = state.fetch_position, self.cluster.runtime.now_ms
         assert position is not None
         if state.doubted_ms is None:
@@ -655,23 +664,23 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """Keep the error of a metadata refresh that no retry cures, so that the next poll raises it.
+        """Keep the error of a failed metadata refresh, so that the next poll raises it.
 
-        Examples are a refused login and a response that can't be decoded.
+        A refresh only fails if no retry helps: for example after a refused login, or a response that can't be decoded.
         """
         if isinstance(refresh.error, KafkaError):
             self.error = refresh.error
             self._changed()
 
     def _later(self, partition: TopicPartition, state: PartitionState) -> None:
-        """Schedule a failed partition's next fetch: after the retry backoff, or when it has another leader."""
+        """Delay the next fetch of a partition whose fetch failed: by the retry backoff, or until its leader changes."""
         state.failures += 1
         state.retry_at_ms = self.cluster.runtime.now_ms + self.cluster.backoff_ms(state.failures, RECONNECT_GROWTH)
         state.failed_at = self._leadership(partition)
         self._pump_at(state.retry_at_ms)
 
     def _waits(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Return whether a failed partition still waits for its next fetch; another leader ends the wait."""
+        """Return whether a partition whose fetch failed still has the same leader, and so waits for its backoff."""
         if self._leadership(partition) != state.failed_at:
             return False
         self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
@@ -688,9 +697,9 @@ class Fetcher:
 
 
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:
-    """Return whether a response belongs to the current fetch position.
+    """Return whether a partition's fetch position is still the one that a fetch asked for.
 
-    The response of a stalled broker may be outdated.
+    If not, its response is outdated, for example because a stalled broker answered late.
     """
     position = state.fetch_position
     return position is not None and position.offset == asked[0].offset and state.position_version == asked[1]

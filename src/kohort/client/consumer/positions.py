@@ -44,7 +44,9 @@ name."""
 
 
 def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
-    """Return for how long, in ms, brokers must report that a position does not exist until the client believes it.
+    """Return for how many ms brokers must report that a fetch position does not exist before it is reset.
+
+    A leader that was paused may report that by mistake. The time is 0 if no such leader can have answered.
 
     Args:
         position: The position of the fetch.
@@ -60,12 +62,10 @@ log = logging.getLogger("kohort.client")
 
 
 class TopicsAtFirstSight:
-    """The topic ids and partition counts when this consumer first saw its topics.
+    """The topic ids and partition counts when this consumer first saw its topics: later partitions are newer.
 
-    They show which partitions were added since.
-
-    With `latest`, a consumer reads what is written from its subscription on. Everything in a newer partition is that.
-    By the end offset it would skip the records before the consumer learned of the partition. Source: KAFKA-20539.
+    With `latest`, a consumer reads the records written since its subscription. All records of a newer partition are.
+    Started at its end offset, it would skip those written before the consumer knew the partition: KAFKA-20539.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,10 @@ class TopicsAtFirstSight:
         self._cluster_id: str | None = None
 
     def record_first_sight(self, metadata: Metadata, topics: Iterable[str]) -> None:
-        """Record when the topics that are read were first seen, from new metadata; forget all others.
+        """Record the id and partition count of topics that new metadata shows for the first time; forget other topics.
 
-        A topic that is missing for a while stays as it was first seen. In another cluster its age is not known.
+        What is recorded stays while a topic is missing for a while. If the metadata is another cluster's, all topics
+        are recorded anew.
         """
         before, self._cluster_id = self._cluster_id, metadata.cluster_id or self._cluster_id
         seen = self._seen if before in (None, self._cluster_id) else {}
@@ -95,7 +96,10 @@ class TopicsAtFirstSight:
 
 
 class PositionFinder:
-    """A task that looks unknown positions up whenever `request_lookup` reports that there may be some."""
+    """The task that finds a consumer's unknown positions: by committed offsets, else by `auto.offset.reset`.
+
+    `request_lookup` wakes it.
+    """
 
     def __init__(
         self,
@@ -130,9 +134,9 @@ class PositionFinder:
 
     @property
     def error(self) -> KafkaError | None:
-        """The error of the position lookup.
+        """The error of the last look-up of positions; None if there is none.
 
-        None if the application has since sought or dropped all of these partitions.
+        Also None if the application has since sought, or no longer reads, all partitions that were looked up.
         """
         if self._error is None:
             return None
@@ -155,7 +159,7 @@ class PositionFinder:
             self._task.cancel()
 
     def reset_out_of_range(self, partition: TopicPartition) -> None:
-        """Reset a position that the broker does not have, or fail the partition."""
+        """Handle OFFSET_OUT_OF_RANGE: reset the position by `auto.offset.reset`; with `none`, fail the partition."""
         state = self._partitions.state_of(partition)
         offset = state.fetch_position.offset if state.fetch_position is not None else -1
         if self._config.auto_offset_reset == "none":
@@ -180,9 +184,9 @@ class PositionFinder:
         self.request_lookup()
 
     def reset_to_common_position(self, partition: TopicPartition, common: FetchPosition) -> None:
-        """Continue at the last common position, because the new leader lacks records after an unclean election.
+        """Handle a truncated log: continue at the last position that the new leader has too, and log lost records.
 
-        Source: KIP-320, "Truncation detection".
+        With auto.offset.reset=none, fail the partition. Source: KIP-320, "Truncation detection".
         """
         state = self._partitions.state_of(partition)
         at = state.fetch_position.offset if state.fetch_position is not None else -1
@@ -267,9 +271,9 @@ class PositionFinder:
         return failed
 
     def _first_policy(self, partition: TopicPartition) -> str:
-        """Return the reset policy for a partition without a committed offset.
+        """Return the reset policy for a partition without a committed offset: `auto.offset.reset`.
 
-        With `latest`, a partition that was added since the subscription is read from its start.
+        Instead of `latest`, it is `earliest` for a partition that is newer than the subscription.
         """
         policy = self._config.auto_offset_reset
         if policy == "latest" and self._at_first.is_newer(partition, self._cluster.metadata):
@@ -278,11 +282,17 @@ class PositionFinder:
         return policy
 
     async def _reset(self, looked: Promise[None], failed: KafkaError | None) -> bool:
-        """Set unknown positions by their reset policy; return True when the caller must look again at once.
+        """Look up the offsets of partitions whose position a reset policy determines.
 
         Args:
-            looked: Resolves with the next request for a look-up.
+            looked: Resolves with the next `request_lookup`, which ends the wait for partitions without a leader.
             failed: The error of the look-up of committed offsets, if any.
+
+        Returns:
+            False if there were no such partitions; True: call again, since others may need a reset now.
+
+        Raises:
+            KafkaError: Offsets could not be looked up, or a partition has no leader.
         """
         wanted = self._partitions.to_reset()
         if not wanted:
@@ -308,7 +318,10 @@ class PositionFinder:
         return True
 
     async def _reset_at(self, times: Mapping[TopicPartition, int], asked: Mapping[TopicPartition, int]) -> None:
-        """Look up the positions of one leader's partitions, each of which may fail without the others."""
+        """Look up the offsets for a reset of one leader's partitions, and set the positions of those that do not fail.
+
+        A partition without a record at or after its time is set to the end offset.
+        """
         committed_only = self._config.isolation_level == "read_committed"
         look_up = partial(list_offsets_once, self._cluster, moved=self._moved, read_committed=committed_only)
         offsets: dict[TopicPartition, OffsetAndTimestamp] = {}

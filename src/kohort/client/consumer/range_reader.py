@@ -56,7 +56,10 @@ _ABORT = b"\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The record set of one fetch, and the offset where the next fetch begins; -1: the set has no records."""
+    """The record set that one fetch returned, not decoded.
+
+    `next_offset` is where the next fetch begins; -1: the set has no records.
+    """
 
     records: memoryview
     aborted: list[tuple[int, int]]
@@ -243,7 +246,7 @@ class RangeReader(Lookups, ClosedOnExit):
                 )
 
     async def _attempt(self, of: _ReadTarget, offset: int) -> _Answer | None:
-        """Fetch once; return None when the offset is out of range."""
+        """Send one Fetch from this offset, and return the record set; None if the offset is out of range."""
         cluster, partition = self._client.cluster, of.partition
         if partition in self._silent:
             await self._refresh(of)
@@ -310,11 +313,11 @@ class RangeReader(Lookups, ClosedOnExit):
             await self._refuse_another(of)
 
     async def _refuse_another(self, of: _ReadTarget, node: int | None = None) -> None:
-        """Raise NotFoundError if the topic's name no longer belongs to the topic id that is read.
+        """Raise NotFoundError if the topic was deleted or recreated: its name no longer has the topic id that is read.
 
         Args:
-            of: The partition to read.
-            node: The broker that answered a fetch by name, and knows the topic's id; None: any.
+            of: The partition to read, with the topic id.
+            node: The broker that answered a fetch by name: it is asked first. None: only current metadata is asked for.
 
         Raises:
             NotFoundError: The name belongs to another topic, or to none.
@@ -383,7 +386,7 @@ class RangeReader(Lookups, ClosedOnExit):
         self._client.call(check_reachable(self._client.cluster, timeout_ms))
 
     def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
-        """Return the topics that exist, asked now, with their ids and partitions; deleted ones are detected at once.
+        """Return those topics that exist, with their ids and partitions, by a metadata request and not from a cache.
 
         Raises:
             KafkaError: A topic is not visible for another reason than that it does not exist.
@@ -391,14 +394,14 @@ class RangeReader(Lookups, ClosedOnExit):
         return self._client.call(present_topics(self._client.cluster, topics))
 
     def current_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Look up offsets by time of the partitions that exist.
+        """Look up the first offset at or after a time, or the first or end offset, of all partitions that exist.
 
         Args:
             wanted: Milliseconds since the epoch, "earliest", or "latest" (as `end_offsets` means it), by partition.
 
         Returns:
-            The offsets; `offset` is -1 if no record is at or after the time. Partitions that do not exist are left out,
-            at once.
+            The offsets; `offset` is -1 if no record is at or after the time. Partitions that do not exist are left out;
+            the call does not wait for them to appear.
         """
         committed = self.config.isolation_level == "read_committed"
         times = {tp: when if isinstance(when, int) else _NAMED_TIMES[when] for tp, when in wanted.items()}

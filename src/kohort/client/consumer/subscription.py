@@ -38,18 +38,19 @@ class PartitionState:
         fetch_position: Where the next fetch starts: `position`, or after the fetched records.
         position_version: Changes with every seek and every new assignment, and is never reused. Records that were
             fetched at another version are dropped, also when the partition was revoked and reassigned meanwhile.
-        reset: The policy or timestamp that is being looked up; None when the position is valid.
+        reset: The reset policy or timestamp whose offset is being looked up; None: no reset is under way.
         high_watermark, log_start, last_stable: Offsets from the last fetch; -1 unknown.
         replica: The broker to fetch from instead of the leader (KIP-392), or None.
         doubted_ms: Since when brokers report that they do not have the position, while this is not believed; None:
             never.
         broken: Why the partition can't be read; raised by the next poll that reaches it.
-        recovers: Whether the partition is read again once `broken` was raised: a right may be given back.
+        recovers: Whether the partition is read again after a poll raised `broken`: a missing right may be granted.
         failures: Failed fetches in a row, after which the next one waits until `retry_at_ms`.
         failed_at: The leader and its epoch when the last one failed; another leader is asked at once.
-        wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
-        withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
-            up, so that none is committed.
+        wanted: Whether the group revokes the partition while the application still holds it (`HoldingListener`): polls
+            return none of its records.
+        withheld: Whether the topic was recreated, and the group has not reassigned its partitions yet: no position is
+            looked up, so that none is committed.
     """
 
     position: FetchPosition | None = None
@@ -73,11 +74,11 @@ class PartitionState:
 
 
 class Partitions:
-    """All assigned partitions with their states, in the order of the fair rotation.
+    """All partitions assigned to a consumer, with their states, in the order in which polls serve them.
 
     Attributes:
-        changes: A counter of changes of the set.
-        voided: A counter of the times at which fetched records were dropped.
+        changes: A counter of changes of the assigned partitions.
+        voided: A counter that grows whenever fetched records become invalid, for example by a seek or a revocation.
         paused: The partitions of which no records are returned: paused by the application, or revoked by the group.
         ids: The topic ids under which the positions are valid. A recreated topic has another id.
     """
@@ -160,7 +161,7 @@ class Partitions:
             self.paused.discard(partition)
 
     def mark_revoking(self, wanted: Iterable[TopicPartition]) -> None:
-        """Mark partitions that the group revokes: no records of them are returned, however long they are held."""
+        """Mark partitions that the group revokes and a `HoldingListener` keeps: polls return none of their records."""
         for partition in wanted:
             self.state_of(partition).wanted = True
             self.pause(partition)
@@ -170,14 +171,22 @@ class Partitions:
         return [partition for partition, state in self._states.items() if state.wanted]
 
     def withhold(self, topics: Collection[str]) -> None:
-        """Mark the partitions of exactly these topics as withheld, so that their positions are not looked up."""
+        """Do not look up positions in these topics, which were recreated, until the group has reassigned them.
+
+        All other topics' positions may be looked up again.
+        """
         for partition, state in self._states.items():
             state.withheld = partition.topic in topics
 
     # Recreated topics.
 
     def store_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
-        """Store the id of each assigned topic: the first one known, or if recreated (`again`), the current one."""
+        """Store the topic id of each assigned topic, under which its positions are valid.
+
+        Args:
+            known: Returns a topic's id in the metadata.
+            again: Recreated topics, whose stored id is replaced; those of other topics stay.
+        """
         topics = {partition.topic for partition in self._states}
         ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}
         self.ids = {topic: held for topic, held in ids.items() if held != NO_TOPIC_ID}
@@ -187,13 +196,13 @@ class Partitions:
     def mark_unreadable(
         self, partition: TopicPartition, error: KafkaError, *, void: bool = False, recovers: bool = False
     ) -> None:
-        """Mark a partition as unreadable because of an error, until it has a new position.
+        """Mark a partition as unreadable until it has a new position; a poll raises the error.
 
         Args:
             partition: The partition.
             error: Why it can't be read.
-            void: Drop its fetched records too.
-            recovers: Read it again once a poll has raised the error.
+            void: Whether to drop its fetched records too.
+            recovers: Whether to read it again after a poll raised the error.
         """
         state = self.state_of(partition)
         state.broken, state.recovers = error, recovers
@@ -232,7 +241,10 @@ class Partitions:
         state.broken = None
 
     def forget_position(self, partition: TopicPartition, reset: str | int | None) -> None:
-        """Forget the position, to be looked up by this policy; None: by the committed offset."""
+        """Forget a partition's position, so that it is looked up anew.
+
+        `reset` is the reset policy or timestamp to use; None: the committed offset, or else `auto.offset.reset`.
+        """
         state = self.state_of(partition)
         state.position = state.fetch_position = None
         self._begin_era(state)
@@ -249,7 +261,10 @@ class Partitions:
         return {part: state.position for part, state in self._states.items() if state.position is not None}
 
     def without_position(self) -> list[TopicPartition]:
-        """Return the partitions whose position is unknown, and for which no policy is chosen yet."""
+        """Return the partitions of unknown position whose committed offset must be looked up first.
+
+        Partitions that are being reset, are unreadable or withheld are left out.
+        """
         return [
             part
             for part, state in self._states.items()

@@ -61,10 +61,13 @@ class SyncMethods(OneProcess):
 
     @abstractmethod
     def _run_action(self, action: Callable[[ConsumerCore], T]) -> T:
-        """Call a function with the core that returns without waiting; each facade says how."""
+        """Run a function of the consumer's core that never waits, and return its value.
+
+        The facades implement this: under the client's lock, or on the event loop.
+        """
 
     def _query(self, question: Callable[[ConsumerCore], T]) -> T:
-        """Call a function with the core that returns without waiting and changes nothing."""
+        """Run a function of the consumer's core that never waits and changes nothing, and return its value."""
         return self._run_action(question)
 
     def subscribe(

@@ -16,7 +16,14 @@ def join_group(
     changed: Callable[[], None] = lambda: None,
     poll_bound: bool = True,
 ) -> Membership:
-    """Make a member of the protocol that `group_protocol` names, idle until it subscribes."""
+    """Make a group member of the configured `group_protocol`: it joins once `subscribe` is called.
+
+    Args:
+        cluster: The connections to the coordinator.
+        config: `group_id` must be set.
+        changed: Called after each change of assignment or revocation.
+        poll_bound: Whether the member leaves when the application does not poll for `max_poll_interval_ms`.
+    """
     return _membership(config.group_protocol)(cluster, config, changed=changed, poll_bound=poll_bound)
 
 

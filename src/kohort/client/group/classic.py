@@ -116,7 +116,12 @@ class ClassicProtocol:
             await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
 
     def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
-        """Return the protocols of a JoinGroup: assignor name and subscription bytes, by preference."""
+        """Return the protocols for a JoinGroup request: (assignor's name, encoded subscription), preferred ones first.
+
+        Args:
+            held: The assignment that the member owns now.
+            generation: The generation of that assignment.
+        """
         topics = self.topics()
         self._joined_with = topics
         protocols = []
@@ -172,7 +177,10 @@ class ClassicProtocol:
         ]
 
     def watch_own_topics(self) -> None:
-        """Stop watching the whole group's topics for changes, because another member leads; watch this member's own."""
+        """Want metadata of this member's own topics only, because another member leads the group now.
+
+        A leader watches the topics of all members for changes.
+        """
         self._watched = None
         self._assigned_for = {}
         self._want()
@@ -193,7 +201,7 @@ class ClassicProtocol:
     def pass_assignment(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
     ) -> None:
-        """Give the assignment to the chosen assignor."""
+        """Pass this member's new assignment to the group's chosen assignor (`on_assignment`), if it is known here."""
         assignor = self._assignors.get(protocol_name)
         if assignor is not None:
             assignor.on_assignment(partitions, user_data, generation)
@@ -201,9 +209,9 @@ class ClassicProtocol:
     # Metadata.
 
     def metadata_changed(self) -> None:
-        """Request a rebalance if topics appeared, grew or disappeared since the last assignment.
+        """Request a rebalance, after `rebalance_batch_ms`, if the watched topics changed since the last assignment.
 
-        The leader collects changes first.
+        Changes are topics that appeared or disappeared, and new partitions.
         """
         if not self._batching and self._what_changed():
             self._batch()
@@ -225,9 +233,9 @@ class ClassicProtocol:
         )
 
     def _batch(self) -> None:
-        """Request a rebalance after `rebalance_batch_ms`, which collects further changes of topics.
+        """Wait for `rebalance_batch_ms` for further changes of topics, then request one rebalance for all of them.
 
-        Request none if another rebalance has covered them by then.
+        No rebalance is requested if another one has included the changes by then.
         """
         wait_ms = self._config.rebalance_batch_ms
 
@@ -307,7 +315,7 @@ _FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.
 
 
 class _Rejoin(Exception):
-    """Exception for control flow: this attempt to join is over, join again; `reset` also drops the member id."""
+    """Exception that ends an attempt to join, so that the member joins again; with `reset`, without its member id."""
 
     def __init__(self, code: ErrorCode, reset: bool = False) -> None:
         super().__init__(code.name)
@@ -367,7 +375,7 @@ class ClassicMembership(Membership):
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _round(self) -> None:
-        """Run one rebalance: revoke, join, sync, take the assignment."""
+        """Run one rebalance: revoke partitions, JoinGroup, SyncGroup, adopt the assignment."""
         await self._until(lambda: self.revocation is None)  # a join must not claim partitions that are being lost
         self._raise_failure()
         await self._revoke_before_joining()
@@ -440,7 +448,7 @@ class ClassicMembership(Membership):
         return answer
 
     async def _sync(self, joined: JoinGroupResponse) -> bytes:
-        """Sync and return the assignment's bytes; the leader first computes the assignments of all."""
+        """Send SyncGroup and return this member's encoded assignment; a leader first computes those of all members."""
         assignments: list[tuple[str, bytes]] = []
         if joined.leader == joined.member_id:
             try:
@@ -518,7 +526,10 @@ class ClassicMembership(Membership):
             self._beat_now.resolve(None)  # a broker with leases uses long polling
 
     async def _holding(self) -> None:
-        """Hold the assignment until there is a reason to rejoin."""
+        """Wait, as a member with an assignment, until there is a reason to rejoin or the member is fenced.
+
+        If the application does not poll in time, the member leaves.
+        """
         runtime = self.cluster.runtime
         while self._rejoin_reason is None and self._fenced is None:
             wait = self._poll_time_left_ms()
@@ -551,9 +562,9 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
-        """Heartbeat until the member is fenced or stopped.
+        """Send heartbeats until the member is fenced or this task is cancelled.
 
-        Any other end would leave a member without heartbeats, so it counts as the member's failure.
+        An unexpected error fences the member and is kept as its failure: it must not live on without heartbeats.
         """
         try:
             await self._beat_on()
@@ -615,8 +626,8 @@ class ClassicMembership(Membership):
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
         """Send a heartbeat on a separate connection while a JoinGroup or SyncGroup waits on the usual one.
 
-        The coordinator keeps a member that waits, but not a member whose response is delayed for a session, or lost.
-        Errors are left to the response of that JoinGroup or SyncGroup.
+        The heartbeat renews the session and lease, and finds a coordinator that has moved. Without it, a lost response
+        to the JoinGroup or SyncGroup could cost the membership. Error codes are left to that response.
 
         Returns:
             False if the coordinator was not reached.

@@ -53,12 +53,12 @@ _FIRST_INTERVAL_MS = 5_000
 
 
 class HeartbeatFields(NamedTuple):
-    """The member's state for the coordinator; a field that a heartbeat omits is None, or -1.
+    """The fields of a ConsumerGroupHeartbeat; None, or -1 for a time, is a field that did not change and is not sent.
 
     Attributes:
-        topics: The subscribed names; none with a pattern.
-        matched: The names for a coordinator that knows no patterns: with a pattern, those that match now.
-        pattern: The regular expression; "" takes back an earlier one.
+        topics: The subscribed topic names; empty with a pattern.
+        matched: The same for a coordinator without patterns: with a pattern, the topics that match it now.
+        pattern: The regular expression; "" removes an earlier one.
     """
 
     topics: Collection[str] | None
@@ -134,7 +134,10 @@ class ConsumerMembership(Membership):
                 await self._fatal(logged_kafka_error(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """Run a membership, from a join or a rejoin until it is fenced or leaves. It begins without partitions."""
+        """Join or rejoin the group, and heartbeat until the member is fenced or has not polled in time.
+
+        Partitions still held from an earlier membership are reported as lost first.
+        """
         if self.assignment.partitions:
             await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
         if not self._member_id:
@@ -184,9 +187,9 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """Send an empty Metadata request so that kohort's broker releases a delayed heartbeat response.
+        """Send an empty Metadata request, so that a kohort broker answers the parked heartbeat at once.
 
-        The member has a change to report while that heartbeat is in flight.
+        The member has a change to report, and only one heartbeat may be in flight.
         """
         anything = MetadataRequest(topics=[])
         with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is retried
@@ -250,11 +253,10 @@ class ConsumerMembership(Membership):
             self._move()
 
     async def _release_instance_id(self) -> None:
-        """Leave the group under this member's instance id, which an earlier join of its own may still hold.
+        """Send a leave request for this static member's instance id, which its own earlier join may still hold.
 
-        The answer to its join was lost, or it was fenced and joins under its id. Kafka's coordinator would refuse this
-        member until its own session is over. If another member has the instance id, the coordinator refuses the
-        request.
+        That happens if the answer to the join was lost, or the member was fenced. Kafka's coordinator would refuse a
+        new join until the session is over. The request is refused if another member has the instance id.
         """
         self._may_hold_instance = False
         with contextlib.suppress(KafkaError):  # the next join shows whether the id was released
@@ -284,13 +286,13 @@ class ConsumerMembership(Membership):
 
     @property
     def _epoch(self) -> int:
-        """Return the epoch for a heartbeat: the current one, or else the last one of this member id."""
+        """Return the member epoch for a heartbeat: the current one; before the join, the last known one of the id."""
         return self._generation or self._known_epoch
 
     def _current_fields(self) -> HeartbeatFields:
-        """Return the member's state for the coordinator.
+        """Return the fields that describe this member to the coordinator now.
 
-        Names and pattern add up there: the one that the subscription no longer has is sent empty.
+        The coordinator joins topic names and pattern, so the one that the subscription no longer has is sent empty.
         """
         subscription, matched = self._subscription, self.topics()
         pattern = subscription.pattern if subscription is not None else None

@@ -119,10 +119,10 @@ class GroupMember(Lookups, ClosedOnExit):
             return self._membership.owns
 
     def is_in_session(self) -> bool:
-        """Return whether the coordinator has answered within the session timeout and the lease.
+        """Return whether the coordinator has answered within the session timeout and the lease, by this clock.
 
-        False means that others may have the partitions. The revocation may show later: a process that was stopped knows
-        by its clock.
+        False means that other members may own the partitions. After a pause of the process, this is known before
+        `revocation` reports it.
         """
         with self._client.lock:
             return self._membership.is_in_session(time.monotonic() * 1000)

@@ -44,13 +44,13 @@ from kohort.wire.message import Message, RequestMessage
 
 
 class Lease:
-    """A member's lease: how long it may process without an answer from its coordinator. Pure.
+    """A member's lease: for how long it may process records without an answer from its coordinator.
 
-    The client's half of `kohort.io.processes`.
+    `kohort.io.processes` explains leases.
 
     Attributes:
         length_ms: The lease's length; None: the broker granted no lease, and the client works without a limit.
-        heard_ms: When the last answered request was sent.
+        heard_ms: When the last answered request was sent, by a clock that also runs while the machine sleeps.
     """
 
     __slots__ = ("heard_ms", "length_ms")
@@ -60,9 +60,9 @@ class Lease:
         self.heard_ms = float("-inf")
 
     def record_answer(self, length_ms: int | None) -> None:
-        """Take over the lease's length from a broker's response.
+        """Adopt the lease's length that a broker offered; None: no offer, nothing changes.
 
-        The shorter of two lengths counts: by that one, the coordinator may consider the lease over.
+        The shorter of two lengths counts, since the coordinator may measure the lease by it.
         """
         if length_ms is not None:
             self.length_ms = length_ms if self.length_ms is None else min(self.length_ms, length_ms)
@@ -77,15 +77,15 @@ class Lease:
         return float("inf") if self.length_ms is None else self.heard_ms + owned_ms(self.length_ms)
 
     def is_valid(self, now_ms: float) -> bool:
-        """Return whether the member owns its assignment."""
+        """Return whether the lease is not over at `now_ms`, so that the member owns its assignment."""
         return self.length_ms is None or now_ms < self.end_ms
 
     def beat_ms(self, interval_ms: float) -> float:
-        """Return the time between heartbeats: the interval, or less if the lease needs it."""
+        """Return the time between heartbeats, in ms: `interval_ms`, or less for two of them within the lease."""
         return interval_ms if self.length_ms is None else min(interval_ms, beat_ms(self.length_ms))
 
     def answer_ms(self, limit_ms: float) -> float:
-        """Return the time limit for a heartbeat's response: the limit, or less if the lease needs it."""
+        """Return the time limit for a heartbeat's response, in ms: `limit_ms`, or at most half the lease."""
         return limit_ms if self.length_ms is None else min(limit_ms, answer_ms(self.length_ms))
 
 
@@ -122,9 +122,9 @@ class Subscription:
                 raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
 
     def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
-        """Return the subscribed topics, sorted.
+        """Return the names of the subscribed topics, sorted: those given, or those in the metadata that match.
 
-        A pattern skips topics that the metadata lists only as missing, because something asked for them.
+        A pattern matches no topic that the metadata has only as missing, because it was asked for.
         """
         if self.pattern is None:
             return tuple(sorted(set(self.topics)))
@@ -167,16 +167,18 @@ class Membership(ABC):
     """One member of one group, without I/O. The subclasses implement the protocols.
 
     Attributes:
-        assignment, revocation: The partitions that the member holds, and those that the group revokes.
+        assignment: The partitions that the member holds.
+        revocation: The partitions that the group revokes and the application has not released; None: none.
         error: Why the group can't be joined; after `take_error` the member tries again.
         sequence: Grows with every change of `assignment` or `revocation`.
         rebalances: The number of assignments received.
         last_rebalances: The last rebalances, oldest first.
-        held_since: By partition held, the generation since which it was never given up.
+        held_since: For each partition held, the generation since which the member has held it without a break.
         lapsed: The lease ended while partitions were held, and was not renewed since.
         lapses: How often the lease ended while partitions were held.
         carries_positions: The protocol's own responses carry the positions: auto commit needs no requests of its own.
-        starts: By partition held, the start offset from the coordinator; the other partitions' are looked up.
+        starts: The start offsets that the coordinator sent with the assignment; those of other partitions are looked
+            up.
         state: The member's state.
     """
 
@@ -282,10 +284,10 @@ class Membership(ABC):
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
 
     def metadata(self) -> GroupMetadata:
-        """Return the member's group metadata.
+        """Return the member's group metadata, for offsets within a transaction.
 
-        After a loss, the metadata is that of the lost assignment until the member has joined again. The coordinator
-        then refuses offsets of its records. Without a member, it would accept them from anyone.
+        After the assignment was lost, and until the member has joined again, it names the lost generation, so that the
+        coordinator refuses the offsets. It would accept them without a member id.
         """
         who, held = self.identity(), self.assignment if self.assignment.partitions else self._lost
         if self.is_joined:
@@ -327,7 +329,7 @@ class Membership(ABC):
         return self._lease.is_valid(self.cluster.runtime.elapsed_ms())
 
     def is_in_session(self, now_ms: float) -> bool:
-        """Return whether the coordinator has answered within the session timeout and the lease, by this clock."""
+        """Return whether neither the lease nor the session timeout is over at `now_ms` (monotonic time)."""
         return self.owns and now_ms < self._session_end_ms
 
     async def commit(
@@ -382,17 +384,16 @@ class Membership(ABC):
     async def _may_commit_again(
         self, error: KafkaError, who: GroupIdentity, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> bool:
-        """After a commit refused for its epoch, wait for this member's next epoch; return whether to commit again.
+        """Return whether to repeat a commit that was refused with STALE_MEMBER_EPOCH, once the next epoch is known.
 
-        That is right only for partitions that it kept ever since.
-
-        Of a partition that was away meanwhile, its owner may have committed further: the commit would set that back.
+        True if the member got a higher epoch in time and held all partitions without a break. If one was away, another
+        owner may have committed further, and the repeated commit would set its offset back.
 
         Args:
-            error: The refusal; False at once unless it is STALE_MEMBER_EPOCH.
+            error: The refusal; for any other code, return False at once.
             who: The identity of the refused commit.
-            partitions: Those that were to be committed.
-            timeout_ms: Limit for the wait.
+            partitions: The partitions of the commit.
+            timeout_ms: Limit for the wait for the epoch.
         """
         if error.code is not ErrorCode.STALE_MEMBER_EPOCH:
             return False
@@ -458,11 +459,11 @@ class Membership(ABC):
 
     @abstractmethod
     def _subscription_changed(self) -> None:
-        """React to a changed subscription."""
+        """Bring a changed subscription to the coordinator; each protocol has its own way."""
 
     @abstractmethod
     def _metadata_changed(self) -> None:
-        """React to refreshed metadata."""
+        """Handle refreshed metadata, for example topics that match the pattern now; each protocol has its own way."""
 
     @abstractmethod
     def _want_topics(self) -> None:
@@ -480,7 +481,13 @@ class Membership(ABC):
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:
-        """Report all partitions as lost (`on_partitions_lost`), and wait for the application's acknowledgement."""
+        """End the membership, which the coordinator no longer has: stop heartbeats, and report partitions as lost.
+
+        Wait until the application has acknowledged the loss.
+
+        Raises:
+            FencedError: Another member took over the instance id.
+        """
         self._stop_tasks()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
@@ -550,7 +557,7 @@ class Membership(ABC):
             self._lease_watch = self.cluster.keep_running(self._watch_lease(), f"lease of {self.group}")
 
     async def _watch_lease(self) -> None:
-        """Report the end of the lease."""
+        """Wait until the lease is over; then log and count that, and wake the polls, which return nothing now."""
         runtime = self.cluster.runtime
         while (left := self._lease.end_ms - runtime.elapsed_ms()) > 0:
             await runtime.sleep(max(1.0, left))
@@ -575,7 +582,7 @@ class Membership(ABC):
         return f"{text}, and the process was paused for {still_ms:.0f} ms since" if still_ms else text
 
     def _end_lease(self) -> None:
-        """Stop watching the lease, because the member holds no partitions any more."""
+        """Stop watching the lease, because it no longer matters: no partitions are held."""
         self.lapsed = False
         if self._lease_watch is not None:
             self._lease_watch.cancel()
@@ -621,12 +628,12 @@ class Membership(ABC):
             log.debug("[group %s] the coordinator did not answer or can't serve yet, retrying: %s", self.group, why)
 
     def _unsettle(self) -> None:
-        """Record that a rebalance begins now, unless one is under way already."""
+        """Record the start of a rebalance, with the time and the partitions held; no change if one is under way."""
         if self._unsettled is None:
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 
     def _complete_rebalance(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
-        """Complete a rebalance with this assignment."""
+        """Hold this assignment: it completes a rebalance, which is recorded with its times and partitions."""
         self._unsettle()
         assert self._unsettled is not None
         (began_ms, before), self._unsettled = self._unsettled, None

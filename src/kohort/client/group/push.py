@@ -65,7 +65,7 @@ MUTE_MAX = 3
 
 
 class PushCoordinator:
-    """Discovery of one group's coordinator, and registration there."""
+    """The search for the coordinator of one group of the push protocol, and the registration of a member there."""
 
     def __init__(self, cluster: Cluster, group: str, session_timeout_ms: float, changed: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -166,7 +166,10 @@ class PushCoordinator:
         raise ConnectionFailed(f"{address} names coordinator {answer.coordinator_id}, which is none of its brokers")
 
     def _no_answer(self, link: RawConnection, address: Address) -> None:
-        """Raise an error for a broker that did not answer ClusterMetadata, by timeout or by closing the connection."""
+        """Raise the error for a broker that did not answer ClusterMetadata in time, or closed the connection.
+
+        After the broker has closed it `MUTE_MAX` times, the error says that it does not speak the push protocol.
+        """
         if link.ended is None:
             raise TimedOutError(f"{address} did not answer ClusterMetadata in time")
         self._mute += 1
@@ -252,7 +255,10 @@ class PushMembership(Membership):
                 await self._fatal(logged_kafka_error(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """Run from a registration until the application does not poll, or an error ends it."""
+        """Register, and answer the coordinator's requests until the application does not poll, or an error ends it.
+
+        If the connection ends, register again; if the lease ends, report the partitions as lost.
+        """
         runtime = self.cluster.runtime
         self._member_id = self._member_id or self._new_member_id()
         self._unsettle()
@@ -282,7 +288,7 @@ class PushMembership(Membership):
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
-        """Return how long to wait if nothing happens."""
+        """Return the ms to the next deadline: a silent coordinator, the lease's end, an overdue poll; None: none."""
         runtime = self.cluster.runtime
         waits = []
         if self._link is not None:
@@ -300,12 +306,10 @@ class PushMembership(Membership):
         return max(self._heard_ms, self._lived_ms) + UNANSWERED_SHARE * self.config.session_timeout_ms
 
     async def _probe(self, link: RawConnection) -> None:
-        """Check a coordinator that sends no requests, by a request on the connection for commits.
+        """Check whether a silent coordinator is alive, by a Metadata request on the connection that commits use.
 
-        If it does not answer, close both connections.
-
-        Otherwise a commit would block the application there for a whole request timeout, though other members may own
-        its partitions.
+        If it does not answer, close the connection to it, so that the member registers again. A commit would otherwise
+        block the application for a request timeout, while other members may own its partitions.
         """
         left_ms = (1 - UNANSWERED_SHARE) * self.config.session_timeout_ms
         try:
@@ -422,9 +426,9 @@ class PushMembership(Membership):
 
     @staticmethod
     def _confirms(asked: CoordinatorRequest) -> bool:
-        """Return whether a request of the coordinator proves that the member's last answer has arrived.
+        """Return whether a request of the coordinator proves that it received the member's last answer.
 
-        A repeated Ping does not.
+        A repeated request (`num_retries` above 0) does not.
         """
         return asked.num_retries == 0
 
@@ -439,17 +443,17 @@ class PushMembership(Membership):
         ]
 
     def set_positions_to_report(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Record positions of started partitions for the next Ping's answer."""
+        """Record positions of assigned partitions, which the answer to the coordinator's next Ping reports."""
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 
     def _is_another_map(self, asked: CoordinatorRequest) -> bool:
         return self._started and {partition_of(partition) for partition in asked.partitions} != self._registry.keys()
 
     def _start(self, asked: CoordinatorRequest) -> ErrorCode:
-        """Adopt the assignment of a Start request. Refuse a different one that comes without a Stop before it.
+        """Adopt the assignment of the coordinator's Start request, and return the error code of the answer.
 
-        The current assignment changes nothing, unless the application has released it for a Stop whose connection
-        ended.
+        Another assignment than the current one is refused unless a Stop came before. A repetition of the current one
+        changes nothing, unless the application has released it meanwhile, for a Stop whose connection ended.
         """
         if self._is_another_map(asked):
             log.error(
@@ -480,7 +484,7 @@ class PushMembership(Membership):
             self._revoking.on_done(lambda _: self._move())
 
     def _stop_if_released(self, link: RawConnection) -> bool:
-        """Answer a Stop once no partitions are held."""
+        """Answer the coordinator's Stop if the application has released all partitions; return False if not yet."""
         if self.assignment.partitions or self.revocation is not None:
             return False
         self._unsettle()

@@ -66,14 +66,14 @@ class AsyncClient:
         self.closed = False
 
     def close_when_collected(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
-        """Run `goodbye` and close if `owner` is garbage collected before it was closed, while the loop runs.
+        """Close the client when `owner` is garbage collected without having been closed; before that, run `goodbye`.
 
-        If the loop has ended, or the interpreter exits, only the log can say what is undone.
+        If the event loop has ended, or the interpreter exits, nothing can be sent: a warning is logged instead.
 
         Args:
-            owner: The facade; neither function may refer to it.
-            goodbye: Returns the work to do before the client closes.
-            undone: Returns what the log says; empty: nothing.
+            owner: The facade, such as an AsyncConsumer; neither function may refer to it.
+            goodbye: Returns the coroutine to run before the client closes, for example leaving the group.
+            undone: Returns the text of the warning; empty: nothing is logged.
         """
         self._guard = weakref.finalize(owner, self._handle_abandoned, goodbye, undone)
 
@@ -172,10 +172,10 @@ class AsyncClient:
             self._loop.call_soon(self._step)
 
     async def give_turn(self) -> None:
-        """Let the event loop run if it has not for `TURN_S`.
+        """Let the event loop run other tasks, if this method has not done so for `TURN_S`.
 
-        A call that finds its result ready awaits nothing. Around such calls, a loop would keep out all other tasks, and
-        the client's own heartbeats.
+        A call whose result is ready awaits nothing. A loop over such calls would block all other tasks, and the
+        client's own heartbeats.
         """
         if self._loop.time() - self._turn_s >= TURN_S:
             self._turn_s = self._loop.time()
@@ -198,7 +198,7 @@ class AsyncClient:
         self._fail_calls()
 
     def _stop_stepping(self) -> list[asyncio.Task[None]]:
-        """Step no more; return the attempts to connect, which are cancelled."""
+        """Mark the client as closed, stop stepping its core, and cancel all attempts to connect; return these tasks."""
         self.closed = True
         if self._guard is not None:
             self._guard.detach()

@@ -32,7 +32,8 @@ class NodeHealth:
     Attributes:
         failures: Failures in a row; concurrent attempts count as one.
         failed_ms: When the last attempt failed.
-        log_from_ms: Until when other brokers are preferred, because this one did not answer in time.
+        retry_at_ms: No attempt to connect begins before this time.
+        log_from_ms: Until then other brokers are preferred, because this one did not answer in time.
     """
 
     failures: int = 0
@@ -42,7 +43,14 @@ class NodeHealth:
     log_from_ms: float = 0.0
 
     def record_failure(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
-        """Record that an attempt to connect, begun at `began_ms`, failed, or that an established connection ended."""
+        """Count a failed attempt to connect, or the end of an established connection.
+
+        Args:
+            reason: The cause.
+            began_ms: When the attempt began: one that began before the last failure is not counted again.
+            now_ms: The time now.
+            paused: Whether an established connection ended: failures are then counted from 1 again.
+        """
         if paused or not self.failures:
             self.failures = 1
         elif began_ms > self.failed_ms:
@@ -64,9 +72,9 @@ class ReachabilityLog:
         Args:
             address: The broker's address.
             reason: The cause.
-            paused: An established connection ended, on which the broker had answered.
-            named_by: The address of another broker, which named this one.
-            final: Retries do not cure the failure: calls that need the connection fail.
+            paused: Whether an established connection ended, on which the broker had answered.
+            named_by: The address of the broker whose metadata named this one.
+            final: Whether no retry cures the failure: calls that need the connection fail.
         """
         if paused:
             log.info("connection to broker %s lost: %s", address, reason)
@@ -117,9 +125,10 @@ def explain_connection_failure(reason: str, config: ConnectionConfig, *, connect
 
 
 def explained_without_answer(reason: str, config: ConnectionConfig) -> str:
-    """Return why a connection ended before the first answer after its handshake, with a hint if a login may be missing.
+    """Return why a connection ended after ApiVersions and before any other answer, with a hint to a missing login.
 
-    A listener with SASL answers ApiVersions, and closes the connection at any other request before the login.
+    A listener with SASL answers ApiVersions, and closes the connection at any other request before the login. The hint
+    is left out if this client logs in, or the connection was not closed by the broker.
     """
     if config.uses_sasl or not reason.startswith(("connection reset", "the broker closed")):
         return reason

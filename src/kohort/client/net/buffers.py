@@ -33,18 +33,18 @@ class BufferPool:
         self._arrived = 0
 
     def record_frame_size(self, length: int) -> None:
-        """Record the length of a received frame: later frames of up to that length get a whole buffer at once."""
+        """Record the length of a received frame: buffers of later frames are at once as large as the largest so far."""
         self._arrived = max(self._arrived, length)
 
     def acquire(self, length: int, come: int = 0) -> memoryview:
-        """Return writable memory of `length` bytes if a pooled buffer is large enough, else less.
+        """Return a writable buffer for a frame, with undefined content: a pooled one if one is large enough.
 
-        Its content is undefined.
+        A new buffer may be shorter than the frame, since a frame's length may be a lie: it grows with what arrives.
 
         Args:
-            length: The frame's length.
-            come: The bytes of it that have arrived: a new buffer has twice as many, at least a megabyte or what the
-                largest frame so far had.
+            length: The frame's length in bytes.
+            come: The bytes of it that have arrived. A new buffer has twice as many, and at least a megabyte or the
+                length of the largest frame so far.
         """
         due = min(length, max(2 * come, _CLAIMED_MAX, self._arrived))
         if due < _POOLED_MIN:
@@ -92,7 +92,7 @@ class FrameReader:
         return self._scratch[self._held :] if self._body is None else self._body[self._have :]
 
     def filled(self, count: int) -> Iterator[memoryview]:
-        """Account for `count` bytes received into `target()`.
+        """Process `count` bytes that were received into `target()`; yield the frames that are complete now.
 
         Raises:
             CorruptDataError: A frame is longer than the limit or has a negative length.

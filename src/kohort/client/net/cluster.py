@@ -101,15 +101,15 @@ now. Longer than the backoff after a refused connection."""
 
 
 def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
-    """Return whether a client of this process found this group at kohort's coordinators, apart from Kafka's brokers."""
+    """Return whether a client in this process has found this group at kohort's coordinators, not at Kafka's brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
 def check_same_cluster(cluster: ClusterAccess) -> None:
-    """Refuse to commit offsets in a transaction if kohort's coordinators serve groups apart from Kafka's brokers.
+    """Check that Kafka's own brokers coordinate this cluster's groups, so that a transaction can commit offsets.
 
     Raises:
-        KafkaError: UNSUPPORTED_VERSION.
+        KafkaError: UNSUPPORTED_VERSION: kohort's coordinators do.
     """
     if cluster.connections.apart:
         raise error_for(
@@ -121,14 +121,13 @@ def check_same_cluster(cluster: ClusterAccess) -> None:
 
 
 async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
-    """Refuse a transaction's offsets for a group that is named without its member, if kohort's coordinators serve it.
+    """Check a group id that is given instead of group metadata for a transaction's offsets.
 
-    Kafka accepts offsets from any client for a group without members; from a member it requires id and generation.
+    Kafka's coordinator accepts the offsets if it has no members of the group, and kohort's coordinators may serve them.
+    If kohort's coordinators may serve groups over this cluster, log a warning, once for each group (`warned`).
 
-    Args:
-        cluster: The cluster that would receive the offsets.
-        group: The group's name alone, without a member.
-        warned: Groups that were warned about already.
+    Raises:
+        InvalidInputError: kohort's coordinators are known to serve the group.
     """
     why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
     todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
@@ -180,7 +179,7 @@ class Coordinators:
         _OF_THIS_PROCESS.add(self)
 
     def has_apart(self, group: str, cluster_id: str | None) -> bool:
-        """Return whether this group of this cluster was found at a kohort coordinator, apart from the brokers."""
+        """Return whether one of kohort's coordinators over Kafka is known to serve this group of this cluster."""
         known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
@@ -219,7 +218,7 @@ class Coordinators:
         self._nodes.clear()
 
     async def list(self) -> Mapping[int, BrokerInfo]:
-        """Ask one of kohort's coordinators for the list of all.
+        """Ask one of kohort's coordinators for all of them; return them by id.
 
         Raises:
             KafkaError: No coordinator could be asked.
@@ -273,12 +272,12 @@ class Coordinators:
         return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
-        """Mark these coordinators as reached without TLS and login, if `coordinators.security.protocol` is set."""
+        """Connect to these coordinators without TLS and login, if `coordinators.security.protocol` is set."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.connections.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
-        """Refresh the list of coordinators and ignore errors; the list serves when no bootstrap server answers."""
+        """Refresh the list of kohort's coordinators, to be used when no bootstrap server answers; ignore errors."""
         try:
             await self.list()
         except KafkaError:
@@ -393,7 +392,7 @@ class Cluster:
             timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
                 (JoinGroup, Fetch) need a limit of their own.
             channel: Requests of different channels use different connections and never wait for each other.
-            leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
+            leaving: Called right before the request is sent, on a ready connection; if it raises, nothing is sent.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
@@ -460,7 +459,7 @@ class Cluster:
     # Metadata.
 
     def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Set the topics that `owner` needs metadata of (None: all); refresh when one is new."""
+        """Set the topics whose metadata `owner` needs (None: all); refresh if one is not in the metadata."""
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
         self._interests[owner] = wanted
@@ -636,7 +635,7 @@ class Cluster:
             raise
 
     async def _broker_connection(self, channel: str, limit: float) -> BrokerConnection:
-        """Connect to one of Kafka's brokers, by the addresses that kohort's coordinators name."""
+        """Connect to one of Kafka's brokers, which kohort's coordinators name."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
         link = await self._any_connection(ANY, channel, max(0.0, deadline - self.runtime.now_ms))
@@ -728,7 +727,7 @@ class Cluster:
                 await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:
-        """Resolve the promise `again` when the next metadata response has been merged."""
+        """Resolve `again`, a caller's promise, when the next metadata response has been merged."""
 
         def resolve_at_next_metadata(_: Metadata) -> None:
             self._listeners.remove(resolve_at_next_metadata)
@@ -747,7 +746,7 @@ class Cluster:
     async def _ask_metadata(
         self, topics: list[str] | None, escalating: EscalatingTimeout | None = None, create: bool = False
     ) -> None:
-        """Ask for topics, and merge the response. Those that no request may create are asked for by another request."""
+        """Request metadata of topics (None: all), and merge it; topics not to be created get a request of their own."""
         may_create, kept = create or self.auto_create_topics, frozenset[str]()
         if topics and may_create and not create:
             kept = self.never_created.intersection(topics)

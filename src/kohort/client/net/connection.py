@@ -63,10 +63,10 @@ memory."""
 
 
 class RawConnection:
-    """The frames sent and received on a claimed link.
+    """A connection for frames without Kafka's header, as the push protocol needs: send, and a queue of received ones.
 
     Attributes:
-        ended: Why the link has ended; None while it is connected.
+        ended: Why the connection has ended; None while it is connected.
     """
 
     def __init__(
@@ -217,12 +217,12 @@ class BrokerConnection:
 
     Attributes:
         began_ms: When the attempt to connect began.
-        renew_ms: When the connection is replaced, as soon as nothing is in flight: a login has a lifetime (KIP-368).
-        process: The process name that the broker receives.
-        plain: Without TLS and login, for a coordinator that is apart from the brokers.
-        coordinator_id: The coordinator's id, if the other end is a coordinator apart from the brokers; else -1.
+        renew_ms: From then on the connection is replaced when nothing is in flight: a login has a lifetime (KIP-368).
+        process: The name of this client's process that the broker receives (`kohort.io.processes`).
+        plain: Whether the connection has no TLS and no login: one of kohort's coordinators over Kafka.
+        coordinator_id: The id, if the other end is one of kohort's coordinators over Kafka; else -1.
         throttled_until_ms: No request is sent before this time, because the broker reads none (KIP-219).
-        claimed: Set when one part of the client has claimed the link for frames without Kafka's header.
+        claimed: The raw connection, if the push protocol has claimed the link for frames without Kafka's header.
         is_served: Whether the broker has answered anything after the handshake.
     """
 
@@ -255,7 +255,7 @@ class BrokerConnections:
 
     Attributes:
         lease_ms: The shortest lease that a broker offered this client; None if none did. See `kohort.io.processes`.
-        apart: Whether coordinators apart from the brokers were met; the brokers must then not be asked for groups.
+        apart: Whether kohort's coordinators over Kafka were met; brokers are then not asked about groups.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
         features: The cluster's finalized features by name, from the newest ApiVersions response (KIP-584).
         negotiator: the first exchange on each connection.
@@ -455,7 +455,7 @@ class BrokerConnections:
         return "no answer to the connection attempt yet" if links else ""
 
     def fail(self, link: BrokerConnection, reason: str) -> None:
-        """Close a connection that can't be trusted any more, and back off from its node."""
+        """Close a connection that failed, for example by a timeout; the next one to its node waits for the backoff."""
         if link.state is not ConnectionState.CLOSED:
             self._commands.append(CloseConnection(link.id))
             self._forget_connection(link, reason)
@@ -483,12 +483,13 @@ class BrokerConnections:
     # Internals.
 
     async def _renewed(self, link: BrokerConnection, timeout_ms: float) -> BrokerConnection | None:
-        """Replace a connection whose login is about to expire, once its requests are answered.
+        """Wait until a connection whose login is about to expire has no requests in flight, then close it.
 
-        Return the connection to use; None: the caller has to open it.
+        Otherwise the broker would close it with requests in flight. The new connection opens after that, so that no
+        request overtakes another.
 
-        A pipeline that is never empty would otherwise last until the broker closes the connection, with requests in
-        flight. On another connection, the next request could overtake them.
+        Returns:
+            The connection to use: the same one if requests were left when the time was over. None: open another.
         """
         until_ms = self.runtime.now_ms + timeout_ms
         while link.in_flight and self.runtime.now_ms < until_ms:
@@ -516,7 +517,7 @@ class BrokerConnections:
         return link
 
     def _fail_waiting(self, link: BrokerConnection, error: SaslError | TlsError) -> None:
-        """Fail the callers that wait for the connection."""
+        """Fail the callers that wait for a connection, with an error of TLS or login that no retry cures."""
         link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
         self._forget_connection(link, error.message, final=True)
 
@@ -708,7 +709,7 @@ class Channel:
                 return
 
     def _decrypted(self) -> bool:
-        """Return whether decrypted bytes wait that the selector does not see; undecrypted ones are in the socket."""
+        """Return whether the TLS layer has decrypted bytes that were not read yet: no selector reports them."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Blocking(Protocol[C_co]):
-    """A facade whose methods block until the core's coroutine is done, such as `Admin`; `blocking` makes them."""
+    """An interface: a facade such as `Admin`, whose methods (made by `blocking`) block until a coroutine is done."""
 
     @property
     def _core(self) -> C_co: ...
@@ -37,7 +37,7 @@ class Blocking(Protocol[C_co]):
 
 
 class Awaiting(Protocol[C_co]):
-    """A facade whose methods await the core's coroutine, such as `AsyncAdmin`; `awaiting` makes them."""
+    """An interface: a facade such as `AsyncAdmin`, whose methods (made by `awaiting`) await a coroutine."""
 
     @property
     def _core(self) -> C_co: ...
@@ -46,7 +46,7 @@ class Awaiting(Protocol[C_co]):
 
 
 def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
-    """Make a blocking method of a coroutine function of the core."""
+    """Make a facade's blocking method of a coroutine function, whose first argument is the client's core."""
 
     def facade_method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(function(self._core, *args, **kwargs))
@@ -57,7 +57,7 @@ def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concate
 def awaiting(
     function: Callable[Concatenate[C, P], Work[T]],
 ) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
-    """Make an asyncio method of a coroutine function of the core."""
+    """Make a facade's asyncio method of a coroutine function, whose first argument is the client's core."""
 
     async def facade_method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(function(self._core, *args, **kwargs))
@@ -66,7 +66,7 @@ def awaiting(
 
 
 def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P, T]:
-    """Give a method the function's name, documentation and signature, with `self` as its first parameter."""
+    """Give a facade's method the name, docstring and signature of the core's function; `self` replaces the core."""
     update_wrapper(method, function)
     signature = inspect.signature(function)
     first, *others = signature.parameters.values()

@@ -146,9 +146,9 @@ class Metadata:
     def _newest(
         self, partition: TopicPartition, old: PartitionInfo | None, new: PartitionInfo, now_ms: float
     ) -> PartitionInfo:
-        """Return the newer of the known and the answered metadata of a partition: a broker may be behind.
+        """Return a partition's known metadata instead of the response's, if the response has an older leader epoch.
 
-        Source: KIP-320.
+        A broker may be behind (KIP-320). When the older epoch was reported for `OLDER_EPOCH_MS`, it is accepted.
         """
         if old is not None and 0 <= new.leader_epoch < old.leader_epoch:
             since_ms = self._older_since_ms.setdefault(partition, now_ms)

@@ -173,7 +173,7 @@ def salted_password(mechanism: str, password: str, salt: bytes, iterations: int)
 
 
 def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
-    """Make a new exchange for one connection.
+    """Make the client's side of a SASL exchange for one connection, by the configured mechanism.
 
     Raises:
         InvalidInputError: A setting that the mechanism needs is missing.
@@ -213,7 +213,10 @@ def _extensions(config: ConnectionConfig) -> tuple[str, ...]:
 
 
 def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
-    """Make a new exchange with its credentials; None: no SASL. Blocks as long as the application's hook does."""
+    """Make a SASL exchange for one connection, with its credentials fetched; None: the client uses no SASL.
+
+    Blocks as long as the application's hook does, such as a function that returns a token.
+    """
     if not config.uses_sasl:
         return None
     mechanism = sasl_mechanism(config)
@@ -279,7 +282,7 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
 
 
 class TlsFiles:
-    """The TLS context of a client's new connections, which follows the files of certificates and keys."""
+    """The TLS context of a client's new connections, loaded anew when files of certificates or keys have changed."""
 
     def __init__(self, config: ConnectionConfig) -> None:
         """Load the files.
@@ -306,7 +309,10 @@ class TlsFiles:
         return stamps
 
     def current_context(self) -> ssl.SSLContext | None:
-        """Return the context; None for plain connections. Changed files that are unusable are ignored."""
+        """Return the TLS context, loaded anew if files have changed; None for plain connections.
+
+        If changed files can't be used, a warning is logged, and the context stays the old one.
+        """
         if self._context is None:
             return None
         stamps = self._file_stamps()

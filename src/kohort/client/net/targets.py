@@ -22,9 +22,9 @@ longer `request_timeout_ms` is meant for slow requests."""
 
 
 class EscalatingTimeout:
-    """The time limit for a request that other nodes could answer as well.
+    """The time limit for a request that any node can answer: short at first, so that another node is asked soon.
 
-    The limit doubles after each timeout, because all nodes may be slow, but not after a refusal. Send the request
+    The limit doubles after each timeout, because all nodes may be slow, but not after other errors. Send the request
     inside its `with` block.
     """
 
@@ -44,7 +44,8 @@ class AnyNode:
     """The connected broker that is least busy; use the constants `ANY` and `ANY_BROKER`.
 
     Attributes:
-        serves_itself: Excludes coordinators apart from the brokers, even for requests that they serve for groups.
+        serves_itself: True (`ANY_BROKER`): never one of kohort's coordinators over Kafka, which answer some requests
+            too.
     """
 
     serves_itself: bool = False
@@ -52,7 +53,7 @@ class AnyNode:
 
 @dataclass(frozen=True, slots=True)
 class AnyCoordinator:
-    """The connected one of kohort's coordinators that is least busy, if they are apart from the brokers.
+    """The least busy of kohort's connected coordinators, where these run over Kafka's brokers.
 
     Use the constant `ANY_COORDINATOR`.
     """

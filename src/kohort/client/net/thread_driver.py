@@ -84,8 +84,8 @@ class ThreadClient:
     def close_when_collected(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
         """Call `abandon` if the owner is garbage collected, or the interpreter exits, before the client is closed.
 
-        The guard keeps client and core alive, so `close` must end it. A core may refer to its owner through the
-        traceback of an error, and the owner would then never be collected.
+        `close` must end this guard, which keeps client and core alive. The core must not refer to the owner, not even
+        through the traceback of an error: the owner would never be collected.
         """
         self._guard = weakref.finalize(owner, abandon, self, core)
 
@@ -215,10 +215,10 @@ class ThreadClient:
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
-        """Run `goodbye`, then close; on the client's own thread, return before that.
+        """Run the coroutine `goodbye`, at most for `timeout_s`, then close; errors are ignored.
 
-        It is for a client that nobody closed before the interpreter exits or the owner is collected. A close that a
-        callback of the client calls goes this way too.
+        This is for a client that nobody closed before the interpreter exits or its owner is collected. On the client's
+        own thread, as in a callback, return at once: the client closes after `goodbye`.
         """
         try:
             future = self.submit(goodbye, "goodbye")
@@ -283,9 +283,9 @@ class ThreadClient:
             task.cancel()
 
     def _orphan(self) -> None:
-        """Replace lock and thread state in a forked child, where the client's thread does not exist.
+        """Replace the lock in a forked child, and forget the client's thread, which does not exist there.
 
-        The parent's thread may have held the lock.
+        The parent's thread may have held the lock during the fork.
         """
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -330,10 +330,10 @@ def _result_of(future: Future[T], timeout_s: float | None) -> T:
 
 
 def for_application(error: KafkaError) -> KafkaError:
-    """Copy an error that the core may keep.
+    """Return a copy of an error to raise to the application, and remove the traceback of the original.
 
-    A traceback refers to the frames of all callers, and so to the application's consumer. A consumer that was never
-    closed would stay alive.
+    The core may keep the original. Its traceback would keep the application's frames alive, and so a consumer that
+    nobody closed could not be collected.
     """
     copied = type(error).__new__(type(error))
     copied.args, copied.__cause__, copied.__suppress_context__ = error.args, error.__cause__, True

@@ -34,7 +34,9 @@ def existing_topics(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
 
 
 async def present_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicInfo]:
-    """Return the topics that exist, asked now; a topic left out was unknown `LOOKUP_ATTEMPTS` times in a row.
+    """Return those topics that exist, by metadata requests and not from a cache.
+
+    A topic is left out if `LOOKUP_ATTEMPTS` requests in a row did not know it.
 
     Raises:
         KafkaError: A topic is not visible for another reason than that it does not exist.

@@ -32,14 +32,15 @@ NO_HEADERS: HeadersLike = ()
 
 
 class WouldBlock(Exception, Generic[T]):
-    """Raised by `send` when it has to wait first: wait, then retry.
+    """Exception for control flow: `send` would have to wait for memory or metadata. The facade waits and retries.
 
-    Keep it without its traceback, whose frames refer to it.
+    If you store it, remove its traceback, whose frames refer to it.
 
     Attributes:
-        wait: A coroutine function of the core. Its argument is the time (milliseconds, monotonic) for a TimedOutError.
+        wait: A coroutine function to await before the retry. Its argument is the monotonic time in ms after which it
+            raises TimedOutError.
         again: Retries the call; may raise WouldBlock again.
-        moved: Whether the call has made progress since the last WouldBlock, so that its time starts anew.
+        moved: Whether the call has made progress since the last WouldBlock: its time limit starts anew.
     """
 
     def __init__(self, wait: Callable[[float], Work[None]], again: Callable[[], T], *, moved: bool = False) -> None:
@@ -173,7 +174,7 @@ class Accumulator(Appender[Delivery]):
         return Delivery(batch, index, record[0])
 
     def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
-        """Queue a full batch for its partition.
+        """Queue a chunk of encoded rows (`send_arrow`) as a batch of its own for a partition.
 
         Raises:
             WouldBlock: The memory is full.
@@ -232,7 +233,7 @@ class Accumulator(Appender[Delivery]):
         return chosen
 
     def leave_missing_partition(self, topic: str, count: int) -> None:
-        """Stop using the sticky partition of a topic that was recreated with fewer partitions (`count`)."""
+        """Drop a topic's sticky partition if the topic was recreated with only `count` partitions and lacks it."""
         with self.mutex:
             queue = self.sticky_queues.get(topic)
             if queue is not None and queue.partition.partition >= count:
@@ -342,7 +343,10 @@ class Accumulator(Appender[Delivery]):
             self.lock.notify_all()
 
     def fail(self, error: KafkaError) -> list[Batch]:
-        """Accept no more records, and fail the waiting ones; return the batches whose callbacks the caller must run."""
+        """Refuse all further records, and fail all batches that are not in flight.
+
+        Return the failed batches, whose callbacks the caller must run.
+        """
         with self.lock:
             self.failure = error
         return self.drop_all(error)

@@ -68,17 +68,17 @@ D = TypeVar("D", bound=PlainDeliveryPlace)
 
 
 class PlainAppender(Generic[D]):
-    """The part of a producer that `append_open` needs. `mutex` guards all attributes.
+    """The fast path of `Producer.send` in plain Python, with the producer state that it needs; `mutex` guards it.
 
     Args:
-        delivery_type: The class of what it returns.
-        memory: Bytes that all batches may take.
-        largest: Bytes of a record, at most.
-        bytes_only: Whether no serializer and no partitioner sees a record first.
+        delivery_type: The class of the deliveries that `append_open` returns.
+        memory: Bytes that all undelivered batches may take (`buffer.memory`).
+        largest: The maximum size of a record, in bytes.
+        bytes_only: Whether the producer has no serializer and no partitioner, so that this path may be used.
 
     Attributes:
         mutex: The lock.
-        queues: By partition.
+        queues: The batches of each partition.
         places: The partitions of each known topic, in order.
         sticky_queues: By topic, the queue of records without a key.
         used: Bytes of undelivered batches.

@@ -86,7 +86,7 @@ class UnseenFailures:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdAndEpoch:
-    """The producer id and epoch from the broker; -1 before."""
+    """The producer id and epoch; -1 until the broker has assigned them."""
 
     producer_id: int = -1
     epoch: int = -1
@@ -326,7 +326,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def leaves_of(batch: Batch) -> list[Batch]:
-    """Return the smaller batches that replaced one that was too large for the broker; the batch itself if none did."""
+    """Return the batches into which a batch was split, also repeatedly, as too large for the broker; else itself."""
     return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
@@ -339,8 +339,8 @@ class PartitionQueue(QueueOpening):
         in_flight: Batches sent without a response yet, in order.
         next_sequence: The sequence number of the next record that gets one.
         mended: True while a batch has to be sent again: nothing else is sent until all of `in_flight` has a response.
-        begun: Whether the broker has taken a batch under this producer id. Before that, it knows no sequences and
-            accepts any as the first one. A second batch in flight must therefore not arrive before the first.
+        begun: Whether the broker has appended a batch of this producer id. Until then it accepts any sequence number
+            as the first, so only one batch is in flight.
         identity: The producer id and epoch of its sequence numbers.
         lost_place: Whether the broker refuses its sequences: nothing is sent until there is a new identity.
     """
@@ -379,9 +379,13 @@ class PartitionQueue(QueueOpening):
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
 
     def adopt_identity(self, identity: ProducerIdAndEpoch) -> bool:
-        """Switch the queue to the producer's current id and epoch, once no earlier batch may have been written.
+        """Adopt the producer's current id and epoch: number the waiting batches from 0 again.
 
-        Return False if nothing may be sent before that switch.
+        A queue keeps its old identity while a batch sent with it may have been appended: a batch with new numbers could
+        be appended twice.
+
+        Returns:
+            False if the broker refuses the old sequence numbers, so that nothing can be sent before the switch.
         """
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place
@@ -408,12 +412,12 @@ class PartitionQueue(QueueOpening):
             self.open = None
 
     def is_first(self, batch: Batch) -> bool:
-        """Return whether no batch that was sent before this one is in flight or waits to be sent again."""
+        """Return whether this batch has the lowest sequence numbers of all that are in flight or wait for a retry."""
         sent = [other for other in (*self.in_flight, *self.waiting) if other is not batch and other.attempts]
         return not any(_before(other, batch) for other in sent)
 
     def put_back(self, batch: Batch) -> None:
-        """Queue a batch to be sent again before those with higher sequences (or sent later)."""
+        """Put a batch back into the queue for a retry: after retries with lower sequences, before all others."""
         at = 0
         while at < len(self.waiting) and self.waiting[at].attempts and _before(self.waiting[at], batch):
             at += 1

@@ -315,7 +315,10 @@ class ProducerCore:
             await transactions.end_transaction(commit=False)
 
     def hurried_ms(self) -> float:
-        """Return the time limit, in ms, of a close after an error: time to abort an open transaction, else none."""
+        """Return the time limit, in ms, for closing after the application's exception.
+
+        It suffices to abort an open transaction; without one it is 0: records are not delivered.
+        """
         return _ABORT_MS if self._in_transaction() is not None else 0
 
     def _in_transaction(self) -> TransactionManager | None:
@@ -342,9 +345,9 @@ class ProducerCore:
         self.fail_records()
 
     def fail_records(self) -> None:
-        """Fail the records that are not delivered, and refuse new ones. On the client's thread or under its lock.
+        """Fail all undelivered records at once, also those of requests in flight, and refuse new ones.
 
-        Those of requests in flight fail too: no answer is awaited any more.
+        Call this on the client's thread or under its lock.
         """
         self.sender.end_sending(ClientClosed("the producer is closed"), at_once=True)
 
@@ -498,7 +501,7 @@ class ProducerCore:
 
 
 def _is_whole(topic: TopicInfo | None) -> bool:
-    """Return whether a topic's metadata has all partitions from 0 to the highest, so that records can be spread."""
+    """Return whether a topic's metadata has no gap in its partition numbers; only then are records partitioned."""
     numbers = () if topic is None else topic.partitions.keys()
     return bool(numbers) and min(numbers) == 0 and max(numbers) == len(numbers) - 1
 
@@ -547,7 +550,7 @@ def column_names(
 
 
 class ProducerProperties(OneProcess):
-    """The properties of both facades."""
+    """The properties that `Producer` and `AsyncProducer` share: metrics, producer id and epoch."""
 
     _core: ProducerCore
 

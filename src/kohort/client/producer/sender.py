@@ -140,13 +140,13 @@ class Parcel:
 
 
 class Sender:
-    """The sending half of a producer.
+    """The task of a producer that sends its batches to the partitions' leaders, and handles the responses.
 
     Attributes:
         identity: Producer id and epoch.
         metrics: Metrics.
         in_flight: Number of requests without a response, by broker and channel.
-        used_ms: When records were last sent to a topic.
+        used_ms: When the application last sent a record, by topic.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; batches in flight get no further attempt.
@@ -549,7 +549,11 @@ class Sender:
             queue.mended = True
 
     def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
-        """Decide about a batch whose sequence or epoch the broker refused: return whether to send it again."""
+        """Return whether to retry a batch whose sequence number or producer epoch the broker refused.
+
+        Without transactions always: the epoch is raised first, unless an earlier batch that has to be sent again
+        explains the refusal. With transactions only in the latter case.
+        """
         if self.config.transactional_id is not None:
             return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
         if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
@@ -566,7 +570,10 @@ class Sender:
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """Fail a batch that was sent: the broker refused it, or may have appended it under its sequences."""
+        """Fail a batch that was sent and won't be retried: the broker refused it, or may have appended it.
+
+        An idempotent producer raises its epoch if the partition has no acknowledged batch yet.
+        """
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:
@@ -590,7 +597,7 @@ class Sender:
         return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
 
     def _expire(self, now_ms: float) -> None:
-        """Fail batches that are older than the delivery timeout, also those whose request is not answered yet."""
+        """Fail batches older than `delivery.timeout.ms`, also those in flight without a response."""
         late: list[Batch] = []
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():

@@ -217,7 +217,7 @@ class TransactionManager:
     async def _offsets_of(
         self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> KafkaError | None:
-        """Commit one member's offsets; return the error of a refusal."""
+        """Commit one member's offsets with the transaction; return the error if that fails, else None."""
         try:
             commit = partial(self._commit_offsets, offsets, who, who.group_id, known_ids(self._cluster, offsets))
             await self._asking(commit, "commit offsets of a member")
@@ -227,9 +227,9 @@ class TransactionManager:
 
     @contextlib.contextmanager
     def _adding_offsets(self) -> Iterator[None]:
-        """Count a call that adds offsets, for which an end of the transaction waits.
+        """Context manager around a call that adds offsets: commit and abort wait until it is over.
 
-        If the call fails, the transaction fails.
+        If the call fails or is cancelled, the transaction fails.
         """
         self._offset_calls += 1
         try:
@@ -246,12 +246,10 @@ class TransactionManager:
                 self._offsets_added.resolve(None)
 
     async def offsets_added(self) -> None:
-        """Wait until no call or request that adds offsets to the transaction is under way.
+        """Wait until no call or request that adds offsets to the transaction is under way, before it is ended.
 
-        Other threads or tasks may call; an interrupted call may have left its request.
-
-        They would add the offsets after the end. The coordinator would take these into the next transaction, also those
-        of one that was aborted. A request ends by its answer, or after `request_timeout_ms`.
+        Other threads may make such calls, and an interrupted call may have left its request. The coordinator would add
+        their offsets to the next transaction. A request ends by its answer, or after `request_timeout_ms`.
 
         Raises:
             TimedOutError: A request had no answer within `max_block_ms`.
@@ -270,9 +268,9 @@ class TransactionManager:
 
     @contextlib.contextmanager
     def refusing_records(self) -> Iterator[None]:
-        """Refuse records and offsets while a transaction is ended.
+        """Context manager that refuses records and offsets of other threads while the transaction is being ended.
 
-        What another thread adds meanwhile would be in none.
+        They would belong to no transaction.
         """
         self._ends_under_way += 1
         try:
@@ -340,7 +338,10 @@ class TransactionManager:
             self._expect_open()
 
     def _may_send(self, partition: TopicPartition) -> bool:
-        """Return whether the coordinator has added the partition; if not, add it. Under the accumulator's lock."""
+        """Return whether records may be sent to a partition: the coordinator has added it to the transaction.
+
+        If it has not, start to add it. In version 2 a Produce adds it by itself. Under the accumulator's lock.
+        """
         if self._version >= 2:
             self._begun = True
             return True
@@ -372,7 +373,10 @@ class TransactionManager:
             raise InvalidInputError("not possible now: the transaction is being ended", ErrorCode.INVALID_TXN_STATE)
 
     def _explained(self, error: KafkaError) -> KafkaError:
-        """Replace an error that follows from `transaction.timeout.ms` by one whose text names that timeout."""
+        """Replace an error by one that explains it, if the transaction was open longer than `transaction.timeout.ms`.
+
+        Errors of other causes are returned unchanged.
+        """
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
         if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._explained_error:
             return error
@@ -392,9 +396,9 @@ class TransactionManager:
             self._fail(error_for(ErrorCode.TRANSACTION_ABORTABLE, text))
 
     def _choose_version(self) -> None:
-        """Choose the version of the next transaction: the cluster's finalized feature, but at most 2.
+        """Choose the next transaction's version: the finalized level of `transaction.version`, at most 2.
 
-        A higher version needs another epoch.
+        After a rise of the version, the producer needs another epoch.
         """
         before, self._version = self._version, min(2, self._cluster.connections.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
@@ -496,9 +500,10 @@ class TransactionManager:
         self._begun = True
 
     async def _send_offset_request(self, request: RequestMessage[R] | Between[R], to: Coordinator) -> R:
-        """Send a request whose answer an end awaits, even if the caller is interrupted after it was sent.
+        """Send a request that adds offsets; once sent, it stays in flight even if the caller is cancelled.
 
-        Version 2 needs no wait: the end brings the next epoch, and the coordinator refuses what comes late.
+        Commit and abort wait for its answer. In transaction version 2 they need not: ending the transaction raises the
+        epoch, and the coordinator refuses late requests.
         """
         if self._version >= 2:
             return await self._cluster.send(request, to)

@@ -51,9 +51,9 @@ def batch_numbers(names: Iterable[str]) -> set[int]:
 
 
 def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
-    """Return the highest batch in `commits/` that Spark could continue after, with its files complete; None if none.
+    """Return the last completed batch: the highest number in `commits/` whose log files are complete; None if none.
 
-    The function lists one folder and reads three small files. It may be called while the query runs.
+    This lists one folder and reads three small files, and may be called while the query runs.
     """
     for number in sorted(batch_numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
         if is_whole(checkpoint, number, files=files):
@@ -67,7 +67,10 @@ def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
 
 
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
-    """Return whether the logs have what Spark needs to continue after a batch: its commit, its and the last offsets."""
+    """Return whether the logs have what Spark needs to continue after a batch.
+
+    That is a readable `commits/N`, and readable `offsets/N` and `offsets/N-1`.
+    """
     try:
         commit_of(checkpoint, number, files=files)
         for batch in range(max(number - 1, 0), number + 1):
@@ -110,10 +113,10 @@ def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dic
 
 
 def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
-    """Return the end offset that a kohort source wrote under its query's identity; None if there is none.
+    """Return the end offset with this query identity among those of a batch; None if there is none.
 
-    Sources are identified by what their offsets say and never by their position: Spark orders them by its plan. A
-    source that stands in two positions of the plan, as in a union with itself, is there twice, with the same end.
+    A source is found by the identity in its offset, never by its position: Spark orders sources by its plan. A source
+    that the plan reads twice, as in a union with itself, is there twice, with the same end.
 
     Raises:
         CorruptDataError: two sources have that identity.
@@ -195,11 +198,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class VersionFile:
-    """A file of a state store, described by its name.
+    """A snapshot or changelog file of a state store, as its name describes it.
 
     Attributes:
-        version: the version of the state that the file is, or leads to.
-        id: the unique id in the name, with checkpoint format 2.
+        version: the version of the state that the snapshot has, or the changelog leads to.
+        id: the unique id in the name, with checkpoint format 2; None without.
         kind: the file name's ending.
     """
 
@@ -214,13 +217,13 @@ class VersionFile:
 
 
 def version_file(name: str) -> VersionFile | None:
-    """Parse the name of a version's file in a store's folder, or of its checksum; return None for other files."""
+    """Parse the name of a state store's snapshot or changelog, or of the checksum file of one; None for other files."""
     found = _VERSION_FILE.fullmatch(name)
     return VersionFile(int(found[1]), found[2], found[3]) if found else None
 
 
 def schema_batch(name: str) -> int | None:
-    """Return the first batch of the run that wrote a schema, from its file name; None if the name is not a schema's."""
+    """Parse the name of a state schema file: return the first batch of the run that wrote it; None for other names."""
     found = _SCHEMA.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -248,7 +251,12 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
 
 
 def operator_noted(path: str, text: str) -> dict[str, Any]:
-    """Parse the JSON in the text of an operator's metadata file; raise the errors of `operators`."""
+    """Parse the content of a stateful operator's metadata file: a version line, then JSON.
+
+    Raises:
+        CorruptDataError: the JSON is not an object.
+        InvalidInputError: a newer Spark wrote it.
+    """
     first, _, rest = text.partition("\n")
     if first.strip() not in ("v1", "v2"):
         raise InvalidInputError(
@@ -306,12 +314,12 @@ def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str,
 def missing_state(
     taken: Collection[str], noted: Iterable[Operator], commit: Mapping[str, Any], version: int
 ) -> str | None:
-    """Return the first store that Spark could not load in a version from these files; None if all can be loaded.
+    """Return the folder of a state store whose version Spark could not load from these files; None if all can be.
 
     Args:
-        taken: paths relative to the checkpoint.
-        noted: the checkpoint's operators.
-        commit: the commit of the batch that wrote the version.
+        taken: the files that a checkpoint would have, by paths relative to it.
+        noted: the checkpoint's stateful operators.
+        commit: the JSON in `commits/` of the batch that wrote the version.
         version: the version of the state.
     """
     stores: dict[str, list[VersionFile]] = {}

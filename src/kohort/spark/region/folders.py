@@ -78,9 +78,9 @@ class CheckpointContents:
     """The parts of an old checkpoint that go into a new one, by paths relative to both.
 
     Attributes:
-        folders: the folders, each after its parent.
-        linked: files that get a hard link.
-        anew: files that are rewritten, because their text depends on their path.
+        folders: the folders to make, each after its parent.
+        linked: files that get a hard link in the new checkpoint.
+        anew: files that are written again, because their text contains the checkpoint's absolute path.
     """
 
     folders: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: C
 
 
 def _take_all(files: FileCalls, old: str, folder: str, taken: CheckpointContents) -> None:
-    """Add a whole folder to the clone: its files do not belong to batches, and later entries do no harm."""
+    """Add a folder to the clone with everything in it, because its files do not depend on the batch."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     whole = []
@@ -156,7 +156,13 @@ def _look_through_state(files: FileCalls, old: str, batch: int, taken: Checkpoin
 def _look_through_store(
     files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents, *, named: bool = False
 ) -> None:
-    """Add a partition's state folder to the clone: files of its default store, or a folder for each of its stores."""
+    """Add a partition's folder of state to the clone, with the files of state versions up to the batch.
+
+    The folder has the files of the default store, or one folder for each store.
+
+    Raises:
+        InvalidInputError: a file is of an unknown kind.
+    """
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     kept = []
@@ -177,12 +183,16 @@ def _look_through_store(
 
 
 def _belongs(version: int, batch: int) -> bool:
-    """Return whether a state version belongs to the clone: batch N writes version N + 1."""
+    """Return whether batches up to `batch` have written this state version: batch N writes version N + 1."""
     return version <= batch + 1
 
 
 def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str], taken: CheckpointContents) -> None:
-    """Add a folder to the clone, which may have only the files in `known`."""
+    """Add a folder to the clone.
+
+    Raises:
+        InvalidInputError: it has other files than those in `known`.
+    """
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     for name in _shown(names):
@@ -192,7 +202,10 @@ def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str
 
 
 def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents) -> None:
-    """Add an operator's metadata to the clone, whose version 2 belongs to a batch and may name absolute paths."""
+    """Add a stateful operator's metadata to the clone.
+
+    In version 2 there is a file for each run's first batch, which may contain absolute paths and is written again.
+    """
     names = names_in(files, f"{old}/{folder}")
     if "v2" not in names:
         _look_through_names(files, old, folder, ["metadata"], taken)
@@ -229,12 +242,12 @@ def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, t
 
 
 def _shown(names: Iterable[str]) -> Iterator[str]:
-    """Return a folder's file names, sorted, without checksums and files being written."""
+    """Yield file names in order, without those that begin with a dot: checksums, and files being written."""
     return (name for name in sorted(names) if not name.startswith("."))
 
 
 def _families(folder: str, names: Collection[str], kept: Iterable[str]) -> list[str]:
-    """Return the kept files that exist, and the Hadoop checksum file of each, which Spark checks when it reads."""
+    """Return the paths of those `kept` files of a folder that exist, each followed by its Hadoop checksum file."""
     there = set(names)
     inside = f"{folder}/" if folder else ""
     return [
@@ -352,9 +365,9 @@ def clone_checkpoint(
 
 
 def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
-    """Remove the folders of epochs before the oldest kept one; return the removed epochs.
+    """Remove a query's checkpoint folders of all epochs before the lowest in `keep`; return the removed epochs.
 
-    A folder that a zombie is writing to at this moment is left to a later call.
+    A folder to which an old run is still writing stays until a later call.
     """
     files = confine_files(files, query_folder)
     gone: set[int] = set()
@@ -373,7 +386,11 @@ def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCa
 
 
 def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
-    """Return whether an earlier call has made this clone; raise if a query has planned a batch in it since."""
+    """Return whether an earlier call has made this clone already.
+
+    Raises:
+        InvalidInputError: a query has planned a batch in it since.
+    """
     if not names_in(files, new):
         return False
     planned = max(batch_numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
@@ -387,7 +404,12 @@ def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
 
 
 def _check_retained(files: FileCalls, old: str, batch: int) -> None:
-    """Check that the logs have what Spark needs to continue after the batch."""
+    """Check that the old checkpoint's logs still have the batch.
+
+    Raises:
+        InvalidInputError: Spark has removed old batches, of which it keeps `minBatchesToRetain`.
+        CorruptDataError: the checkpoint is missing or damaged.
+    """
     names = names_in(files, old)
     if not names:
         raise CorruptDataError(f"{old} is not there or empty, and the region's last sequence is batch {batch} of it")
@@ -446,7 +468,11 @@ def _write_anew(files: FileCalls, on_its_way: str, path: str, text: str) -> None
 
 
 def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: CheckpointContents) -> None:
-    """Check that everything Spark needs to continue after the batch is there."""
+    """Check that a clone has everything that Spark needs to continue after the batch: logs, and state of each store.
+
+    Raises:
+        CorruptDataError: something is missing.
+    """
     if QUERY not in taken.linked or not is_whole(on_its_way, batch, files=files):
         raise CorruptDataError(
             f"{on_its_way} lacks Spark's own files up to batch {batch}: the old checkpoint was damaged"

@@ -59,7 +59,7 @@ def outside_sources(frame: DataFrame) -> tuple[str, ...]:
 
 
 def _has_session(relation: Any) -> bool:
-    """Return whether a source of the plan belongs to the region: only the region sets the session option."""
+    """Return whether a source in a plan belongs to the region, by an option that only the region sets."""
     with_options = relation.getClass().getSimpleName() == "StreamingRelationV2"
     return with_options and bool(relation.extraOptions().containsKey(SEAT))
 
@@ -77,10 +77,10 @@ def refuse_mode(frame: DataFrame, mode: str) -> None:
 
 
 def refuse_unreplayable(frame: DataFrame) -> None:
-    """Refuse a plan with a source that can't be read again after a reset.
+    """Refuse a plan with a source that can't be read again after a region reset.
 
     Raises:
-        InvalidInputError: a source can't go back.
+        InvalidInputError: the plan has such a source, for example a socket, or files with cleanSource.
     """
     for node in _nodes(_plan(frame)):
         if node.getClass().getSimpleName() not in RELATIONS:
@@ -160,11 +160,12 @@ class BuiltQuery:
         output: the columns of its rows, as Spark's JSON.
         schema: the Arrow schema of its rows, for the sink.
         operators: the names of its stateful operators.
-        watermark: whether rows can be late.
-        sources: the options of each source as text, for messages and for comparison with a later program.
+        watermark: whether the plan has a watermark, so that rows can be late.
+        sources: a text for each source, for messages and for comparison with a later program.
         batches_kept: how many batches Spark retains in the checkpoint.
         outside: the names of sources outside the region that the query also reads.
-        undecoded: by source, the columns for `build` when bad values become dead letters; empty: all.
+        undecoded: for each source, the columns to pass to `build` if its bad values become dead letters; empty if
+            they don't: all columns are passed.
     """
 
     spark: SparkSession
@@ -182,9 +183,9 @@ class BuiltQuery:
 
     @property
     def keeps_checkpoint(self) -> bool:
-        """Whether a run continues from the files of the last run's checkpoint: state, or positions of other sources.
+        """Whether a run needs the checkpoint of the run before, for state or positions of sources outside the region.
 
-        The region itself keeps where its sources continue.
+        The positions of the region's own sources are in the region's checkpoints.
         """
         return bool(self.operators) or bool(self.outside)
 
@@ -205,7 +206,10 @@ class BuiltQuery:
 def build_query(
     spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]], undecoded: Sequence[Sequence[str]] = ()
 ) -> tuple[DataFrame, list[DataFrame]]:
-    """Build the query of fresh sources; return its rows, and the frames of sources with values that may not decode.
+    """Build a query's DataFrame from new readers of its sources.
+
+    Returns:
+        The rows for the sink. And the DataFrames of those sources whose bad values become dead letters.
 
     Raises:
         InvalidInputError: the result is not a streaming DataFrame.
@@ -229,14 +233,14 @@ def build_query(
 
 
 def _decoded(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Return the records whose values decode, with the columns for `build`."""
+    """Return a source's records without those whose values are bad, with these columns; no columns: all, unchanged."""
     return frame.where(f"{BAD_VALUE} IS NULL").select(*columns) if columns else frame
 
 
 def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
-    """Add a column with the sources' records that do not decode to the rows of a query.
+    """Add the records whose values do not decode to a query's rows, as rows with nothing but the column `LETTER`.
 
-    Spark reads a source in two positions of a plan by one reader, once for each position.
+    Staging tasks take them out again, as dead letters. `bad` are the sources' DataFrames; empty: no change.
     """
     if not bad:
         return rows

@@ -52,10 +52,10 @@ FAILURES_IN_A_ROW_MAX = 5
 
 
 class QueryFailures:
-    """The failures of one query during the life of its application; for one thread.
+    """A counter of a query's failures in a row, in the batch that begins at the same offsets; for one thread.
 
-    Region checkpoints that complete in between are no sign of progress: other queries complete them, and so does a
-    query that has only begun. Progress is a failed batch that begins at other offsets than an earlier one.
+    A failure at other start offsets is progress, and the count starts anew. Region checkpoints in between are no
+    progress: other queries complete them too.
     """
 
     def __init__(self) -> None:
@@ -121,8 +121,8 @@ class _Wanted:
     """The members' requests to start the next run, since the last one began.
 
     Attributes:
-        epochs: the epoch in which each member is to begin, by its number.
-        since_s: the time of the last request.
+        epochs: the epoch that each requesting member asks for, by the member's number.
+        since_s: the time of the last request, on the monotonic clock.
     """
 
     epochs: dict[int, int] = field(default_factory=dict)
@@ -134,10 +134,10 @@ class _AtCut:
     """The query's contribution to a checkpoint attempt, determined once for all of its members.
 
     Attributes:
-        cut: the attempt, with its control plane's term, because each term counts its attempts from the start.
+        cut: the control plane's term and the attempt's number, which is unique within a term only.
         run: the run that contributes; None: none runs, and nothing has happened since the last region checkpoint.
-        last: the last batch that belongs to the checkpoint.
-        ends: end offsets by member, determined together: the run may be stopped before the next member contributes.
+        last: the last batch that belongs to the checkpoint; None: none does.
+        ends: the end offsets of each member's partitions, determined at one time for all.
     """
 
     cut: tuple[int, CheckpointAttempt]
@@ -148,7 +148,10 @@ class _AtCut:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The query's last contribution to a checkpoint, while no complete checkpoint includes it."""
+    """The query's last contribution to a checkpoint attempt, until a complete checkpoint includes it.
+
+    `state` is `saved`, encoded; `run` is the run that contributed.
+    """
 
     saved: SavedQuery
     state: bytes
@@ -156,7 +159,10 @@ class _Given:
 
 
 class RegionQuery:
-    """A query of a region, whose own thread starts and stops runs; members' threads only post requests."""
+    """A query of a region: starts and stops its runs (Spark queries), and contributes to checkpoints.
+
+    Runs start and stop on its own thread; the threads of its members only post requests.
+    """
 
     def __init__(
         self,
@@ -208,12 +214,18 @@ class RegionQuery:
     # -- Requests of the members' threads
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Record that a member works in this epoch; start a run when all members do (`MemberQuery.begin`)."""
+        """Request a run in this epoch for one member; the run starts when all members have requested it.
+
+        `state` is the query's saved state in the checkpoint from which it continues.
+        """
         self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop the run after a region reset, and start the next from this state (`MemberQuery.go_back`)."""
+        """Stop the run because the region resets, and request the next one in this epoch, from this saved state.
+
+        The member learns by `ApplicationReset` when the run has stopped.
+        """
         self._set_state(member, state)
 
         def reset_run() -> None:
@@ -231,13 +243,16 @@ class RegionQuery:
         self._posted.put(reset_run)
 
     def _set_state(self, member: int, state: bytes | None) -> None:
-        """Set the query's saved state now and not when the run begins, since a checkpoint attempt may come before."""
+        """Set the query's saved state, if the lead member brings it: a checkpoint attempt may need it before a run."""
         if member == LEAD:
             with self._lock:
                 self._state, self._given = state, None
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """Note that a member has ended, perhaps by an error, which ends the query (`MemberQuery.ended`)."""
+        """Stop the run, because a member has ended; after an error abandon the other members too.
+
+        The query is over when all its members have ended.
+        """
 
         def end_member() -> None:
             if error is not None and error.__cause__ is None:
@@ -254,13 +269,17 @@ class RegionQuery:
         self._posted.put(end_member)
 
     def is_idle(self) -> bool:
-        """Return whether no batch that reads from one of the query's sources runs (`MemberQuery.is_idle`)."""
+        """Return whether no batch that reads any of the query's sources is running."""
         return all(member.assignments.running() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
-        """Return the end offsets, staged files and state up to the last completed batch (`MemberQuery.contribute`)."""
+        """Return one member's contribution to a checkpoint attempt, up to the last completed batch.
+
+        Every member contributes the end offsets of its partitions. The lead member adds the keys of the staged rows and
+        the query's state; for the others both are empty.
+        """
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
@@ -284,15 +303,15 @@ class RegionQuery:
         return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
-        """Return the query's state for a region checkpoint that ends with batch `last` of the run in this epoch."""
+        """Make the state to save in a region checkpoint: this epoch, its last batch, and the query's definition."""
         built = self._built
         return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.keeps_checkpoint)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
-        """Return the end offsets of a member's partitions, from the last batch that read each in this assignment.
+        """Return the end offsets of a member's partitions: for each, that of the last batch that read it.
 
-        That may not be the last batch of all: no batch reads partitions that are being revoked. Partitions that no
-        batch has read since the last region checkpoint keep the end offsets of that one.
+        Only batches since the last region checkpoint, and of the partition's current assignment, count. Partitions that
+        none of them read are left out: their offsets in that checkpoint stay.
         """
         group, handed, counted = member.machine.group, member.assignments.handed(), run.staged.last_included_batch()
         ends: dict[TopicPartition, Position] = {}
@@ -308,13 +327,19 @@ class RegionQuery:
         return ends
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
-        """Return the offset ranges that a member's source has read up to a batch; its identity finds the source."""
+        """Return the offset ranges of a batch that a member's source planned, from `offsets/` of the run's checkpoint.
+
+        None: the source has not connected yet, or the batch has no offset of it.
+        """
         identity = SOURCE_SESSIONS.query_at(tuple(run.sessions)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
     def forget_contribution(self, member: int) -> int:
-        """Forget the last contribution, which a complete checkpoint includes (`MemberQuery.forget_contribution`)."""
+        """Forget the staged keys of the last contribution, because a complete checkpoint includes it.
+
+        Old checkpoint folders are removed. Return the number of dead letters in the contribution.
+        """
         if member != LEAD:
             return 0
         with self._lock:
@@ -330,7 +355,7 @@ class RegionQuery:
         return dead_letters
 
     def check_running_batch(self, member: int) -> None:
-        """Mark a member's running batch as done if Spark's checkpoint has its commit, as `MemberQuery` says."""
+        """Mark a member's running batch as done if `commits/` of Spark's checkpoint has it."""
         run, batch = self._run, self._members()[member].assignments.running()
         if run is None or batch is None:
             return
@@ -367,7 +392,7 @@ class RegionQuery:
         self._wanted.since_s = time.monotonic()
 
     def _start_if_all_are_there(self) -> None:
-        """Start a run once every member has requested one in its current epoch, and no other request is queued."""
+        """Start a run if every member has requested one in its current epoch, and no other request is queued."""
         if self._run is not None or self._failed or self._gone or not self._posted.empty():
             return
         wanted = self._wanted.epochs
@@ -418,10 +443,10 @@ class RegionQuery:
         )
 
     def _continues_after(self, saved: SavedQuery | None) -> int | None:
-        """Return the last batch of the checkpoint from which the next run continues; None: it starts without batches.
+        """Return the batch of the last run's checkpoint after which the next run continues; None: it starts empty.
 
-        A query that keeps nothing in its checkpoint needs no file of an earlier run, which may be on another machine.
-        The control plane says where its partitions begin.
+        A query without state or outside sources needs no file of an earlier run, which may be on another machine. The
+        control plane sends the offsets where its partitions begin.
         """
         if saved is None or saved.kept is False or not self._built.keeps_checkpoint:
             return None
@@ -479,7 +504,7 @@ class RegionQuery:
         return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
     def _complete_partial_reset(self) -> None:
-        """Reset the remaining members when some members of the query have reset and the others have not followed."""
+        """Reset the query's other members, if only some have reset, and the rest has not followed in time."""
         wanted = self._wanted
         some = 0 < len(wanted.epochs) < len(self._members())
         if some and not self._failed and not self._gone and time.monotonic() > wanted.since_s + PARTIAL_RESET_TIMEOUT_S:

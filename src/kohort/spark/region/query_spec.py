@@ -94,14 +94,14 @@ class DeclaredQuery:
         sources: the options of each source, as given and parsed.
         into: the sink.
         start: where partitions begin that the region has never read.
-        holds_back: whether a revocation waits for a region checkpoint.
+        holds_back: whether revoked partitions are released with the next region checkpoint, instead of a reset.
         mode: Spark's output mode.
-        state: 'partial', 'pinned' or None.
-        queries: all queries of its group, where it is pinned.
+        state: 'partial', 'pinned' or None, as in `QuerySettings`.
+        queries: for a pinned query, the names of all queries of its group.
         reads_again: whether it may read topics again that another group has read into the same sink.
-        letters: the sink of its dead letters.
-        divides: whether rows that the sink can't take become dead letters.
-        undecoded: by source, the columns for the query when values that do not decode become dead letters; empty: they
+        letters: the sink of its dead letters (rows that the sink can't take, and records with bad values).
+        divides: whether rows that the sink can't take become dead letters; otherwise they fail the query.
+        undecoded: for each source, the columns to pass to `build` if its bad values become dead letters; empty if they
             don't.
     """
 
@@ -243,7 +243,10 @@ def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> t
 
 
 def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[str, ...]:
-    """Return the columns that the query gets from a source whose bad values become dead letters; empty: they don't."""
+    """Return the columns to pass to `build` from a source whose bad values become dead letters.
+
+    Empty if they don't: the source has no typed values, or its own `onBadRecord`.
+    """
     says = any(name.lower() == "onbadrecord" for name in raw)
     return () if says or options.value_format is None else columns_of(options)
 
@@ -251,7 +254,10 @@ def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[
 def _keeping_bad_values(
     raw: dict[str, str], options: SourceOptions, columns: tuple[str, ...]
 ) -> tuple[dict[str, str], SourceOptions]:
-    """Return options by which a source delivers values that do not decode too, with their records."""
+    """Return a source's options, changed so that records with bad values are delivered too, with value and reason.
+
+    `columns` are those that the query needs; empty: nothing is changed.
+    """
     if not columns:
         return raw, options
     rest = {name: value for name, value in raw.items() if name.lower() != "columns"}
@@ -287,7 +293,7 @@ def check_sink(declared: DeclaredQuery, built: BuiltQuery) -> None:
 
 
 def check_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
-    """Check that a query can start on another machine, without a checkpoint folder that its next driver sees.
+    """Check that a query needs no checkpoint folder that outlives its driver, for a region without one.
 
     Raises:
         InvalidInputError: the query keeps state, or reads sources outside the region.
@@ -307,10 +313,12 @@ def check_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
 
 
 def check_state(declared: DeclaredQuery, built: BuiltQuery) -> bool:
-    """Return whether a query may share its group although its state does not move with partitions.
+    """Return whether other queries may be members of the query's group: it has no state, or `state` says how to share.
+
+    State does not move with partitions.
 
     Raises:
-        InvalidInputError: its results are not parts that can be added up.
+        InvalidInputError: `state` is 'partial', and the results are not parts that can be added up.
     """
     if declared.state == PARTIAL and (built.watermark or set(built.operators) - {"aggregation"}):
         found = ", ".join(built.operators) + (" with a watermark" if built.watermark else "")

@@ -10,7 +10,7 @@ FORM = 1
 
 
 class _Form(msgspec.Struct):
-    """The version of a saved state's format alone, which every release can read."""
+    """The format version of a saved state, and nothing else: every release can decode this much of it."""
 
     form: int = msgspec.field(name="kohort-spark")
 
@@ -24,7 +24,8 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
         output: the schema of its rows, as Spark's JSON.
         operators: the names of its stateful operators, in the plan's order.
         sources: what each source reads, as text.
-        kept: whether the next run needs the files of that checkpoint; None: an earlier release, which always took them.
+        kept: whether the next run needs the files of that checkpoint; None: an earlier release wrote this, and always
+            used them.
     """
 
     epoch: int
@@ -57,12 +58,11 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
 
 
 def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
-    """Refuse a changed query that keeps state; a query without state may change.
-
-    It must not leave out a source outside the region: only its checkpoint had the source's position.
+    """Check that a query with state is still the one that saved its state; a query without state may change.
 
     Raises:
-        InvalidInputError: the query has changed; the message has the difference.
+        InvalidInputError: the query has changed; the message has the difference. Or it no longer reads any source
+            outside the region, whose position only its checkpoint has.
     """
     if not before.operators and not now.operators:
         if before.kept and not now.kept:

@@ -47,13 +47,13 @@ RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", 
 
 
 class MemberQuery(Protocol):
-    """A query as its sources' members see it; any thread may call."""
+    """An interface: the methods of a query (`RegionQuery`) that its members call, from any thread."""
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Note that a member works in this epoch; the query starts when all of them do."""
+        """Request a run in this epoch, from this saved state; it starts when all members of the query have done so."""
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop the query's run, and start it from this state once all members have posted `ApplicationReset`."""
+        """Stop the query's run because the region resets, and request the next in this epoch, from this saved state."""
 
     def contribute(
         self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]
@@ -83,7 +83,7 @@ class MemberQuery(Protocol):
 
 
 class QueryThread(MemberThread):
-    """The thread of a Spark source's member."""
+    """The thread of one source's member of the region: it runs in the application, and joins the source's group."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class QueryThread(MemberThread):
         self.wake()
 
     def pace_checkpoints(self, ahead: int, asks_at: int, holds_at: int) -> None:
-        """Keep the query near the last region checkpoint.
+        """Request checkpoints, or pause the query, so that it does not run too many batches ahead of the last one.
 
         Args:
             ahead: the batches that the query has run since that checkpoint.
@@ -131,7 +131,7 @@ class QueryThread(MemberThread):
             self.post(happens.CheckpointRequested())
 
     def _lost(self, lost: LostRecords) -> None:
-        """Report a failure of the query if its source has lost records and failOnDataLoss is set."""
+        """Fail the member, because its source has lost records; do nothing with failOnDataLoss=false."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
             self.post(happens.MemberFailed(lost.text, remedy))
@@ -160,10 +160,10 @@ class QueryThread(MemberThread):
             )
 
     def _process_posted(self) -> None:
-        """Process all posted events before anything else, above all that a batch has begun.
+        """Pass all posted events to the member's state machine now, above all that a batch has begun to read.
 
-        Without it the machine would assume that nothing was read. The event is repeated, because the machine may ignore
-        it during a checkpoint attempt.
+        Otherwise the machine could release partitions as if nothing had been read. That event is repeated, because the
+        machine may ignore it during a checkpoint attempt.
         """
         while not self._posted.empty():
             self._step(self._posted.get())
@@ -191,7 +191,10 @@ class QueryThread(MemberThread):
         self._step(event)
 
     def _is_not_asked_back(self, parts: tuple[Part, ...]) -> None:
-        """Remove lost partitions from the pending revocations: releasing them late would hit their next assignment."""
+        """Remove lost partitions from the pending revocations.
+
+        Otherwise a late release could release the same partition after it was assigned again.
+        """
         for waiting in (self._asked_back, self._kept):
             left = [tuple(part for part in event.parts if part not in parts) for event in waiting]
             waiting.clear()
@@ -200,7 +203,7 @@ class QueryThread(MemberThread):
             self.assignments.resume_batches(RELEASE)
 
     def _keep_when_idle(self) -> None:
-        """Take revoked partitions out of further batches once the running batch is done; other partitions continue."""
+        """Stop planning batches of revoked partitions, once no batch is running; other partitions continue."""
         if not self._asked_back or self.assignments.pause_batches(RELEASE) is not None:
             return
         while self._asked_back:
@@ -210,9 +213,10 @@ class QueryThread(MemberThread):
         self.assignments.resume_batches(RELEASE)
 
     def _give_back_between_cuts(self) -> None:
-        """Pass pending revocations to the member's machine, which releases them with the next region checkpoint.
+        """Pass pending revocations to the member's machine, unless a checkpoint attempt is under way.
 
-        Not during a checkpoint attempt: its contribution may be older than the last batch that read those partitions.
+        The machine releases the partitions with the next region checkpoint. The contribution to a running attempt may
+        be older than the last batch that read them.
         """
         if self._kept:
             self._process_posted()
@@ -220,7 +224,10 @@ class QueryThread(MemberThread):
             self._step(self._kept.popleft())
 
     def _leave_when_idle(self) -> None:
-        """Leave the region between two checkpoint attempts: the next one includes everything that was read."""
+        """Request to leave the region, if the query is idle and no checkpoint attempt is under way.
+
+        The next checkpoint then includes everything that was read.
+        """
         if self._leaves and not self.machine.closing and self._query.is_idle():
             self._process_posted()
             if self.machine.cut is None:
@@ -259,9 +266,10 @@ class QueryThread(MemberThread):
                 pass  # `ResumeSubmitting`: the query never stopped
 
     def _continue_saving(self) -> None:
-        """Contribute to the checkpoint unless an offset commit is pending, which could overwrite newer offsets.
+        """Contribute to the checkpoint attempt, once no earlier offset commit is pending.
 
-        An unanswered commit is sent once more, behind the first: when the second is answered, both are complete.
+        A late commit could overwrite the newer offsets. A commit without an answer is sent again: when the second is
+        answered, the first is over too.
         """
         if self._saves is None or self._saves[0] != self.machine.cut:
             self._saves = None
@@ -290,7 +298,7 @@ class QueryThread(MemberThread):
         self._give(cut, self._ends(ends), staged, state)
 
     def _ends(self, ends: dict[TopicPartition, Position]) -> dict[Part, Position]:
-        """Return the end offsets of all assigned partitions; a partition that no batch has read ends where it began."""
+        """Return the end offsets of all assigned partitions; for one that no batch has read, its start offset."""
         found: dict[Part, Position] = {}
         for part, begin in self.machine.begins.items():
             at = ends.get(partition_of(part))

@@ -16,9 +16,10 @@ from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords
 
 
 class SourceAssignments:
-    """The state of one source, which outlives the runs of its query and ends with its member.
+    """The partitions assigned to one source of a region's query, and its running batch.
 
-    A batch that runs is never changed. `pause_batches` keeps further ones from beginning, for several reasons.
+    The object lives as long as the source's member, over several runs of the query. Batches can be paused for several
+    reasons at once; a batch that runs already continues.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class SourceAssignments:
     # -- the source's thread
 
     def wait_partitions(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
-        """Return the partitions to read; None if no batch may begin, even after `wait_ms`, or if the run is over.
+        """Return the partitions that a source may read now; None if no batch may begin, or the run is over.
 
-        An idle source that already knows the current assignment waits first, until the assignment changes or its run is
-        over.
+        If batches are paused, wait at most `wait_ms`. A source that found nothing to read (`idle`) first waits for
+        `idle.ms`, unless the assignment changes.
         """
 
         def is_news() -> bool:
@@ -78,9 +79,9 @@ class SourceAssignments:
         return True
 
     def complete_batch(self, batch: int, run: int) -> None:
-        """Mark a batch as done: the sink and the checkpoint's log have it.
+        """Mark the running batch as done: its rows are staged, and `commits/` of Spark's checkpoint has it.
 
-        A batch of another run is ignored, because each run may use the same batch numbers.
+        Ignored for a batch that is not running, and for another run, which may use the same batch numbers.
         """
         with self._changed:
             if (self._run, self._running) != (run, batch):
@@ -97,7 +98,7 @@ class SourceAssignments:
             self._changed.notify_all()
 
     def discard_running_batch(self) -> None:
-        """Mark the running batch as ended, if there is one, because its run was stopped."""
+        """Forget the running batch, if there is one, because its run was stopped."""
         with self._changed:
             self._running = None
         self._done()
@@ -111,7 +112,7 @@ class SourceAssignments:
             return RunSession(self, self._run)
 
     def in_generation(self, generation: int) -> None:
-        """Set the group's generation, which the source shows in its progress."""
+        """Set the group's generation, which sources report in the query's progress."""
         with self._changed:
             self._generation = generation
 
@@ -186,7 +187,7 @@ class SourceAssignments:
 
 @dataclass(frozen=True, slots=True)
 class RunSession:
-    """The session of one run of a query: late messages of an earlier run do not affect the present batch."""
+    """The `SourceSession` of one source for one run of its query, so that late messages of earlier runs are ignored."""
 
     assignments: SourceAssignments
     run: int

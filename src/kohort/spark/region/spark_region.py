@@ -62,14 +62,17 @@ if TYPE_CHECKING:
 
 
 class _PinnedQuery(msgspec.Struct):
-    """A member's own data: its query, and all queries of the group."""
+    """The user data in a pinned member's subscription: its query's name, and those of all queries of the group."""
 
     query: str
     queries: tuple[str, ...]
 
 
 class PinnedAssignor(Stateless):
-    """An assignor that gives each partition to its fixed query, or to nobody."""
+    """An assignor for queries with state='pinned': a hash fixes the query of each partition (`query_of`).
+
+    Partitions whose query has no member are assigned to nobody.
+    """
 
     name = "kohort-pinned"
     cooperative = True
@@ -122,7 +125,7 @@ class PinnedAssignor(Stateless):
 
 
 def query_of(topic: str, partition: int, queries: Sequence[str]) -> str:
-    """Return the query of a partition, from the sorted names."""
+    """Return the name of the query to which a partition is pinned, by a hash over the group's sorted query names."""
     return queries[(zlib.crc32(topic.encode()) + partition) % len(queries)]
 
 
@@ -200,7 +203,7 @@ def current_end_offsets(queries: Iterable[DeclaredQuery]) -> Ends:
 
 
 def caught_up(seen: RegionSeen, ends: Ends) -> bool:
-    """Return whether everything up to these offsets is in region checkpoints that the sinks show."""
+    """Return whether everything up to these offsets is in region checkpoints, and all sinks have published these."""
     at = {(end.group, end.topic, end.partition): end.offset for end in seen.positions}
     return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in ends.items())
 
@@ -342,7 +345,11 @@ class SparkRegion:
                 self._record_running(started)
 
     def _ready(self) -> list[StartedQuery]:
-        """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
+        """Check all declared queries that do not run, and make their members; none has joined its group yet.
+
+        Raises:
+            InvalidInputError: the region is closed, or a query is invalid.
+        """
         from kohort.spark.registration import register_source
 
         if self._closed.is_set():
@@ -506,7 +513,7 @@ class SparkRegion:
         return bool(running) and len(over) == len(running)
 
     def _is_idle(self) -> bool:
-        """Return whether no batch runs here: everything may have been read long before a checkpoint is due."""
+        """Return whether no query of this process is running a batch."""
         with self._lock:
             members = [member for started in self._running.values() for member in started.members]
         return all(member.assignments.running() is None for member in members)
@@ -541,9 +548,9 @@ class SparkRegion:
         self._region.checkpoint()
 
     def complete(self) -> int:
-        """Return the last region checkpoint that all sinks show; 0 if there is none.
+        """Return the id of the last region checkpoint that all sinks have published; 0 if there is none.
 
-        A reader of several sinks reads each up to this checkpoint.
+        A reader of several sinks that reads each up to this checkpoint sees them consistent.
 
         Raises:
             TimedOutError: the control plane does not answer.
@@ -639,11 +646,11 @@ class StartedQuery:
 
 
 def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBehaviour:
-    """Return how the members of a query behave in the region; it is the same for all of its sources.
+    """Return the properties that the members of a query report when they join the region, the same for all sources.
 
     Args:
         declared: the query.
-        shares: whether its state moves with partitions, or it has none.
+        shares: whether other queries may be members of its group (`check_state`).
         keeps: whether the region keeps the query's state and groups for it while it does not run.
     """
     sources = len(declared.sources)
@@ -652,7 +659,7 @@ def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBe
 
 
 def write_region(region: SparkRegion, name: str, build: Build, into: Sink, source: Source | Sequence[Source]) -> None:
-    """Declare a query with the defaults of `SparkRegion.query`, as a function."""
+    """Declare a query by `SparkRegion.query` with all other options at their defaults."""
     region.query(name, build, source=source, into=into)
 
 

@@ -42,7 +42,7 @@ class QueryOutput:
 
     Attributes:
         sink: the sink of the query's rows.
-        letters: the sink of the dead letters.
+        letters: the sink of the dead letters; None: there are none.
         divides: whether rows that the sink can't take become dead letters; otherwise they fail the task.
     """
 
@@ -53,7 +53,7 @@ class QueryOutput:
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """The work of a Spark task on its rows. Pickled to the workers.
+    """The function of a Spark task in a region's query: it stages rows in the sinks. Pickled to the workers.
 
     Attributes:
         output: the sinks.
@@ -61,7 +61,7 @@ class StagingTask:
         region_id: the region's id.
         epoch: the epoch of the run.
         member: the member's name.
-        unit_bytes: the size of a unit.
+        unit_bytes: the size of rows that are staged together under one key.
     """
 
     output: QueryOutput
@@ -85,7 +85,7 @@ class StagingTask:
             yield from self._stage(units, held)
 
     def _stage(self, units: Iterator[int], batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage a unit of rows, and one of their dead letters if there are any."""
+        """Stage some rows under one key, and their dead letters, if any, under another; yield a row for each key."""
         table, output = pa.Table.from_batches(batches), self.output
         undecoded = None
         if LETTER in table.column_names:
@@ -126,7 +126,10 @@ class StagingTask:
 
 
 def _key_row(key: StagedKey, letters: int) -> pa.RecordBatch:
-    """Build a batch of one row without `pa.array`, which imports pandas: a second in each new worker."""
+    """Return a row of a task's result: the key under which rows are staged, and how many of them are dead letters.
+
+    Built without `pa.array`, which imports pandas: that takes a second in each new worker.
+    """
     data = key.file_stem().encode()
     ends = (0).to_bytes(4, "little") + len(data).to_bytes(4, "little")
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
@@ -145,7 +148,7 @@ class StagedBatches:
         self._batches: dict[int, Staged] = {}
 
     def add(self, batch: int, staged: Staged) -> None:
-        """Record the staged keys of a batch, even if there are none: lost output must not look like no output."""
+        """Record the staged keys of a batch, also if it staged nothing: a batch without a record counts as lost."""
         with self._lock:
             self._batches[batch] = staged
 
@@ -164,7 +167,10 @@ class StagedBatches:
             return merge_staged(self._batches[number] for number in wanted)
 
     def forget_contribution(self) -> int:
-        """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
+        """Forget the keys of the last contribution to a checkpoint, because a complete one includes them.
+
+        Return the number of dead letters in it.
+        """
         with self._lock:
             done = [self._batches.pop(number) for number in sorted(self._batches) if number <= self._given]
             self._after = self._given
@@ -182,7 +188,10 @@ class StagedBatches:
 
 
 def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
-    """Return the one action of a batch: its tasks stage, and it returns the keys of the attempts that counted."""
+    """Return a function that stages the rows of a micro-batch by one Spark job, and returns the staged keys.
+
+    The keys are those of the task attempts whose results Spark accepted.
+    """
 
     def in_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -168,7 +168,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The group's offset of a partition, and the query that committed it; None: another client."""
+    """The group's committed offset of a partition, with the stamp of the query that committed it.
+
+    `stamp` is None if another client made the commit.
+    """
 
     offset: int
     stamp: Stamp | None = None
@@ -176,7 +179,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The offset range of one partition in the query's own last batch, as its checkpoint has it."""
+    """The position of one partition in a query's checkpoint: `offset`, after the range that began at `start`.
+
+    `batch` is the number of the batch that the checkpoint's offset belongs to.
+    """
 
     start: int
     offset: int
@@ -186,13 +192,11 @@ class Reached:
 def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
     """Return the start offset of a newly assigned partition, from the group or the checkpoint; None: neither has one.
 
-    The group's offset is used. The checkpoint's offset replaces it only under two conditions. The first: this query
-    committed the group's offset itself, in an earlier batch. Then no other member had the partition since, and the
-    batch's commit was merely lost. The second: the group's offset is not before the start of the checkpoint's batch. An
-    offset before it is an older commit of the query that somebody has restored.
+    The group's offset is used, unless the checkpoint's is higher and two conditions hold. First, this query itself
+    committed the group's offset, in an earlier batch: then only the last batch's commit was lost. Second, that offset
+    is not before the start of the checkpoint's batch: otherwise somebody has restored an older commit.
 
-    An offset that the query committed in the checkpoint's batch or later shows that the batch was not read here. The
-    query left it to the group when it should have run again.
+    A commit of this query under the checkpoint's batch, or a later one, shows that the batch was left to the group.
     """
     if committed is None:
         return reached.offset if reached is not None else None

@@ -13,12 +13,12 @@ from kohort.spark.options import EARLIEST, LATEST, SourceOptions, parse_partitio
 
 @dataclass(frozen=True, slots=True)
 class ReadBound:
-    """The start or end of a read.
+    """The start or end of a read, as an option such as `startingOffsets` gives it.
 
     Attributes:
-        kind: `offsets` and `times` are by partition in `numbers`; `time` is for all in `number`.
-        numbers: offsets or times in ms by partition.
-        number: a time in ms.
+        kind: the form: a word, offsets or timestamps by partition (`numbers`), or one timestamp for all (`number`).
+        numbers: offsets, or timestamps in ms, by partition.
+        number: a timestamp in ms.
         strategy: "latest" or "error", for partitions without a record at or after a timestamp.
     """
 
@@ -28,11 +28,14 @@ class ReadBound:
     strategy: str = "latest"
 
     def is_chosen(self, partition: TopicPartition) -> bool:
-        """Return whether the user has given an offset or a time, which can contradict that of the other bound."""
+        """Return whether the user gave a partition a number: an offset or a time, and not a word such as `latest`.
+
+        Only numbers of the two bounds can contradict each other.
+        """
         return self.kind in ("time", "times") or (self.kind == "offsets" and self.numbers.get(partition, EARLIEST) >= 0)
 
     def option(self, side: Literal["starting", "ending"]) -> str:
-        """Return the name of the option that gives this bound."""
+        """Return the name of the option that gives a bound of this kind, such as `startingOffsetsByTimestamp`."""
         return side + {"time": "Timestamp", "times": "OffsetsByTimestamp"}.get(self.kind, "Offsets")
 
 
@@ -57,7 +60,7 @@ def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicP
 
 
 def check_forms(options: SourceOptions) -> None:
-    """Check the form of every start and end that the options give, in a stream or a batch read.
+    """Check the syntax of all options that give starting or ending offsets or timestamps.
 
     Raises:
         InvalidInputError: one of them is malformed.

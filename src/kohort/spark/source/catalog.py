@@ -24,12 +24,12 @@ log = logging.getLogger("kohort.spark")
 
 
 def report_loss(text: str, remedy: str, *, strict: bool) -> None:
-    """Report that records are lost, or may be: by an error, or with failOnDataLoss=false by a warning.
+    """Raise an error because records are or may be lost; with failOnDataLoss=false, log a warning instead.
 
     Args:
-        text: the loss.
-        remedy: what `failOnDataLoss=false` does about it, as a verb with its object.
-        strict: the value of the option.
+        text: describes the loss.
+        remedy: says what a query with failOnDataLoss=false does, such as "reads the new one from its beginning".
+        strict: the value of failOnDataLoss.
 
     Raises:
         OffsetError: the option makes the loss an error.
@@ -168,11 +168,13 @@ class TopicCatalog:
     def confirmed_ends(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return end offsets, looking those up again that lie before the read position and would mean lost records.
+        """Return end offsets, after looking up again those that lie before the position of the query.
+
+        Such an end means that records are lost, unless an outdated leader reported it.
 
         Args:
             positions: where reading is to continue.
-            ends: the end offsets that a broker has named; partitions that are not in it are left out.
+            ends: the end offsets that a broker has reported, of the partitions to return.
         """
         beyond = {tp: at for tp, at in positions.items() if tp in ends and at > ends[tp]}
         if not beyond:
@@ -223,7 +225,7 @@ class TopicCatalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets, also as a non-member; for partitions that have none, `without_commit`.
+        """Return the group's committed offsets, without joining it; for partitions that have none, `without_commit`.
 
         Raises:
             OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.

@@ -28,20 +28,24 @@ log = logging.getLogger("kohort.spark")
 
 
 def moved_group(options: SourceOptions, before: BatchOffset) -> bool:
-    """Return whether a checkpoint was written for another group, or for no group although the query has one now."""
+    """Return whether the query's `group.id` differs from the one in its checkpoint; no group differs from any.
+
+    False if the checkpoint is old and does not name its group.
+    """
     return before.group is not None and before.group != (options.group_id or "")
 
 
 def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset | None) -> dict[TopicPartition, int]:
-    """Log what has changed since a checkpoint was written.
+    """Log which options have changed since a checkpoint was written, and return its positions if the group has too.
 
     Args:
-        options: the options of the query that continues from it.
+        options: the options of the query that continues from the checkpoint.
         start: the end of its last finished batch.
-        planned: the batch after that, which was not finished.
+        planned: the batch after that, which was planned and not finished; None: there is none.
 
     Returns:
-        Where the checkpoint continues, if it is another group's; otherwise nothing.
+        The positions at which the checkpoint continues, if it was written for another group or by Spark's own source;
+        otherwise nothing: the group's offsets decide.
     """
     last = start if planned is None else planned
     if last.from_kafka_source:
@@ -139,14 +143,16 @@ def refuse_passing_over(
     *,
     otherwise: str,
 ) -> None:
-    """Refuse a query that now reads with another group, if it would skip records that only that group has read.
+    """Refuse a query whose group has changed, if the new group's offsets are ahead of the checkpoint.
+
+    The query has not read the records in between, and would skip them.
 
     Args:
         options: the options of the query.
         query: its identity.
         checkpoint: where the checkpoint continues.
-        found: the group's offsets.
-        otherwise: the last remedy that the error names.
+        found: the new group's committed offsets.
+        otherwise: the last of the remedies in the error text.
 
     Raises:
         InvalidInputError: other clients' commits in the group are ahead of the checkpoint.
@@ -176,15 +182,16 @@ def first_positions(
 ) -> dict[TopicPartition, int]:
     """Return the start offsets of partitions without an offset in the group or the checkpoint.
 
-    Those that a fresh query finds start where the options say. Later ones are new partitions, and start at the
-    beginning.
+    Partitions that exist when a query without a checkpoint starts, begin where the options say. Later ones are new, and
+    start at the beginning.
 
     Args:
         partitions: partitions without an offset.
         catalog: looks up offsets.
         bound: the start from the options.
-        again: topics that were deleted and re-created.
-        there: the partitions that a fresh query has found; empty once the query has had partitions.
+        again: topics that were deleted and re-created, which also start at the beginning.
+        there: the partitions that existed when a query without a checkpoint started; empty for a query with one, and
+            once the query has had partitions.
     """
     wanted = list(partitions)
     new = [tp for tp in wanted if tp.topic in again or tp not in there]
@@ -197,7 +204,9 @@ def first_positions(
 
 
 def ignored_start_note(options: SourceOptions, found: Mapping[TopicPartition, Committed | None]) -> str | None:
-    """Return a note that a fresh query continues from its group's offsets, unless there are none or it asked for them.
+    """Return a note for the log that the group's committed offsets take precedence over `startingOffsets`.
+
+    None if the group has none, or the query starts at `committed` anyway. For a query without a checkpoint.
 
     Args:
         options: the options of the query.
@@ -245,7 +254,9 @@ def starts_in_log(
     catalog: TopicCatalog,
     options: SourceOptions,
 ) -> dict[TopicPartition, int]:
-    """Return where a query starts, none beyond a partition's end; as Spark's own source, a lenient query starts there.
+    """Return a query's start offsets, after checking that none is beyond its partition's end.
+
+    With failOnDataLoss=false, such a start is moved to the end, as in Spark's own source.
 
     Args:
         first: the starting offsets that the options ask for.
@@ -280,10 +291,10 @@ def moved_into_logs(
     *,
     same: Container[str],
 ) -> dict[TopicPartition, int]:
-    """Return these positions moved into their partitions' logs; a position outside means that records are lost.
+    """Move positions that are outside their partition's log into it, and report the lost records that this means.
 
-    A position beyond the end of the same topic's log moves to the end. The log was truncated, and what it still holds
-    has been read. If the topic may be another one of the same name, the position moves to the beginning.
+    A position beyond the end moves to the end if the topic is the same: its log was truncated, and the rest has been
+    read. If it may be another topic of the same name, the position moves to the beginning.
 
     Args:
         positions: where reading is to continue.
@@ -291,7 +302,7 @@ def moved_into_logs(
         ends: the end offsets.
         catalog: looks up offsets.
         options: the options of the query.
-        same: topics whose ids say that the positions belong to them.
+        same: topics to which the positions are known to belong, by their ids.
 
     Raises:
         OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -317,10 +328,10 @@ PARTITIONS_REFRESH_S = 5.0
 
 
 class GroupOffsets:
-    """The offsets of a query in its group, as a member or, with `assign`, without joining.
+    """The offset coordinator of a query that keeps its offsets in a group and in its checkpoint.
 
-    It commits where partitions start and what completed batches have read. Without a group the query has every
-    partition, and only its checkpoint keeps offsets.
+    The query is a member of the group, or with `assign` only commits there. It commits the start of new partitions, and
+    the ends of completed batches. Without a group it has all partitions, and only the checkpoint keeps offsets.
     """
 
     def __init__(
@@ -331,7 +342,7 @@ class GroupOffsets:
         Args:
             options: the options of the source.
             catalog: looks up partitions and offsets.
-            heard: whether this process learns when a sink has completed a batch.
+            heard: whether the driver program now reports to this process when a sink has completed a batch.
         """
         self._options, self._catalog, self._heard = options, catalog, heard
         self._bound = starting_bound(options, streaming=True)
@@ -358,7 +369,7 @@ class GroupOffsets:
         self._resume(start)
 
     def _resume(self, start: BatchOffset, planned: BatchOffset | None = None) -> None:
-        """Read the checkpoint, with the batch that was planned and not finished."""
+        """Take positions and topic ids from the checkpoint, once; `planned` is its unfinished batch, if it has one."""
         if self._resumed:
             return
         self._brought = take_over(self._options, start, planned)
@@ -379,7 +390,7 @@ class GroupOffsets:
         return held
 
     def _try_hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
-        """Determine the partitions to read and their starts; return None if the assignment has changed meanwhile."""
+        """Return the partitions to read now with their start offsets; None if the group rebalanced meanwhile."""
         self._query, self._resumed = start.query, True
         held = self._present(self._assigned())
         known = {tp: position for tp, position in at.items() if tp.topic not in self._void}
@@ -433,9 +444,15 @@ class GroupOffsets:
     def _find_positions(
         self, held: AssignedPartitions, known: Mapping[TopicPartition, int], batch: int
     ) -> dict[TopicPartition, int] | None:
-        """Find where to continue in each partition, and commit it to the group.
+        """Determine the start offset of each owned partition, and commit new ones to the group.
 
-        Return None if the group has rebalanced.
+        Args:
+            held: the assignment.
+            known: the query's positions.
+            batch: the number of the previous batch.
+
+        Returns:
+            The start offsets; None if the group has rebalanced meanwhile.
         """
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
@@ -475,9 +492,9 @@ class GroupOffsets:
         return positions
 
     def _positions_of_others(self, held: AssignedPartitions) -> dict[TopicPartition, int]:
-        """Return the checkpoint's positions in partitions that other members own, to be committed for them.
+        """Return positions of another group's or Spark's checkpoint in partitions that other members own.
 
-        The owner of such a partition continues from the group's offset, and does not know this checkpoint.
+        They are committed to the group, because these owners do not know this checkpoint.
         """
         if self._group is None:
             return {}
@@ -497,7 +514,10 @@ class GroupOffsets:
             log.warning("the group's committed offsets take precedence over startingOffsets: %s", note)
 
     def _claim(self, held: AssignedPartitions, positions: Mapping[TopicPartition, int], batch: int) -> bool:
-        """Commit to the group where the query continues; return False if the group has rebalanced meanwhile."""
+        """Commit the query's start offsets to the group, unless this query has committed them already.
+
+        Return False if the group has rebalanced meanwhile.
+        """
         if self._group is None:
             return True
         every = self._taken is None and self._options.assign is not None  # so that a group with members refuses it now
@@ -515,10 +535,10 @@ class GroupOffsets:
         return True
 
     def _is_left(self, tp: TopicPartition) -> bool:
-        """Return whether the repeated batch leaves out a partition, because other members may have had it since.
+        """Return whether a batch that is read again leaves out this partition: other members may have had it since.
 
-        The claim then has the batch's number. Another number would hide from this run after a rebalance, and from later
-        runs, that another client has committed since the batch was planned.
+        The partition's start offset is then committed under that batch's number. A higher number would hide from later
+        runs that another client has committed since the batch was planned.
         """
         planned = self._repeated
         return planned is not None and tp in planned.spans and not self._is_unchanged(tp, planned)
@@ -536,11 +556,10 @@ class GroupOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return positions `at`, with those that the log no longer holds replaced by the partition's beginning.
+        """Return the positions `at`, with those outside their partition's log moved into it (`moved_into_logs`).
 
-        Beginnings are looked up only for a query that skips lost records and bounds its batches. Otherwise the tasks
-        notice lost records. Batch after batch of them, each bounded, could last as long as retention takes to remove
-        the next.
+        The first offsets are looked up only for a query that skips lost records and limits its batches. It could
+        otherwise plan batch after batch of records that retention has removed. For other queries the tasks notice that.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -554,9 +573,9 @@ class GroupOffsets:
         return moved_into_logs(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
 
     def keeps_start(self) -> bool:
-        """Return whether a fresh query's start offsets are stored in the checkpoint alone.
+        """Return whether only the checkpoint stores where a new query starts, so that an empty batch has to save it.
 
-        A group does not keep it either while there is nothing to commit, as with a pattern that matches no topic.
+        True without a group, or if there is no partition yet to commit. False for `earliest`, which needs no storage.
         """
         return (self._group is None or not self._there) and self._bound.kind != "earliest"
 
@@ -568,7 +587,7 @@ class GroupOffsets:
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
         return self._group is None or self._group.is_settled(expected)
 
@@ -629,11 +648,10 @@ class GroupOffsets:
         )
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """Repeat a batch that an earlier run did not finish; the option `plannedRanges` chooses the ranges.
+        """Begin again a batch that was planned and not finished; `plannedRanges` chooses which ranges are read again.
 
-        Other ranges start at the group's offset, here or at their owner. The same applies to a batch of this run that
-        was abandoned before Spark asked for its tasks. Nothing of such a batch has been read, so partitions that others
-        own now are left to them whatever the option says.
+        Partitions of the other ranges continue at the group's offset, at whichever member owns them. The option does
+        not apply to a batch of this run that was abandoned unread: only owned partitions of it are read.
         """
         self._query = planned.query
         here = planned.batch == self._begun
@@ -674,12 +692,15 @@ class GroupOffsets:
     def _share_batch(
         self, start: BatchOffset, planned: BatchOffset, *, here: bool
     ) -> tuple[AssignedPartitions, BatchOffset, Mapping[TopicPartition, OffsetRange]]:
-        """Begin a repeated batch; return its assignment, the ranges that still exist, and those that are read again.
+        """Begin again a planned batch of a query in a group, once the assignment does not change meanwhile.
 
         Args:
-            start: where the query continues.
+            start: the previous batch.
             planned: the batch.
             here: whether this run planned it.
+
+        Returns:
+            The assignment, the batch with the ranges that still exist, and those ranges that are read again.
         """
         at: Mapping[TopicPartition, int] = {}
         while True:
@@ -691,7 +712,7 @@ class GroupOffsets:
                 return held, readable, kept
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
-        """Return the ranges of an earlier run's batch that still exist."""
+        """Return the ranges of a planned batch whose topic and records still exist; report those that are lost."""
         spans = self._topics.spans_of(planned)
         ends = self._catalog.ends(spans)
         for tp, span in [*spans.items()]:
@@ -706,11 +727,10 @@ class GroupOffsets:
     def _mark_left(
         self, planned: BatchOffset, kept: Mapping[TopicPartition, OffsetRange], held: AssignedPartitions
     ) -> bool:
-        """Commit for the partitions that a repeated batch leaves out, because the checkpoint can't be changed any more.
+        """Commit again the group's offsets of partitions that a repeated batch leaves out, under the batch's number.
 
-        The checkpoint's offset says to every later run that those partitions were read up to the batch's ends. A new
-        owner's commit says otherwise. Until it comes, the group's offset is this query's, and is committed again under
-        the batch's number. Return False if the group has rebalanced meanwhile.
+        By its checkpoint, a later run would take these partitions as read up to the batch's ends. The stamp of this
+        commit, or a new owner's commit, shows that they were not. Return False if the group has rebalanced meanwhile.
 
         A new owner's commit between the lookup and this commit is overwritten: a coordinator accepts any member's
         offset for any partition, without compare-and-set. The owner's next commit repairs it. If the owner ends first,
@@ -739,12 +759,13 @@ class GroupOffsets:
     def _still_ours(
         self, planned: BatchOffset, held: AssignedPartitions, which: str
     ) -> Mapping[TopicPartition, OffsetRange]:
-        """Return the planned ranges to read again: by default those of partitions that no other member has had since.
+        """Return the ranges of a planned batch to read again.
 
         Args:
-            planned: the batch, as far as it still exists.
+            planned: the batch, as far as its records still exist.
             held: the partitions owned now.
-            which: the value of `plannedRanges`.
+            which: the value of `plannedRanges`: "all", "none", or "owned": those of owned partitions that no other
+                member has had since.
         """
         if which == "all":
             return planned.spans
@@ -757,12 +778,11 @@ class GroupOffsets:
         }
 
     def _is_unchanged(self, tp: TopicPartition, planned: BatchOffset) -> bool:
-        """Return whether the group's offset is the one that the batch was planned with, or there is none.
+        """Return whether the group has no offset of a partition, or one that this query committed before the batch.
 
-        An offset under the batch's number says that an earlier run repeated the batch, and left the partition to the
-        group. An offset of another client says that this may have happened: that run had nothing to commit once a new
-        owner had committed. A sink that takes each batch once may then have the batch without the partition, and would
-        not take it now.
+        An offset under the batch's own number shows that an earlier run read the batch again without this partition.
+        Another client's offset means that this is possible. A sink that ignores a batch number it has seen would then
+        miss the partition's records.
         """
         found = self._found.get(tp)
         if found is None:

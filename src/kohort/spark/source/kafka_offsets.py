@@ -82,7 +82,7 @@ def initial_bytes(positions: Mapping[TopicPartition, int]) -> bytes:
 
 
 def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
-    """Return the end of a finished batch of Spark's source as kohort's batch offset.
+    """Convert the end offset of a finished batch of Spark's Kafka source to kohort's `BatchOffset`.
 
     Args:
         end: the end in Spark's form.
@@ -95,7 +95,7 @@ def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
 def unfinished_batch(
     start: Mapping[TopicPartition, int], end: Mapping[str, Any], query: str
 ) -> tuple[BatchOffset, BatchOffset]:
-    """Return the batch before an unfinished batch of Spark's source, and that batch with its ranges.
+    """Convert an unfinished batch of Spark's Kafka source to kohort's form: the batch before it, and the batch.
 
     Args:
         start: where the batch starts; a partition that is missing here starts at 0.

@@ -143,15 +143,15 @@ def has_subscriptions(group: GroupDescription, mine: str) -> bool:
 def assigned_by(
     group: GroupDescription, mine: str, expected: Collection[TopicPartition]
 ) -> frozenset[TopicPartition] | None:
-    """Return the partitions that a member is to own after the current rebalance; None while that is not known.
+    """Return the partitions that a member will own after the current rebalance; None while that is not known.
 
-    Those of a KIP-848 member are its target assignment, which it owns when others have released them. A classic group
-    that rebalances cooperatively is Stable between its two rounds, when nobody has what is to move.
+    A KIP-848 member will own its target assignment, once others have released it. A classic group with a cooperative
+    assignor is Stable also between its two rebalances, while partitions that move have no owner: then None.
 
     Args:
         group: the group as its coordinator describes it.
         mine: the id of the member.
-        expected: partitions that some member has in a whole assignment.
+        expected: all partitions that a complete assignment of the group must contain.
     """
     me = next((member for member in group.members if member.member_id == mine), None)
     if me is None or (group.state != "Stable" if group.epoch is None else group.epoch != group.assignment_epoch):
@@ -232,7 +232,7 @@ Spark asks for tasks 0.1 to 0.3 s after the plan, unless another source of the q
 
 
 class BatchTimeLimit(NamedTuple):
-    """The longest time in ms that a rebalance waits for a batch, with the option that sets it."""
+    """The longest time in ms that a rebalance waits for a running batch, and the name of the option that sets it."""
 
     option: str
     ms: int
@@ -243,7 +243,7 @@ class BatchTimeLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitSource:
-    """The source of a commit: query, batch, generation and topic ids."""
+    """The origin of a commit: the query's identity, its batch, the group's generation, and the ids of the topics."""
 
     query: str
     batch: int
@@ -264,7 +264,7 @@ class CommitSource:
 
 
 class InGroup(Protocol):
-    """A query's relation to its group: as a member, or as a client that only commits offsets there."""
+    """An interface to a query's group: of a member (`SourceMembership`), or a client that only commits there."""
 
     def wait_partitions(self) -> AssignedPartitions:
         """Wait until no rebalance is under way; return the partitions owned then.
@@ -277,10 +277,10 @@ class InGroup(Protocol):
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
-        """Return whether the coordinator gives the query the partitions of the last assignment, and no others.
+        """Return whether the query owns exactly the partitions that the coordinator assigns to it.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
 
     def begin_batch(self, held: AssignedPartitions) -> bool:
@@ -400,13 +400,13 @@ class SourceMembership:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:
-        """Return whether the coordinator gives this member the partitions of the last assignment, and no others.
+        """Return whether this member owns exactly the partitions that the coordinator assigns to it.
 
-        A member does not own yet what others still have to release. A push coordinator has no description. After
-        `joinTimeoutMs` without such an assignment it returns True with a warning.
+        False while others still have to release some of them. After `joinTimeoutMs` the result is True, with a warning.
+        Also True if the group can't be described, as in the push protocol.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
         if not self._may_describe or self._member.config.group_protocol == "push" or self._is_given(expected):
             self._unsettled_since_s = None
@@ -475,7 +475,10 @@ class SourceMembership:
             return self._busy
 
     def _abandon_unread(self, now_s: float) -> None:
-        """Abandon an unread batch if the group has waited for it long enough; the caller holds the lock."""
+        """Abandon the running batch if the group revokes partitions and Spark has not asked for its tasks in time.
+
+        The time limit is `UNREAD_BATCH_TIMEOUT_MS`. The caller holds the lock.
+        """
         if (
             self._unread
             and (now_s - self._busy_since) * 1000 >= UNREAD_BATCH_TIMEOUT_MS
@@ -491,10 +494,7 @@ class SourceMembership:
             )
 
     def end_batch(self) -> None:
-        """End a committed batch, and release revoked partitions.
-
-        An error of the membership is raised to the planning thread, from here and from the watching thread.
-        """
+        """End a committed batch, and release revoked partitions."""
         with self._lock:
             self._busy = self._unread = False
             self._rebalances.batch_ended(time.monotonic() * 1000)
@@ -535,9 +535,9 @@ class SourceMembership:
 
     @property
     def _bound(self) -> BatchTimeLimit:
-        """The longest time that a rebalance waits for a batch.
+        """The longest time that a rebalance waits for a running batch.
 
-        A push coordinator evicts a member that delays Stop for a session.
+        That is the rebalance timeout, or in the push protocol the session timeout.
         """
         config = self._member.config
         if config.group_protocol == "push":
@@ -600,9 +600,9 @@ class SourceMembership:
             log.warning("subscriptions of the group's members differ: %s", warning)
 
     def _warn_if_long(self) -> None:
-        """Log once that a rebalance would not wait for the running batch.
+        """Log once that the running batch has taken longer than a rebalance waits.
 
-        A query's trigger interval is not known here.
+        On Spark Connect a batch also counts as running while its query waits for the next trigger.
         """
         bound = self._bound
         with self._lock:
@@ -616,7 +616,7 @@ class SourceMembership:
 def lost_batch_advice(
     error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: BatchTimeLimit
 ) -> str:
-    """Return what to do about a batch whose partitions were assigned to others.
+    """Return a remedy, for the error text, after a batch whose partitions were assigned to others before its commit.
 
     Args:
         error: the error of its commit.

@@ -27,7 +27,7 @@ though one may take long.
 
 
 class AssignmentRetry:
-    """The delay before another attempt, which logs one warning when attempts repeat without success."""
+    """The delay between attempts to plan a batch while the assignment keeps changing, with one warning for many."""
 
     def __init__(self) -> None:
         self._warning_at_s = time.monotonic() + _WARNING_AFTER_S
@@ -73,12 +73,12 @@ class AssignedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A batch of an earlier run that is read again.
+    """A planned batch that is read again, because an earlier run did not finish it.
 
     Attributes:
         batch: the ranges to read.
-        running: the part of them that the query has to commit.
-        starts: where its partitions continue afterwards, as far as that is known.
+        running: those of these ranges whose ends the query commits when the batch is done.
+        starts: the start offsets of the query's partitions, as far as they are known.
     """
 
     batch: BatchOffset
@@ -118,7 +118,7 @@ class OffsetCoordinator(Protocol):
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return the next offset of each partition, with positions that the log no longer has moved into the log.
+        """Return the positions `at`, with those outside their partition's log moved into it.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -134,7 +134,7 @@ class OffsetCoordinator(Protocol):
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
-            expected: partitions that some member has in a whole assignment.
+            expected: all partitions that a complete assignment of the group must contain.
         """
 
     def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:

@@ -106,7 +106,10 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
 
 @dataclass(slots=True)
 class RecordSize:
-    """Bytes per record of one partition, as a moving average of samples; 0.0 before the first."""
+    """The mean bytes per record of one partition, as a moving average of samples; 0.0 before the first sample.
+
+    `batches_ago` counts the batches since the last sample.
+    """
 
     mean: float
     batches_ago: int = 0
@@ -117,7 +120,7 @@ class RecordSize:
 
 
 def limit_by_bytes(available: Mapping[Key, int], bytes_per_record: Mapping[Key, float], limit: int) -> int:
-    """Return how many records a byte limit allows, at least one, if a batch is split fairly.
+    """Return how many records a batch may have by a limit in bytes, at least one, if `fair_shares` splits it.
 
     Args:
         available: records waiting, by partition.
@@ -244,7 +247,10 @@ class SourceQuery:
         self._stateful = True
 
     def _warn_of_shared_state(self, held: AssignedPartitions) -> None:
-        """Warn a query with state if other members own partitions of its topics, after each change of its own."""
+        """Log a warning if the query keeps state and other members own partitions of its topics.
+
+        State does not move with partitions. The check is made once for each assignment.
+        """
         mine, options = frozenset(held.partitions), self._options
         if not self._stateful or mine == self._state_checked:
             return
@@ -272,7 +278,10 @@ class SourceQuery:
             self._running, self._planned, self._known = running, planned, False
 
     def _end_running(self, timeout_ms: float | None = None) -> None:
-        """Commit the running batch, which is done; it stays the running one while a failed commit can be repeated."""
+        """Commit the running batch's offsets, because its sink is done; then no batch is running.
+
+        After an error other than CommitFailedError the batch stays the running one, so that the commit can be repeated.
+        """
         running = self._running
         assert running is not None
         self._known = True
@@ -286,9 +295,9 @@ class SourceQuery:
     def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         """Return the next batch, or None if there is nothing to read now.
 
-        None is true of the assignment at the time of the return, because Spark may end a query on it. A query
-        with targets also waits for what its group gives it and others have not released yet. The others may have ended
-        when it leaves, and then nobody reads that.
+        Spark may end a query on None, so it is returned only if the assignment is still valid. With AvailableNow, also
+        wait for partitions that the group assigns to the query and others have not released yet. If those members end,
+        nobody else would read them.
 
         Args:
             start: the previous batch.
@@ -363,7 +372,7 @@ class SourceQuery:
     def _limit(self, tp: TopicPartition) -> int:
         """Return the end offset for the next batch of a partition: its log end, or the fixed end of AvailableNow.
 
-        The fixed end of a deleted topic of the same name is ignored.
+        With fixed ends, it is 0 for a topic that was recreated since: nothing of the new topic is read.
         """
         end = self._ends[tp]
         if self._fixed_ends is None:
@@ -382,7 +391,7 @@ class SourceQuery:
         return fair_shares(available, most, first=self._batch)
 
     def _holds_back(self, total: int) -> bool:
-        """Return whether `minOffsetsPerTrigger` makes these few records wait for more.
+        """Return whether to plan no batch yet, because fewer records than `minOffsetsPerTrigger` are there (`total`).
 
         As in Spark's own source, `maxTriggerDelay` counts from the last trigger that did not hold back, and a run's
         first trigger does not hold back.

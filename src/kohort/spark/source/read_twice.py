@@ -25,9 +25,9 @@ RELATION = "StreamingRelationV2"
 
 
 def loads_of(plan: Any) -> list[dict[str, str]]:
-    """Return the options of each kohort source that a query's analyzed plan reads, if there are several.
+    """Return the options of each kohort source in a query's analyzed plan; empty if there are fewer than two.
 
-    Spark makes one source for leaves that are equal.
+    Equal leaves of the plan count once, since Spark makes one source for them.
 
     Args:
         plan: an object of Spark's class `LogicalPlan`, by py4j.
@@ -43,9 +43,9 @@ def loads_of(plan: Any) -> list[dict[str, str]]:
 
 
 def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return those of a query's loads that read a topic in the same group as another of its loads.
+    """Return the options of those sources (`load()`s) of a query that read a topic in the same group as another.
 
-    Loads with invalid options are left out: their sources refuse them.
+    Sources with invalid options are left out: they fail by themselves.
     """
     parsed = [(raw, options) for raw in loads if (options := _member(raw)) is not None]
     twice = [pair for pair in combinations(parsed, 2) if _overlap(pair[0][1], pair[1][1])]
@@ -53,7 +53,7 @@ def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 
 def _member(raw: Mapping[str, str]) -> SourceOptions | None:
-    """Parse the options of a load that is a member of a group; return None if it is not."""
+    """Parse the options of a source that joins a group; None if it does not, or its options are invalid."""
     try:
         options = parse_options(raw)
     except InvalidInputError:
@@ -63,7 +63,7 @@ def _member(raw: Mapping[str, str]) -> SourceOptions | None:
 
 
 def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
-    """Return whether two members share a group and, as far as their options say, a topic."""
+    """Return whether two sources, by their options, are members of one group and may read a common topic."""
     if first.group_id != second.group_id or _brokers(first).isdisjoint(_brokers(second)):
         return False
     if first.subscribe_pattern is not None and second.subscribe_pattern is not None:
@@ -104,7 +104,7 @@ def _name(load: Load) -> str:
 
 
 def refuse_read_twice(load: Load, options: SourceOptions) -> None:
-    """Refuse a source whose query reads one of its topics in the same group by another source too.
+    """Refuse a source if another source of its query reads one of its topics in the same group.
 
     Raises:
         InvalidInputError: the query has two such sources.
@@ -121,7 +121,10 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
 
 
 class ReadTwice:
-    """The running queries of a driver program that read a topic twice, reported to their sources by locked files."""
+    """The running queries that read a topic twice in one group, recorded so that their sources refuse to start.
+
+    A locked file tells each source's process; the name is derived from the options of its `load()`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +148,7 @@ class ReadTwice:
                     self._claims[name] = claim
 
     def terminated(self, run: str) -> None:
-        """Forget a run that has ended, and unlock the names that no other run marks."""
+        """Forget a run that has ended, and unlock the lock files of its sources, unless another run marks them too."""
         with self._lock:
             names = self._runs.pop(run, set())
             left = names.difference(*self._runs.values())

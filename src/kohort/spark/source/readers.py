@@ -91,10 +91,10 @@ def plan_tasks(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[ReadTask]:
-    """Return the tasks for a batch's ranges; empty ranges have none.
+    """Split a batch's offset ranges into tasks; an empty range gets none.
 
-    Large ranges are split so that there are at least `min_partitions` tasks (if records allow) and none has more than
-    `max_records`. Without those options, small ranges share a task.
+    With `min_partitions` there are at least so many tasks, if there are enough records; with `max_records` no task has
+    more records. Without these options ranges are not split, and small ones share a task.
     """
     full = [(tp, span) for tp, span in spans if span.offsets > 0]
     total = sum(span.offsets for _, span in full)
@@ -138,7 +138,7 @@ READERS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The settings of tasks, as plain values that are pickled to the workers.
+    """The settings of the Spark tasks that read ranges, as plain values that are pickled to the workers.
 
     Attributes:
         bootstrap_servers: the brokers.
@@ -288,7 +288,7 @@ LEAVING_S = 10.0
 
 
 class SigtermExit:
-    """The end of this process by SIGTERM: as SystemExit, so that Spark's runner calls the reader's `stop`."""
+    """The SIGTERM handler of a source's process: it raises SystemExit, so that Spark's runner calls `stop`."""
 
     def __init__(self) -> None:
         self._begun = threading.Event()
@@ -301,7 +301,7 @@ class SigtermExit:
             signal.signal(signal.SIGTERM, self._exit)
 
     def begin(self) -> None:
-        """Record that the reader's `stop` runs, and must not be interrupted."""
+        """Record that the reader's `stop` runs now: SIGTERM must not interrupt it any more."""
         self._begun.set()
 
     def end(self) -> None:
@@ -481,7 +481,10 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> SourceQuery:
-        """Return the query's state, made with the first call: only one process with this object drives it."""
+        """Return the query's state, made at the first call.
+
+        Spark copies this reader to several processes, and calls the methods that need the state in one of them.
+        """
         if self._query is None:
             from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import SourceQuery
@@ -568,7 +571,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commit the previous batch, answer the group, and plan the next batch.
+        """Commit the previous batch, release revoked partitions, and plan the next batch.
 
         Return `start` if there is nothing new.
         """
@@ -586,7 +589,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken_over(offset, self._identity)
 
     def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
-        """Decode the two ends of a planned batch; a batch that Spark's own Kafka source planned keeps its ranges."""
+        """Decode the start and end of a planned batch, which Spark's own Kafka source may have planned."""
         if not is_kafka_offset(end):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex

@@ -112,10 +112,10 @@ class RegionOffsets:
         )
 
     def _idle(self) -> Message:
-        """Return the request fields of an idle source: the known assignment version, and the ms until its next lookup.
+        """Return request fields by which a source that found nothing to read lets the driver program answer later.
 
-        The next lookup is due `IDLE_MS` after it, and no wait is longer: Spark asks the sources of a join one after the
-        other, and a busy one must not wait for an idle one. After a batch of its own a source looks at once.
+        They are the known assignment version, and the ms left until `IDLE_MS` after the last look-up. Longer waits
+        would delay the other sources of a join, which Spark asks one after the other. Empty: answer at once.
         """
         if self._known is None:
             return {}
@@ -124,7 +124,10 @@ class RegionOffsets:
         return Idle(version, left_ms).to_message() if left_ms > 0 else {}
 
     def _keep_positions(self, handed: Handed, at: Mapping[TopicPartition, int]) -> None:
-        """Remember the position of each assigned partition, also if one metadata lookup misses the partition."""
+        """Remember the position of each assigned partition by its assignment number; forget those of others.
+
+        A new assignment begins at its start offset. A partition that one metadata look-up misses keeps its position.
+        """
         reached = self._reached | {part.assignment_version: at[tp] for tp, part in self._parts.items() if tp in at}
         self._reached = {
             part.assignment_version: reached.get(part.assignment_version, part.start) for part in handed.parts
@@ -201,9 +204,10 @@ class RegionOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where to continue in each partition, after lost records, which are reported to the driver program.
+        """Return the positions `at`, with those outside their partition's log moved into it.
 
-        A position beyond the end moves to the end of the same topic's log, which was truncated.
+        Lost records are reported to the driver program. A position beyond the end moves to the end if the topic has an
+        id: its log was truncated. Other positions move to the beginning.
 
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
@@ -237,7 +241,7 @@ class RegionOffsets:
         return False
 
     def is_current(self, held: AssignedPartitions) -> bool:
-        """Return True: the next answer has any change, and a region's query does not end on an empty result."""
+        """Return True: a change of the assignment comes with the driver program's next answer."""
         return True
 
     def is_settled(self, expected: Collection[TopicPartition]) -> bool:

@@ -117,7 +117,7 @@ class Load:
 
     Attributes:
         id: its unique id.
-        likeness: a hash of its options.
+        likeness: a hash of its options; equal ones may be the same `load()`.
     """
 
     id: str

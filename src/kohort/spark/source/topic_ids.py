@@ -20,7 +20,8 @@ class TopicIds:
         ids: the ids of all topics that the query has offsets of, unless the brokers have none.
         gone: topics that do not exist, as far as is known; their loss has been reported.
         again: re-created topics, which are read from their beginning.
-        certain: topics whose offsets are known to belong to their ids; a checkpoint of Spark's own source has no ids.
+        certain: topics whose positions are known to belong to the topic id. Positions of a checkpoint of Spark's own
+            source are not, since it has no ids.
     """
 
     def __init__(self, catalog: TopicCatalog, *, strict: bool) -> None:
@@ -41,7 +42,7 @@ class TopicIds:
         """Remember the topic ids of a checkpoint's offsets.
 
         Returns:
-            Topics that had another id before, whose known offsets are void.
+            Topics that had another id before: the offsets known so far are not valid in them.
         """
         another = {topic for topic, of in offset.ids.items() if self.ids.get(topic, of) != of}
         self.again |= another
@@ -51,7 +52,7 @@ class TopicIds:
         return another
 
     def settled(self, topics: set[str]) -> None:
-        """Record that the query has valid positions in all its partitions of these topics."""
+        """Record that the query has valid positions in all its partitions of these topics, also of re-created ones."""
         self.again -= topics
         self.certain |= topics & self.ids.keys()
 
@@ -59,7 +60,7 @@ class TopicIds:
         """Look up the topics of the present assignment.
 
         Returns:
-            What exists, and the topics whose known offsets are void.
+            The topics that exist, and the re-created ones, in which the offsets known so far are not valid.
 
         Raises:
             OffsetError: a topic that the query has read was deleted or re-created, if that is an error.
@@ -114,7 +115,7 @@ class TopicIds:
     def drop_recreated(
         self, found: Mapping[TopicPartition, Committed | None]
     ) -> dict[TopicPartition, Committed | None]:
-        """Return the group's committed offsets without those of deleted topics.
+        """Return the group's committed offsets; None instead of one that belongs to an earlier topic of the same name.
 
         Raises:
             OffsetError: the group has such an offset, if that is an error.

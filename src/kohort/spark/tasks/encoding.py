@@ -104,7 +104,7 @@ class ValueEncoding:
 
 @lru_cache(maxsize=16)
 def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
-    """Return the function that writes a value; parsing a schema takes longer than a value."""
+    """Return a function that encodes one value; call this once, since parsing a schema takes longer than a value."""
     if encoding.form == "json":
         return _json_writer(encoding)
     if encoding.form == "protobuf":
@@ -204,9 +204,9 @@ def _with_maps(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def _json_form(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that converts Arrow's objects to those that JSON has; None: no conversion is needed.
+    """Return a function that converts values of an Arrow type to objects for JSON; None: no conversion is needed.
 
-    Null fields are left out, as by `to_json`. A number of 32 bits gets its own digits in place of those of 64 bits.
+    Null fields are left out, as in Spark's `to_json`. A 32-bit float gets the shortest digits that stand for it.
     """
     if pa.types.is_floating(kind):
         return _single if kind.bit_width == 32 else _finite

@@ -28,7 +28,7 @@ _HERE = ("local", "local[", "local-cluster[")
 
 
 class InterpreterChoice(NamedTuple):
-    """A decision about a session's workers.
+    """The decision which Python interpreter a session's workers run.
 
     Attributes:
         python: the interpreter to set for them; None leaves it unchanged.
@@ -83,7 +83,7 @@ def warning_of_local_connect(environ: Mapping[str, str], own: str) -> str | None
 
 
 def _same(command: str, other: str) -> bool:
-    """Return whether two commands start the interpreter of one environment; a link is another environment's."""
+    """Return whether two commands are the same interpreter in the same folder; a virtual environment's link differs."""
     found = shutil.which(command)
     if found is None:
         return False

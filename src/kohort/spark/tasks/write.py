@@ -74,8 +74,8 @@ class Writing:
     def of(cls, options: SinkOptions, schema: StructType) -> Writing:
         """Make the settings from the sink's options and the schema of its rows.
 
-        A column `timestamp` that is no time is not the record's, as for Spark's sink, which has no such column.
-        `options.ignored` names it then.
+        A column `timestamp` of another type than a time is not sent, and is added to `options.ignored`. Spark's own
+        sink has no such column.
 
         Raises:
             InvalidInputError: there is no value, or no topic, or a column has a type that can't be sent.

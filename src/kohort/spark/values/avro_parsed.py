@@ -42,10 +42,10 @@ def _named_types(parsed: Any) -> dict[str, Any]:
 
 
 def _write_names_out(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Replace names by the definitions that they stand for, and return the part of a schema.
+    """Replace type names in a schema by the definitions that they stand for; return the schema.
 
-    fastavro fails where one of two schemas has a type by its name, and the other in a union with null (#601). A schema
-    is not recursive; a definition stays one object, wherever it is used.
+    fastavro fails if one of two schemas has a type by its name, and the other one in a union with null (#601). The
+    schema must not be recursive.
     """
     if isinstance(schema, str):
         return named.get(schema, schema)
@@ -71,14 +71,14 @@ _ASIDE = "kohort-default"
 
 
 def _with_defaults_aside(schema: Any) -> Any:
-    """Return a schema whose fields have their defaults under a key that fastavro does not know."""
+    """Return a copy of a schema with the fields' defaults under another key, so that fastavro does not check them."""
     return change_fields(
         schema, lambda field: {_ASIDE if key == "default" else key: part for key, part in field.items()}
     )
 
 
 def _make_defaults(parsed: Any) -> None:
-    """Convert the defaults in a parsed schema to fastavro's form; drop those that are invalid for their field."""
+    """Convert the defaults that `_with_defaults_aside` has moved, and put them back; drop invalid ones."""
     named = _named_types(parsed)
     for field in [field for part in (parsed, *named.values()) for field in _fields(part)]:
         if _ASIDE in field:
@@ -100,7 +100,7 @@ def _fields(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _NoValue(Exception):
-    """A default that is no value of its field."""
+    """Exception for control flow: a field's default is no value of the field's type."""
 
 
 _JSON_KINDS: dict[str, type | tuple[type, ...]] = {
@@ -170,7 +170,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def reader_for(reader: Schema, writer: Schema) -> Schema:
-    """Return the schema by which fastavro reads values of a writer.
+    """Return the reader's schema in the form that fastavro needs to read values of this writer's schema.
 
     Args:
         reader: the schema of the declared type, as `avro_of` makes it: each type is defined where it is used.
@@ -181,18 +181,18 @@ def reader_for(reader: Schema, writer: Schema) -> Schema:
 
 
 class _Adaptation:
-    """One traversal of a reader's and a writer's schema, which makes the reader's form for fastavro."""
+    """One traversal of a reader's and a writer's schema, which adapts the reader's to fastavro (`reader_for`)."""
 
     def __init__(self, writer: Schema) -> None:
         self._numbers = count()
         self._named_types = dict(_definitions(writer, ""))
 
     def part(self, reader: Any, writer: Any, space: str) -> Any:
-        """Return a part of the reader's schema.
+        """Return a part of the reader's schema, adapted to the writer's type in the same place.
 
         Args:
             reader: the part.
-            writer: the writer's type there; None: there is none.
+            writer: the writer's type; None: the writer has no such part.
             space: the namespace of names in the writer's type.
         """
         if isinstance(reader, list):
@@ -225,7 +225,10 @@ class _Adaptation:
         return {"type": "record", "name": name, "fields": fields}
 
     def _definition(self, writer: Any, space: str) -> tuple[Any, str]:
-        """Return the type that a part of the writer's schema is, without null, and the namespace in it."""
+        """Resolve a part of the writer's schema to its type, without null, and the namespace inside the type.
+
+        The type is None for a union of several other types.
+        """
         while True:
             if isinstance(writer, list):
                 others = [branch for branch in writer if branch not in ("null", {"type": "null"})]
@@ -242,7 +245,7 @@ class _Adaptation:
                 return writer, space
 
     def _name_like(self, name: str) -> str:
-        """Return a name of its own for a type, which matches the writer's: fastavro compares the last parts."""
+        """Return a unique full name that ends with the writer's name: fastavro compares the last parts of names."""
         return f"n{next(self._numbers)}.{name.rpartition('.')[2]}"
 
 

@@ -67,8 +67,8 @@ class _WriterSchema:
 
     Attributes:
         schema: the writer's schema, parsed.
-        refused: the reason why it can't be used; "" if it can.
-        most: the size of the largest value that is read.
+        refused: why the schema can't be used; "" if it can.
+        most: the maximum size of a value in bytes; a larger one counts as bad.
         reader: the reader's schema, parsed.
         repair: converts a value for Arrow; None if none is needed.
     """
@@ -261,7 +261,7 @@ class _BadValue(Exception):
 
 
 def function_named(name: str) -> Callable[[int], str | None]:
-    """Return the function that `module:function` names.
+    """Import and return the function that a text such as `module:function` names.
 
     Raises:
         InvalidInputError: there is no such function.
@@ -282,7 +282,7 @@ def function_named(name: str) -> Callable[[int], str | None]:
 
 
 def _plain_type(node: Node) -> Kind:
-    """Return the Arrow type of fastavro's result."""
+    """Return the Arrow type in which fastavro's values are collected, before `_finished` converts it."""
     if isinstance(node, RecordNode):
         return pa.struct([pa.field(name, _plain_type(part)) for name, part in node.fields])
     if isinstance(node, Items):
@@ -326,7 +326,10 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
 
 
 def _repaired_record(found: Any, repairs: list[tuple[str, Callable[[Any], Any]]]) -> Any:
-    """Return a copy: a record may be the default of a schema, which other values share."""
+    """Return a copy of a record with some fields converted.
+
+    The record itself may be a default in the schema, which other values share.
+    """
     return None if found is None else found | {name: repair(found[name]) for name, repair in repairs}
 
 
@@ -338,7 +341,7 @@ def _decimal(found: bytes, scale: int, limit: int) -> Decimal:
 
 
 def _finished(found: Column, kind: Kind) -> Column:
-    """Return fastavro's result in Spark's types: milliseconds become microseconds, INT may become TINYINT."""
+    """Cast an Arrow column of fastavro's values to the declared type, as milliseconds to microseconds."""
     if found.type.equals(kind):
         return found
     missing = found.is_null() if found.null_count else None

@@ -51,7 +51,7 @@ class Leaf:
     """An Avro type without parts, such as a number or a string.
 
     Attributes:
-        avro: the type beneath the logical one.
+        avro: the primitive type, or fixed or enum, without the logical type.
         ddl: the Spark type.
         logical: date, a timestamp, or decimal; "" if there is none.
         precision: the precision of a decimal.
@@ -178,7 +178,9 @@ def without_logical(schema: Schema) -> Schema:
 
 
 def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool = False) -> Iterator[str]:
-    """Yield the places where the reader would misread the writer's numbers, such as ms as µs, unnoticed by fastavro.
+    """Yield a text for each number that fastavro would silently misread, such as milliseconds as microseconds.
+
+    Those are parts whose logical types or scales differ between the writer's and the reader's schema.
 
     Args:
         writer: the writer's type.
@@ -214,7 +216,7 @@ def _logical_name(leaf: Leaf) -> str:
 
 
 class _SchemaWalk:
-    """One traversal of a schema; names are defined before they are used, as Avro requires."""
+    """One traversal of an Avro schema, which makes its nodes and checks it; a name must be defined before its use."""
 
     def __init__(self, name: str, written: bool) -> None:
         self._name = name

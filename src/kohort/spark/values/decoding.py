@@ -141,7 +141,7 @@ def _reasons(count: int, parts: Parts) -> Column:
 
 @lru_cache(maxsize=16)
 def _decoder(values: Values, _process: int) -> Decoder:
-    """Return the decoder of a declaration in a process, which runs one task at a time; forks do not share it."""
+    """Return the decoder for declared values, made once in each process: a worker runs one task at a time."""
     if values.format == "string":
         return TextDecoder()
     if values.avro is not None:

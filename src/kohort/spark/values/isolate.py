@@ -33,7 +33,7 @@ def check_size(value: bytes) -> None:
 
 @dataclass(slots=True)
 class Parts:
-    """Arrays of one type with their row numbers, which together make one array of `length` rows.
+    """The converted values of a column in several Arrow arrays, each with its row numbers; `joined` puts them together.
 
     Attributes:
         kind: the type.
@@ -62,7 +62,7 @@ class Parts:
         self.arrays.append(array)
 
     def add_built(self, found: Sequence[Any], rows: Sequence[int], build: Callable[[Sequence[Any]], Column]) -> None:
-        """Add an array of Python values. Values that do not fit are found by bisection, and their rows are bad.
+        """Add Python values as an Arrow array; values that do not fit are found by bisection, and their rows are bad.
 
         Args:
             found: the values.
@@ -98,14 +98,14 @@ OneByOne: TypeAlias = Callable[[Column, Sequence[int], Parts], None]
 
 
 def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne) -> None:
-    """Convert values as a whole, or in pieces until the unconvertible ones are isolated.
+    """Convert a whole array at once; if that fails, convert smaller and smaller pieces, at last single values.
 
     Args:
         values: the values.
         rows: their row numbers.
-        parts: takes the results.
-        convert: converts a whole array; raises one of `REFUSALS` if it can't take a value.
-        one_by_one: converts the rest, from values, rows and parts.
+        parts: collects the results.
+        convert: converts an array; raises one of `REFUSALS` if it can't convert a value.
+        one_by_one: converts a small piece value by value, given values, rows and parts.
     """
     try:
         parts.add(rows, convert(values))

@@ -48,7 +48,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 class _Integer(str):
-    """The text of a JSON number without fraction and exponent."""
+    """A JSON number without fraction and exponent, kept as its text."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class _NotFinite(str):
 
 
 class _Members(list[tuple[str, Any]]):
-    """An object's members in their order."""
+    """The members of a JSON object as (name, value) pairs, in their order, with repeated names."""
 
     __slots__ = ()
 
@@ -119,7 +119,7 @@ class JsonRecords:
 
 
 def too_deep(value: bytes) -> bool:
-    """Return whether a value has more than `DEPTH` levels, damaged or not."""
+    """Return whether a JSON text is nested more than `DEPTH` levels deep; the text may be malformed."""
     if value.count(b"[") + value.count(b"{") <= DEPTH:
         return False
     depth = 0
@@ -471,7 +471,10 @@ class JsonDecoder:
 
 
 def _wire_type(kind: Kind) -> Kind | None:
-    """Return the type for Arrow's reader; None if it has none, because it reads no maps."""
+    """Return the Arrow type by which Arrow's JSON reader reads a declared type: dates, times and binary as strings.
+
+    None if the type contains a map, which that reader can't read.
+    """
     if pa.types.is_map(kind):
         return None
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_binary(kind):

@@ -102,7 +102,10 @@ def zone_named(name: str) -> tzinfo:
 
 
 def _offset_at(zone: tzinfo, local: int, text: str) -> int:
-    """Return a zone's UTC offset in µs at a local time: of two the earlier, in a gap the one before it, as in Java."""
+    """Return a zone's UTC offset in µs at a local time.
+
+    For a local time that comes twice it is the earlier offset; in a gap, the one before the gap. Java does the same.
+    """
     if zone is UTC:
         return 0
     if not -62_135_596_800_000_000 <= local < 253_402_300_800_000_000:

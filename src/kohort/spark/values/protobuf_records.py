@@ -202,10 +202,14 @@ class ProtobufDecoder:
             raise CorruptDataError(f"no value of {self._name}: {str(error)[:200]}") from None
 
     def _reason_against(self, number: int, indexes: tuple[int, ...]) -> str:
-        """Return the reason for which values of a writer's message can't be read as the reader's; "": they can.
+        """Return why values of a writer's message can't be read as the declared message; "" if they can.
+
+        Args:
+            number: the id of the writer's schema.
+            indexes: the message in that schema, as in the values' prefix.
 
         Raises:
-            KafkaError: the registry fails, and no value is bad because of it.
+            KafkaError: the registry failed, which makes no value bad.
         """
         if len(self._refused) >= WRITERS_MAX:
             self._refused.clear()
@@ -215,7 +219,7 @@ class ProtobufDecoder:
         return reason
 
     def _writers_schema(self, number: int) -> ProtobufSchema | str:
-        """Return the writer's schema of an id from the cache or the registry, or the reason why it can't be used."""
+        """Return the schema with this id, from the cache or the registry, or a text that says why it can't be used."""
         if number in self._written:
             self._written.move_to_end(number)
             return self._written[number]
