@@ -102,10 +102,7 @@ class LakeTransaction:
         return self._run(statement, *values).fetchall()
 
     def execute_change(self, statement: str, *values: object) -> int:
-        """Execute a statement that changes the lake; return the number of changed rows.
-
-        The transaction will be committed.
-        """
+        """Execute a statement that changes the lake, so that `transaction` commits; return the number of its rows."""
         self.changed = True
         found = self._run(statement, *values).fetchall()
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0

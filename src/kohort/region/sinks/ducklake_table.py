@@ -304,7 +304,10 @@ class DuckLakeTable(FolderSink):
             return at.schema(self._target)
 
     def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
-        """Return the state with this region's owner marker; create lake, table and marker in repeatable steps."""
+        """Return the table's state with this region's owner marker.
+
+        Create lake, table and marker if they are missing.
+        """
         for step in (self._make_tables, self._inline_own_tables, self._claim_table):
             for again in reversed(range(COMMITS_MAX)):
                 try:
