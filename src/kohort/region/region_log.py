@@ -265,7 +265,7 @@ class RegionLogView:
             if isinstance(fact, Claim) and fact.region == self._region:
                 self._put(key_of(fact), None)
 
-    def adopt(self, place: str, was: str, shows: int) -> None:
+    def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Continue the region from the sequence (checkpoint number) that a sink has published, after the two disagreed.
 
         An operator calls this when a sink or the topic was restored from an older copy. No process may serve the
@@ -273,15 +273,15 @@ class RegionLogView:
 
         Args:
             place: the sink's present name.
-            was: the sink's name before it was moved; empty: it was not moved.
-            shows: the last sequence that the sink has published.
+            previous_name: the sink's name before it was moved; empty: it was not moved.
+            published_sequence: the last sequence that the sink has published.
 
         Raises:
             TermOverError: a control plane has begun a term meanwhile.
         """
         writer = self._new_writer()
         try:
-            writer.adopt(place, was, shows)
+            writer.adopt(place, previous_name, published_sequence)
         finally:
             writer.close()
 
@@ -651,9 +651,11 @@ class RegionLogWriter:
             )
             self._drop_producer()
 
-    def adopt(self, place: str, was: str, shows: int) -> None:
+    def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Write the records that continue the region from a sink's published sequence (`RegionLogView.adopt`)."""
-        facts = facts_after_adoption(self._settled().history(self._region), place, was, shows, _now_ms())
+        facts = facts_after_adoption(
+            self._settled().history(self._region), place, previous_name, published_sequence, _now_ms()
+        )
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 

@@ -217,7 +217,7 @@ class FileMerge(NamedTuple):
     target: int
 
 
-def plan_merges(files: Iterable[PublishedFile], target: int) -> list[list[PublishedFile]]:
+def plan_merges(files: Iterable[PublishedFile], target_bytes: int) -> list[list[PublishedFile]]:
     """Return groups of at least two files, each to be merged into one file.
 
     Only files smaller than half the target size are merged. A group has neighbouring files of one partition, in the
@@ -225,14 +225,14 @@ def plan_merges(files: Iterable[PublishedFile], target: int) -> list[list[Publis
     """
     partitions: dict[str, list[PublishedFile]] = {}
     for file in sorted(files, key=lambda file: (file.about.first, file.path)):
-        if file.about.size < target // 2:
+        if file.about.size < target_bytes // 2:
             partitions.setdefault(file.partition, []).append(file)
     merges = []
     for small in partitions.values():
         merge: list[PublishedFile] = []
         size = 0
         for file in small:
-            if merge and size + file.about.size > target:
+            if merge and size + file.about.size > target_bytes:
                 merges.append(merge)
                 merge, size = [], 0
             merge.append(file)

@@ -153,13 +153,13 @@ class DeltaLog:
             raise InvalidInputError(f"{self._path} can't be given a column: {error}") from error
         return True
 
-    def settle_columns(self, newest: int) -> None:
+    def settle_columns(self, newest_version: int) -> None:
         """Fsync the commit up to this version that last changed the table's columns, so that it survives a power loss.
 
         The commits before it are synced back to the region's last one or a checkpoint: a log with a gap can't be read.
         """
         found, durable = False, -1
-        for version in range(newest, -1, -1):
+        for version in range(newest_version, -1, -1):
             if found and version <= durable:
                 break
             actions = self._actions(version)
@@ -229,18 +229,18 @@ class DeltaLog:
             said.append(deltalake.Transaction(f"{self._app}:emptied", sequence))
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
-    def settle(self, newest: int, synced: re.Pattern[str]) -> None:
+    def settle(self, newest_version: int, durable_names: re.Pattern[str]) -> None:
         """Fsync the region's last commit up to this version and its data files, which the Delta library does not do.
 
         The commits of others before it are synced too, back to the region's commit before or to the table's last
         checkpoint. A log with a gap can't be read.
 
         Args:
-            newest: the version where the search begins.
-            synced: the pattern of data file names that are durable already.
+            newest_version: the version where the search begins.
+            durable_names: the pattern of data file names that are durable already.
         """
         files, found, durable = self._files, False, -1
-        for version in range(newest, -1, -1):
+        for version in range(newest_version, -1, -1):
             if found and version <= durable:
                 break
             actions = self._actions(version)
@@ -253,7 +253,7 @@ class DeltaLog:
             if ours:
                 found, durable = True, self._synced_checkpoint(version)
                 added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
-                self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
+                self._settle_files([f"{self._path}/{file}" for file in added if not durable_names.fullmatch(file)])
         sync_folder(files, self._path)
         sync_folder(files, self._folder)
 

@@ -173,10 +173,10 @@ class StoreDeltaLog(DeltaLog):
             said = self._store.error_text(error)
             raise RetriableError(f"The Delta table {self._path} does not answer: {said}") from None
 
-    def settle(self, newest: int, synced: object) -> None:
+    def settle(self, newest_version: int, durable_names: object) -> None:
         """Do nothing: an object is durable when the store has answered."""
 
-    def settle_columns(self, newest: int) -> None:
+    def settle_columns(self, newest_version: int) -> None:
         """Do nothing: an object is durable when the store has answered."""
 
 

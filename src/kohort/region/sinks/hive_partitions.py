@@ -85,7 +85,7 @@ def split_rows(table: pa.Table, partition_by: Sequence[str]) -> dict[str, pa.Tab
     return {folder: rest.take(pa.array(rows, pa.int64())) for folder, rows in _rows_of(table, partition_by).items()}
 
 
-def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema) -> None:
+def refuse_values(table: pa.Table, partition_by: Sequence[str], sink_schema: pa.Schema) -> None:
     """Check that each row's values of the partition columns can be the names of folders.
 
     Raises:
@@ -99,8 +99,8 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
             why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
             raise refusal_of(dict.fromkeys(beyond, why), table, partition_by[0])
     for name in partition_by:
-        if _is_text(kept.field(name).type):
-            _refuse_texts(table, name, nullable=kept.field(name).nullable)
+        if _is_text(sink_schema.field(name).type):
+            _refuse_texts(table, name, nullable=sink_schema.field(name).nullable)
     if any(_longest(table.column(name)) > _SHORT_BYTES for name in partition_by):
         folders = _rows_of(table, partition_by)
         bad = {row for folder, rows in folders.items() if len(folder.encode()) > FOLDERS_BYTES_MAX for row in rows}

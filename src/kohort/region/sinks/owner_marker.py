@@ -216,12 +216,12 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
             remove(files, temporary)
 
 
-def other_name(region: str, known: str, given: str) -> InvalidInputError:
-    """Return the error for a sink whose name (`given`) is not the one stored in its destination (`known`)."""
+def other_name(region: str, stored_name: str, own_name: str) -> InvalidInputError:
+    """Return the error for a sink whose name (`own_name`) is not the one stored in its destination (`stored_name`)."""
     return InvalidInputError(
-        f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
-        "Give all members the name that the region knows; if the place has moved there for good, end the region's "
-        f"applications and run `kohort region adopt {region} {shlex.quote(given)} --execute`"
+        f"{own_name} is the place that region {region!r} knows as {stored_name}: rows staged under two names would be "
+        "lost. Give all members the name that the region knows; if the place has moved there for good, end the "
+        f"region's applications and run `kohort region adopt {region} {shlex.quote(own_name)} --execute`"
     )
 
 

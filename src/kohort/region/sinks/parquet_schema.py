@@ -81,33 +81,33 @@ def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
     return next((why for why in parts if why), "")
 
 
-def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
-    """Return why tables of one schema (`given`) can't be rows of another (`kept`); empty: they can.
+def misfits(sink_schema: pa.Schema, table_schema: pa.Schema) -> list[str]:
+    """Return why tables of one schema (`table_schema`) can't be rows of another (`sink_schema`); empty: they can.
 
     The order of columns and metadata do not matter.
     """
     found = []
-    for name in kept.names:
-        if name not in given.names:
-            found.append(f"{name!r} is missing ({_said(kept.field(name))} before)")
-        elif given.names.count(name) > 1:
+    for name in sink_schema.names:
+        if name not in table_schema.names:
+            found.append(f"{name!r} is missing ({_said(sink_schema.field(name))} before)")
+        elif table_schema.names.count(name) > 1:
             found.append(f"{name!r} is there twice")
-        elif kept.field(name).type != given.field(name).type:
-            found.append(f"{name!r} is {given.field(name).type} ({kept.field(name).type} before)")
-        elif given.field(name).nullable and not kept.field(name).nullable:
+        elif sink_schema.field(name).type != table_schema.field(name).type:
+            found.append(f"{name!r} is {table_schema.field(name).type} ({sink_schema.field(name).type} before)")
+        elif table_schema.field(name).nullable and not sink_schema.field(name).nullable:
             found.append(f"{name!r} may be null now, and could not before")
-    found += [f"{name!r} is new" for name in given.names if name not in kept.names]
+    found += [f"{name!r} is new" for name in table_schema.names if name not in sink_schema.names]
     return found
 
 
-def with_sink_schema(table: pa.Table, kept: pa.Schema) -> pa.Table:
+def with_sink_schema(table: pa.Table, sink_schema: pa.Schema) -> pa.Table:
     """Return the table with the sink's columns in their order and types, without metadata. Its schema must fit."""
-    columns = [table.column(field.name) for field in kept]
+    columns = [table.column(field.name) for field in sink_schema]
     filled = [
         column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(columns, kept, strict=True)
+        for column, field in zip(columns, sink_schema, strict=True)
     ]
-    return pa.Table.from_arrays(filled, schema=kept)
+    return pa.Table.from_arrays(filled, schema=sink_schema)
 
 
 def _said(field: pa.Field[pa.DataType]) -> str:

@@ -46,7 +46,7 @@ def check_mode(mode: str, keys: Sequence[str]) -> None:
         raise InvalidInputError(f"keys names a column twice: {', '.join(keys)}")
 
 
-def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
+def check_names(schema: pa.Schema, required_names: Iterable[str], option: str) -> None:
     """Check that column names are unique without regard to case, and that the schema has all columns of an option.
 
     Raises:
@@ -57,7 +57,7 @@ def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
     twice = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twice:
         raise InvalidInputError(f"Columns of one name (case does not tell them apart): {', '.join(twice)}: rename them")
-    missing = [name for name in named if name not in schema.names]
+    missing = [name for name in required_names if name not in schema.names]
     if missing:
         raise InvalidInputError(
             f"{option} names {', '.join(missing)}, and the rows have only {', '.join(schema.names)}"
@@ -127,13 +127,13 @@ def storable_schema(
     return pa.schema(kept)
 
 
-def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
-    """Check that tables of one schema (`given`) can be rows of a sink with another (`kept`).
+def check_fits(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> None:
+    """Check that tables of one schema (`table_schema`) can be rows of a sink with another (`sink_schema`).
 
     Raises:
         InvalidInputError: columns are missing, new or of other types; the message names them.
     """
-    if not given.equals(kept) and (found := misfits(kept, given)):
+    if not table_schema.equals(sink_schema) and (found := misfits(sink_schema, table_schema)):
         raise InvalidInputError(
             f"The schema does not fit the rows of {place}: {'; '.join(found)}. Cast the columns, or write into "
             "another table"
@@ -150,49 +150,51 @@ def check_evolution(evolve: str) -> None:
         raise InvalidInputError(f"evolve is {evolve!r}: choose one of {', '.join(get_args(Evolution))}")
 
 
-def new_columns(place: str, kept: pa.Schema, given: pa.Schema) -> list[pa.Field[Any]]:
-    """Return the columns of a table's schema (`given`) that a sink's schema (`kept`) lacks.
+def new_columns(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> list[pa.Field[Any]]:
+    """Return the columns of a table's schema (`table_schema`) that a sink's schema (`sink_schema`) lacks.
 
     Raises:
         InvalidInputError: a new column may not be null, or the other columns do not fit; the message names them.
     """
-    new = [field for field in given if field.name not in kept.names]
+    new = [field for field in table_schema if field.name not in sink_schema.names]
     if never := [f"{field.name!r} of type {field.type}" for field in new if not field.nullable]:
         raise InvalidInputError(
             f"The new column {', '.join(never)} may not be null, and the rows of {place} have none yet: evolve='add' "
             "adds columns that may be null"
         )
-    check_fits(place, pa.schema([*kept, *new]), given)
-    check_names(pa.schema([*kept, *new]), (), "")
+    check_fits(place, pa.schema([*sink_schema, *new]), table_schema)
+    check_names(pa.schema([*sink_schema, *new]), (), "")
     return new
 
 
-def refuse_foreign(place: str, there: pa.Schema, new: Iterable[pa.Field[Any]]) -> None:
+def refuse_foreign(place: str, present_schema: pa.Schema, new_fields: Iterable[pa.Field[Any]]) -> None:
     """Check that new columns do not conflict with columns that other programs have added to the destination's table.
 
     Raises:
         InvalidInputError: the table has such a column with another type, or as one that may not be null.
     """
-    for field in new:
-        if field.name in there.names and (
-            there.field(field.name).type != field.type or not there.field(field.name).nullable
+    for field in new_fields:
+        if field.name in present_schema.names and (
+            present_schema.field(field.name).type != field.type or not present_schema.field(field.name).nullable
         ):
             raise InvalidInputError(
-                f"{place} has a column {field.name!r} of type {there.field(field.name)} that others have added, and "
-                f"the rows have it as {field.type}: cast the column"
+                f"{place} has a column {field.name!r} of type {present_schema.field(field.name)} that others have "
+                f"added, and the rows have it as {field.type}: cast the column"
             )
 
 
-def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
+def refuse_changed(place: str, present_schema: pa.Schema, sink_schema: pa.Schema) -> None:
     """Check that the destination's table still has all columns of a region's rows with their types.
 
     Raises:
         InvalidInputError: others have dropped or changed a column; the message names it.
     """
-    if lost := [f"{field.name!r} of type {field.type}" for field in kept if field.name not in there.names]:
+    if lost := [
+        f"{field.name!r} of type {field.type}" for field in sink_schema if field.name not in present_schema.names
+    ]:
         raise dropped_columns_error(place, lost)
-    for field in kept:
-        if (kind := there.field(field.name).type) != field.type:
+    for field in sink_schema:
+        if (kind := present_schema.field(field.name).type) != field.type:
             raise InvalidInputError(
                 f"{place} has a column {field.name!r} of type {kind}, which others have changed: the region's rows "
                 f"have it as {field.type}. Change it back, or drop it and add it again with that type"
@@ -207,30 +209,32 @@ def dropped_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
     )
 
 
-def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) -> pa.Schema:
+def completed_schema(table_schema: pa.Schema, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Schema:
     """Return a table's schema, completed by those columns that the sink has added and the table lacks."""
-    return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
+    return pa.schema(
+        [*table_schema, *(sink_schema.field(name) for name in added_names if name not in table_schema.names)]
+    )
 
 
-def with_added_columns(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
+def with_added_columns(table: pa.Table, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Table:
     """Return the table, completed by columns of nulls for those columns that the sink has added and it lacks."""
-    for name in added:
+    for name in added_names:
         if name not in table.column_names:
-            table = table.append_column(kept.field(name), pa.nulls(table.num_rows, kept.field(name).type))
+            table = table.append_column(sink_schema.field(name), pa.nulls(table.num_rows, sink_schema.field(name).type))
     return table
 
 
-def in_sink_schema(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
+def in_sink_schema(table: pa.Table, sink_schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
     """Return the table with its columns cast to a sink's schema, in that order.
 
     Raises:
         RowRefusedError: a row has null in a key or in a column that may not be null, or a value that can't be cast.
     """
-    refuse_nulls(table, [*keys, *(field.name for field in kept if not field.nullable)])
+    refuse_nulls(table, [*keys, *(field.name for field in sink_schema if not field.nullable)])
     try:
-        return table.select(kept.names).cast(kept, safe=True)
+        return table.select(sink_schema.names).cast(sink_schema, safe=True)
     except (pa.ArrowException, ValueError) as error:
-        raise _uncastable(table, kept) or InvalidInputError(f"A table does not fit: {error}") from error
+        raise _uncastable(table, sink_schema) or InvalidInputError(f"A table does not fit: {error}") from error
 
 
 class RowRefusedError(InvalidInputError):
@@ -356,9 +360,9 @@ def rows_where(mask: Any) -> list[int]:
     return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
 
-def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
+def _uncastable(table: pa.Table, sink_schema: pa.Schema) -> RowRefusedError | None:
     """Return the error for rows of the first column in which a cast fails; None: each column can be cast by itself."""
-    for field in kept:
+    for field in sink_schema:
         column = table.column(field.name)
         rows = _rows_that_fail(column, functools.partial(_casts, kind=field.type))
         found = {

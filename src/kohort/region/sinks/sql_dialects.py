@@ -120,16 +120,18 @@ def dialect_of(connection: Any) -> Dialect:
     )
 
 
-def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
+def driver_rows(
+    dialect: Dialect, table: pa.Table, *extra_values: Callable[[int], object]
+) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a table as tuples of values that the driver accepts.
 
-    Each function in `more` adds a value at the end of the tuple, computed from the row's number from 0.
+    Each function in `extra_values` adds a value at the end of the tuple, computed from the row's number from 0.
     """
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         columns = [[dialect.value(value) for value in _python_values(column)] for column in batch.columns]
         for row in zip(*columns, strict=True):
-            yield (*row, *(function(number) for function in more))
+            yield (*row, *(function(number) for function in extra_values))
             number += 1
 
 
