@@ -71,7 +71,7 @@ _LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "o
 
 
 def collector_url(url: str, *, is_insecure: bool) -> str:
-    """Return the address that metrics are posted to: the URL with `/v1/metrics`, unless it ends so.
+    """Return the URL to which metrics are posted: the given one, with `/v1/metrics` appended unless it ends so.
 
     Args:
         url: The collector's http or https URL, as OTEL_EXPORTER_OTLP_ENDPOINT has it.
@@ -99,19 +99,19 @@ def collector_url(url: str, *, is_insecure: bool) -> str:
 
 
 class OtlpPush:
-    """A thread that sends metrics to a collector after each read, until it is closed.
+    """A thread that sends metrics to an OpenTelemetry collector (OTLP over HTTP) after each read, until it is closed.
 
     Args:
         url: Where metrics are posted to, from `collector_url`. Headers, certificates, compression and the timeout are
             those of the environment variables `OTEL_EXPORTER_OTLP_…`.
-        collector: Has the metrics.
+        collector: The Prometheus collector that yields the metrics.
         interval_s: The time between two reads.
         is_read: Set after each read, also after one that failed.
         instance: The value of the attribute `service.instance.id`; it is the same after a restart.
         version: The value of `service.version`.
 
     Raises:
-        InvalidInputError: An environment variable has no header, or names a file that can't be read.
+        InvalidInputError: An environment variable has an invalid header, or names a file that can't be read.
     """
 
     def __init__(
@@ -188,11 +188,12 @@ class OtlpPush:
 
 
 class _CollectorSession(requests.Session):
-    """The HTTP session that posts metrics to the collector.
+    """The HTTP session that posts metrics to the OpenTelemetry collector.
 
     Attributes:
         failure: Why the last request failed, without headers.
-        complaint: What the collector says about samples that it did not take, although the request succeeded.
+        complaint: What the collector says of samples that it rejected, although the request succeeded; empty: it took
+            all.
     """
 
     failure = complaint = ""
@@ -231,10 +232,10 @@ class _CollectorSession(requests.Session):
 
 
 class _Quiet(logging.Filter):
-    """A logging filter that keeps the OTLP library's lines out of the log.
+    """A logging filter that keeps lines of the OTLP library out of the log, because they may quote secret headers.
 
     Attributes:
-        has_said: Whether there was one.
+        has_said: Whether the library has logged anything.
     """
 
     has_said = False

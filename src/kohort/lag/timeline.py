@@ -19,12 +19,12 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of a group that two successive reads of the cluster show.
+    """A change of a group between two successive reads of the cluster.
 
     Attributes:
         kind: `created`, `ended`, `joined`, `left`, `rebalance`, `state`, `assignment` or `status`.
         text: The change in words.
-        at_ms: When it happened, by the coordinator's clock; None: between the two reads.
+        at_ms: When it happened, by the coordinator's clock; None: at some time between the two reads.
     """
 
     kind: str

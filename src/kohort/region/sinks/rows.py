@@ -238,7 +238,7 @@ def in_sink_schema(table: pa.Table, sink_schema: pa.Schema, keys: Iterable[str])
 
 
 class RowRefusedError(InvalidInputError):
-    """The error that a sink refuses rows of a submitted table, such as a null in a key. The message counts rows from 1.
+    """The error of a row that a sink refuses. The message counts rows from 1.
 
     Remedy: mend or drop the rows in `reasons`, and submit the rest again. docs/region-spark.md shows bad rows set
     aside.
