@@ -260,7 +260,7 @@ def _log_values(
 
 
 def _limit_partitions(shown: Iterable[_Shown]) -> None:
-    """Choose the groups whose partitions are shown: in order, up to `PARTITIONS_MAX` partitions for all clusters."""
+    """Choose the groups whose partitions are shown: each in turn that still fits into `PARTITIONS_MAX` partitions."""
     left = PARTITIONS_MAX
     for cluster in shown:
         for group in cluster.groups:

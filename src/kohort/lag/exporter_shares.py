@@ -148,7 +148,9 @@ class ExporterShares:
             raise TimedOutError(f"group {self._group!r}: not a member: {member.why_unassigned()}")
 
     def note_read(self, *, of_shares: bool) -> None:
-        """Record that a read of the cluster succeeded. An exporter that left the group after failed reads joins again.
+        """Record that a read of the cluster succeeded.
+
+        An exporter that left the group after failed reads may join again.
 
         Args:
             of_shares: Whether the read covered groups of its shares.

@@ -652,7 +652,7 @@ class RegionLogWriter:
             self._drop_producer()
 
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
-        """Write the records that continue the region from a sink's published sequence (`RegionLogView.adopt`)."""
+        """Write the records with which the region continues from a sink's last checkpoint (`RegionLogView.adopt`)."""
         facts = facts_after_adoption(
             self._settled().history(self._region), place, previous_name, published_sequence, _now_ms()
         )

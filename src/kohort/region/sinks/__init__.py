@@ -88,10 +88,11 @@ class Sink(Protocol):
         """
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys atomically, as one sequence; they are durable when the call returns.
+        """Publish the rows staged under these keys atomically, as one sequence (checkpoint).
 
-        The rows appear once per region and sequence, even if the call is repeated, interrupted, or made by several
-        processes at once. Sequences are published in order: the caller guarantees that all earlier ones are published.
+        The rows are durable when the call returns. They appear once per region and sequence, even if the call is
+        repeated, interrupted, or made by several processes at once. Sequences are published in order: the caller
+        guarantees that all earlier ones are published.
 
         Raises:
             InvalidInputError: the destination has something else under this sequence's name.
@@ -100,7 +101,7 @@ class Sink(Protocol):
         """
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows, and record this sequence as published.
+        """Remove all published rows, and record this sequence (checkpoint) as published.
 
         Earlier sequences can't be published any more.
 
@@ -171,7 +172,7 @@ def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions
 
 
 def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
-    """Return the sink's name as stored in its destination, and the last sequence published there.
+    """Return the sink's name as stored in its destination, and the last sequence (checkpoint) published there.
 
     None: the sink has no method `known()`, which returns them.
 

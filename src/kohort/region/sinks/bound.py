@@ -67,7 +67,7 @@ class BoundSink:
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
-        """Return the sink's name as stored in the destination, and the last sequence published there.
+        """Return the sink's name as stored in the destination, and the last sequence (checkpoint) published there.
 
         The name is empty if the region has written nothing there yet. `stored_name_and_sequence` calls this.
         """
@@ -81,7 +81,7 @@ class BoundSink:
         raise NotImplementedError
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint) that is certainly published; 0: none."""
         raise NotImplementedError
 
     def _bound(self) -> UUID:

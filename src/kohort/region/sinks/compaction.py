@@ -61,7 +61,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A file list that compaction has created: all Parquet files with rows of the sequences up to `upto`.
+    """A file list that compaction has created: all Parquet files with rows of the sequences (checkpoints) up to `upto`.
 
     Readers take the generation with the highest number, and list the files of later sequences themselves.
 
@@ -85,7 +85,7 @@ class Generation(msgspec.Struct, frozen=True):
     attempt: str
 
     def files_after(self, sequence: int, place: str) -> list[tuple[int, str]]:
-        """Return the files that have only rows of later sequences than this one, each with its last sequence, in order.
+        """Return the files with rows of checkpoints after `sequence` only, each with its last sequence, in order.
 
         Raises:
             InvalidInputError: a merged file has rows of later sequences and also of this one or earlier ones.
@@ -100,7 +100,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 def decoded_generation(data: bytes, place: str) -> Generation:
-    """Decode a generation from JSON, and refuse paths that no published file can have.
+    """Decode a generation (file list) from JSON, and refuse paths that no published file can have.
 
     Args:
         data: the content.
@@ -127,7 +127,7 @@ _OF_ROWS: Final = re.compile(rf"(?:sequence=[0-9]+|_data|{COMPACTED})/.*\.parque
 
 
 class PublishedFile(NamedTuple):
-    """A published Parquet file: its path below the folder, and its size and sequences."""
+    """A published Parquet file: its path below the folder, and its size and sequences (checkpoints)."""
 
     path: str
     about: CompactedFile
@@ -163,16 +163,16 @@ class GenerationStore(Protocol):
     """Whether nothing is merged before the grace time of the last compaction is over."""
 
     def newest(self) -> Generation:
-        """Return the newest generation after making it durable. If there is none, return an empty one with number 0."""
+        """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
 
     def create_generation(self, generation: Generation) -> bool:
-        """Store a generation durably under its number; return False if another process has taken that number."""
+        """Store a generation (file list) durably under its number; return False if another process has taken it."""
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the files of the published sequences in the range `after < sequence <= upto`."""
+        """Return the files of the published sequences (checkpoints) in the range `after < sequence <= upto`."""
 
     def merged_files(self) -> list[str]:
         """Return the paths of all files in the folder of compaction's files, also of those that no generation has."""
@@ -184,13 +184,13 @@ class GenerationStore(Protocol):
         """Write a merged file durably, and return its size in bytes. Its name is durable after `create_generation`."""
 
     def keep_file(self, path: str, to: str) -> str:
-        """Return the path by which the next generation lists a file that is not merged.
+        """Return the path by which the next generation (file list) lists a file that is not merged.
 
         A local folder links the file of a sequence to the unused path `to`, since its own folder will be removed.
         """
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove files that are in no generation."""
+        """Remove files that are in no generation (file list)."""
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove the files `due`, which were replaced longer ago than the grace time for readers.
@@ -319,7 +319,7 @@ class Compactor:
         self._store, self._region, self._place = store, region, place
 
     def run(self, merge: FileMerge, upto: int, grace_s: float) -> CompactionResult:
-        """Remove files that were replaced longer ago than the grace time; then merge small files into a new generation.
+        """Remove files that were replaced longer ago than the grace time; then merge small files into a new file list.
 
         Args:
             merge: the schema, compression and target size of merged files.
@@ -327,7 +327,7 @@ class Compactor:
             grace_s: how many seconds replaced files stay for readers that still use an older list.
 
         Raises:
-            RetriableError: other compactors created the next generation first, three times.
+            RetriableError: other compactors created the next generation (file list) first, three times.
             CorruptDataError: a published file is missing or can't be read.
         """
         gone: FileNotFoundError | None = None
@@ -386,7 +386,7 @@ class Compactor:
     def _written(
         self, merge: FileMerge, merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Write the merged files, and return their sizes and sequences by path.
+        """Write the merged files, and return their sizes and sequences (checkpoints) by path.
 
         `written` gets each path before its file is begun, so that the caller can remove it after an error.
         """
@@ -403,7 +403,7 @@ class Compactor:
     def _kept(
         self, there: list[PublishedFile], merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Return the published files that are not merged, by the paths under which the new generation lists them."""
+        """Return the published files that are not merged, by the paths under which the new file list has them."""
         merged = {file.path for sources in merges for file in sources}
         kept = {}
         for file in there:
@@ -416,10 +416,13 @@ class Compactor:
         return kept
 
     def fence_emptied(self, sequence: int) -> None:
-        """Create an empty generation up to the sequence as which the folder is emptied, and remove compaction's files.
+        """Create an empty generation (file list) when the folder is emptied, and remove compaction's files.
 
-        A compactor that is still merging files of these sequences can't create its generation any more. Nothing is done
-        if the newest generation is a later one or is this one already.
+        A compactor that is still merging files of earlier checkpoints can't create its generation any more. Nothing is
+        done if the newest generation is a later one or is this one already.
+
+        Args:
+            sequence: the sequence (checkpoint) as which the folder is emptied.
 
         Raises:
             RetriableError: other compactors created the next generation first, 30 times.
@@ -453,6 +456,6 @@ def _merging(
 
 
 def old_generations(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers of generations that may be removed: all but the newest 64."""
+    """Return the numbers of generations (file lists of compaction) that may be removed: all but the newest 64."""
     known = list(numbers)
     return [number for number in known if number <= max(known) - GENERATIONS_KEPT]

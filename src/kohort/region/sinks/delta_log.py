@@ -88,7 +88,7 @@ class DeltaLog:
             return table.transaction_version(name) or 0
 
     def has_sequence(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether this version of the table has the region's sequence, or a later one."""
+        """Return whether this version of the table has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
     def row_count(self, table: deltalake.DeltaTable) -> int:
@@ -96,7 +96,7 @@ class DeltaLog:
         return self._number(table, f"{self._app}:rows")
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether this version shows that the region emptied the table as this sequence, or has a later one."""
+        """Return whether the region emptied the table as this checkpoint, or has a later one, by this version."""
         return self.last_sequence(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
     def is_empty(self, table: deltalake.DeltaTable) -> bool:
@@ -117,11 +117,11 @@ class DeltaLog:
         rows: int,
         empties: bool = False,
     ) -> bool:
-        """Commit a sequence's files as the next version; return False if another writer has committed that version.
+        """Commit a checkpoint's files as the next version; return False if another writer has committed that version.
 
         Args:
             table: the table in the version before.
-            sequence: the sequence; it is stored as the version of the region's `txn` action.
+            sequence: the checkpoint's number; it is stored as the version of the region's `txn` action.
             actions: the data files that are added and removed.
             rows: the new value of `row_count`.
             empties: whether this commit empties the table of the region's rows (`is_emptied`).

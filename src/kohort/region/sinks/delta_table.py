@@ -470,7 +470,7 @@ class DeltaTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, by one commit in the Delta log."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one commit in the Delta log."""
         check_sequence(sequence)
         self._claim()
         named = in_order(keys)
@@ -484,7 +484,7 @@ class DeltaTable(FolderSink):
         self._forget([key.file_stem() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
-        """Commit staged files to the Delta log as this sequence, unless another process has done so.
+        """Commit staged files to the Delta log as this sequence (checkpoint), unless another process has done so.
 
         Args:
             sequence: the sequence.
@@ -563,7 +563,7 @@ class DeltaTable(FolderSink):
         return pa.Table.from_arrays(columns, schema=kept)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows by one Delta commit that removes its data files and records this sequence."""
+        """Remove the region's rows by one Delta commit, which removes its data files and records this checkpoint."""
         if not self._is_claimed():
             return
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost

@@ -475,7 +475,7 @@ class DuckLakeTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, by one snapshot of the lake."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one snapshot of the lake."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
@@ -502,10 +502,10 @@ class DuckLakeTable(FolderSink):
             return False
 
     def _bring(self, sequence: int, staged: Sequence[_LakePiece], lost: str, offsets: str) -> bool:
-        """Commit staged files as this sequence, unless another process has done so; return whether this process did.
+        """Commit staged files as one checkpoint, unless another process has done so; return whether this process did.
 
         Args:
-            sequence: the sequence.
+            sequence: the checkpoint's number.
             staged: the staged files of the keys.
             lost: why staged files are missing; empty: none is. It is an error only if no process has committed the
                 sequence.
@@ -523,7 +523,7 @@ class DuckLakeTable(FolderSink):
         return self._until_there(lambda state: state.sequence >= sequence, add_sequence)
 
     def _set_commit_message(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
-        """Set the snapshot's commit message and extra info: the region, the sequence and perhaps its end offsets."""
+        """Set the snapshot's commit message and extra info: region, checkpoint number and perhaps end offsets."""
         said: dict[str, object] = {"region": self._region, "region-id": str(self._bound()), "sequence": sequence}
         if offsets:
             said["offsets"] = json.loads(offsets)
@@ -534,7 +534,7 @@ class DuckLakeTable(FolderSink):
         )
 
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
-        """Update the region's row in the sink's table of sequences, in this transaction."""
+        """Update the region's row in the sink's table of sequences (checkpoints), in this transaction."""
         moved = at.execute_change(
             f"UPDATE {{lake}}.{self._table_of_sink(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
             "WHERE table_id = ? AND region_id = ? AND sequence = ?",
@@ -544,7 +544,7 @@ class DuckLakeTable(FolderSink):
             raise CorruptDataError(f"{self.place} has moved {moved} rows of {_SEQUENCES}, and not one")
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows in one transaction, which also records this sequence."""
+        """Remove the region's rows in one transaction, which also records this sequence (checkpoint)."""
         state = self._find()
         if state is None:
             return

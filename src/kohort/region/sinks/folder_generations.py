@@ -93,11 +93,11 @@ class FolderGenerations:
         return [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
     def read_newest(self) -> Generation:
-        """Return the newest generation; if there is none, return an empty one with number 0."""
+        """Return the newest generation (file list); if there is none, return an empty one with number 0."""
         for _ in range(_READ_ATTEMPTS):
             if not (number := self.newest_number()):
                 return Generation(1, self._id or UUID(int=0), 0, 0, {}, {}, "")
@@ -106,7 +106,7 @@ class FolderGenerations:
         raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
 
     def newest(self) -> Generation:
-        """Return the newest generation after making it durable. If there is none, return an empty one with number 0."""
+        """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
         found = self.read_newest()
         if found.generation:
             sync_folder(self._files, f"{self._path}/_region")
@@ -116,7 +116,7 @@ class FolderGenerations:
         return f"{self._path}/_region/{GENERATION}{number}"
 
     def create_generation(self, generation: Generation) -> bool:
-        """Store a generation durably under its number; return False if another process has taken that number."""
+        """Store a generation (file list) durably under its number; return False if another process has taken it."""
         files, folder = self._files, f"{self._path}/_region"
         for above in sorted({path.rpartition("/")[0] for path in generation.files}):
             sync_folder(files, f"{self._path}/{above}")
@@ -138,7 +138,7 @@ class FolderGenerations:
     # -- files
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the Parquet files in the folders of the published sequences with `after < sequence <= upto`."""
+        """Return the Parquet files in the folders of published checkpoints with `after < sequence <= upto`."""
         return [
             PublishedFile(path, CompactedFile(self._files.stat(f"{self._path}/{path}").st_size, number, number))
             for number in self.shown_numbers()
@@ -194,12 +194,12 @@ class FolderGenerations:
     # -- the folders that readers without a list see
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Replace the files in the folders `sequence=N` by the generation's, then remove the files `due`."""
+        """Make the folders `sequence=N` contain the files of this file list, and remove the replaced files `due`."""
         self.show_generation(generation)
         self.remove_files(due)
 
     def show_generation(self, generation: Generation) -> None:
-        """Make the folders `sequence=N` up to the generation's last sequence contain exactly the generation's files.
+        """Make the folders `sequence=N` up to `upto` of this generation (file list) contain exactly its files.
 
         Another process may do the same and hide a folder just shown, so this repeats until it holds.
 

@@ -223,10 +223,10 @@ class TableStore(Protocol):
         """Remove an object, if it exists."""
 
     def mark_published(self, folder: str, sequence: int) -> None:
-        """Record that a sequence is published. A late call can't undo the record of a later sequence."""
+        """Record that a sequence (checkpoint) is published. A late call can't undo the record of a later sequence."""
 
     def last_published(self, folder: str) -> int:
-        """Return the last sequence that was recorded by `mark_published`; 0: none."""
+        """Return the last sequence (checkpoint) that was recorded by `mark_published`; 0: none."""
 
 
 def store_of(table: Table, place: str) -> TableStore:

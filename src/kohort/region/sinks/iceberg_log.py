@@ -158,7 +158,7 @@ class IcebergLog:
         return self._number(table, "sequence")
 
     def has_sequence(self, table: Table, sequence: int) -> bool:
-        """Return whether this table metadata has the region's sequence, or a later one."""
+        """Return whether this table metadata has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
     def row_count(self, table: Table) -> int:
@@ -166,7 +166,7 @@ class IcebergLog:
         return self._number(table, "rows")
 
     def is_emptied(self, table: Table, sequence: int) -> bool:
-        """Return whether the region emptied the table as this sequence or has a later one, by this table metadata."""
+        """Return whether the region emptied the table as this checkpoint or has a later one, by this table metadata."""
         return self.last_sequence(table) > sequence or self._number(table, "emptied") == sequence
 
     def _number(self, table: Table, name: str) -> int:
@@ -213,11 +213,11 @@ class IcebergLog:
         offsets: str,
         removed: Sequence[DataFile] | None = None,
     ) -> bool:
-        """Commit a sequence's data files as one snapshot; return False if another writer has changed the table.
+        """Commit a checkpoint's data files as one snapshot; return False if another writer has changed the table.
 
         Args:
             table: the table's metadata on which the commit is based.
-            sequence: the sequence.
+            sequence: the checkpoint's number.
             added: the data files to add.
             offsets: the end offsets as JSON, for the snapshot's summary; empty: unknown.
             removed: the data files that the added ones replace (`mode="update"`). None: rows are only appended, and
@@ -230,7 +230,7 @@ class IcebergLog:
         return self._commit_changes(table, properties, summary, added, removed or ())
 
     def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
-        """Commit the removal of data files as this sequence; return False if another writer has changed the table."""
+        """Commit the removal of data files as this checkpoint; return False if another writer has changed the table."""
         properties = {"sequence": str(sequence), "rows": "0", "emptied": str(sequence)}
         return self._commit_changes(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
 

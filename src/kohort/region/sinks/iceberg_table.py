@@ -486,7 +486,7 @@ class IcebergTable(BoundSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, by one snapshot of the table."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one snapshot of the table."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
@@ -509,10 +509,10 @@ class IcebergTable(BoundSink):
                 self._forget(lake, key.file_stem(), 0 if committed else sequence)
 
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
-        """Commit staged files as this sequence, unless another process has done so; return whether this process did.
+        """Commit staged files as one checkpoint, unless another process has done so; return whether this process did.
 
         Args:
-            sequence: the sequence.
+            sequence: the checkpoint's number.
             staged: the staged files of each key.
             lost: why staged files are missing; empty: none is. It is an error only if no process has committed the
                 sequence.
@@ -532,7 +532,7 @@ class IcebergTable(BoundSink):
         return self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_sequence)
 
     def _bring_update(self, sequence: int, staged: Mapping[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
-        """Commit the sequence with `mode="update"`: its rows replace those of the same keys in the table.
+        """Commit the sequence (checkpoint) with `mode="update"`: its rows replace those of the same keys in the table.
 
         The arguments and the result are as in `_bring`.
         """
@@ -638,7 +638,7 @@ class IcebergTable(BoundSink):
         raise self._too_late()
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows by one commit that removes its data files and records this sequence."""
+        """Remove the region's rows by one commit that removes its data files and records this sequence (checkpoint)."""
         lake = self._find()
         if lake is None:
             return
@@ -747,7 +747,7 @@ class IcebergTable(BoundSink):
         self._remove_others(paths, self._log.all_files)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
-        """Remove files unless the current snapshot has them or the region's snapshots of this sequence added them."""
+        """Remove files unless the current snapshot has them or the region's snapshots of this checkpoint added them."""
         self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
 
     def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:

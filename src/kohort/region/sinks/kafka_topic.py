@@ -252,7 +252,7 @@ class KafkaTopic(BoundSink):
         return marker.place
 
     def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
-        """Return the owner marker; if the topic was deleted and created again since, with its new id and sequence 0."""
+        """Return the owner marker. If the topic was created again since, give the marker the new id and sequence 0."""
         with self._admin() as admin:
             topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
         if topic_id == marker.topic_id:
@@ -260,7 +260,7 @@ class KafkaTopic(BoundSink):
         return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
 
     def _refuse_another_topic(self, marker: SinkMarker) -> None:
-        """Raise an error if the topic was deleted, or created again since: it then lacks all earlier sequences.
+        """Raise an error if the topic was deleted, or created again since: it then lacks all earlier checkpoints.
 
         Raises:
             RetriableError: it was. An operator must run `kohort region adopt`.
@@ -309,7 +309,7 @@ class KafkaTopic(BoundSink):
     # Publishing.
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, by one Kafka transaction."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one Kafka transaction."""
         check_sequence(sequence)
         names = [key.file_stem() for key in in_order(keys)]
         if self._last().sequence >= sequence:
@@ -337,14 +337,14 @@ class KafkaTopic(BoundSink):
                 raise
 
     def _is_published_by_now(self, sequence: int) -> bool:
-        """Read the owner marker up to the topic's end; return whether the sequence is published.
+        """Read the owner marker up to the topic's end; return whether the sequence (checkpoint) is published.
 
         Another member may have fenced this one, published the sequence, and removed its staged rows.
         """
         return self._owned(self._staging_topic.marker(to_the_end=True)).sequence >= sequence
 
     def _await_other(self, sequence: int) -> bool:
-        """After another member has fenced this one, wait until it has published the sequence; return whether it has.
+        """After another member has fenced this one, wait until it has published the checkpoint; return whether it has.
 
         The wait has a limit, which doubles after each fencing.
         """
@@ -359,7 +359,7 @@ class KafkaTopic(BoundSink):
         return self._owned(self._staging_topic.marker())
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all records of the topic, also those of other programs. Record this sequence in the owner marker."""
+        """Delete all records of the topic, also those of other programs; record this checkpoint in the owner marker."""
         self._bound()
         if self._staging_topic.marker() is None:
             return
@@ -491,7 +491,7 @@ _ARGUMENTS: Final = ("key", "value", "partition", "timestamp", "headers")
 
 
 def _closed(producer: Producer) -> None:
-    """Close a producer, whose open transaction, if any, the next publisher's `init_transactions` aborts."""
+    """Close a producer, whose open transaction, if any, is ended by the next publisher's `init_transactions`."""
     with contextlib.suppress(KafkaError, OSError):
         producer.close(timeout_ms=1_000)
 

@@ -461,13 +461,13 @@ class ParquetFolder(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, atomically, as the folder `sequence=N`."""
+        """Publish the rows staged under these keys as one checkpoint, atomically, as the folder `sequence=N`."""
         check_sequence(sequence)
         self._owned()
         self._show_sequence(sequence, sorted({key.file_stem() for key in keys}))
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
-        """Publish staged files as this sequence unless it is published already; then remove them from `_staging`."""
+        """Publish staged files as this checkpoint unless it is published already; then remove them from `_staging`."""
         files = self._files
         if not self._is_marked(sequence):
             if not self._has_folder(sequence):
@@ -484,7 +484,7 @@ class ParquetFolder(FolderSink):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows, and record this sequence as published.
+        """Remove all published rows, and record this sequence (checkpoint) as published.
 
         Staged rows of epochs before `floor` go too.
         """
@@ -492,7 +492,7 @@ class ParquetFolder(FolderSink):
             self._remove_shown(sequence, floor)
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
-        """Remove staged files of epochs before `floor`, then all published sequences up to this one.
+        """Remove staged files of epochs before `floor`, then all published sequences (checkpoints) up to this one.
 
         The staged files go first, so that no other process can publish them afterwards.
         """
@@ -534,7 +534,7 @@ class ParquetFolder(FolderSink):
                     raise
 
     def _check_done_by_another(self, sequence: int, lost: str) -> None:
-        """Raise an error that staged files are missing (`lost`), unless another process has published the sequence."""
+        """Raise an error that staged files are missing (`lost`), unless another process has published them."""
         if not self._is_marked(sequence) and not self._has_folder(sequence):
             raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
 
@@ -621,12 +621,12 @@ class ParquetFolder(FolderSink):
         return last
 
     def published_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return all published Parquet files with rows of sequences after `after`, in the order of sequences.
+        """Return all published Parquet files with rows of checkpoints after `after`, in the order of checkpoints.
 
         The sink need not be bound to a region.
 
         Args:
-            after: a sequence; its files and earlier ones are left out.
+            after: a sequence (checkpoint number); its files and earlier ones are left out.
 
         Raises:
             InvalidInputError: compaction has merged that sequence with later ones.
@@ -746,7 +746,7 @@ class ParquetFolder(FolderSink):
         return names_in(self._files, f"{self.path}/_staging")
 
     def _tidy(self, names: list[str], published: int) -> None:
-        """Remove temporary folders of attempts to publish sequences up to `published`, and folders that were hidden."""
+        """Remove temporary folders of attempts to publish checkpoints up to `published`, and hidden folders."""
         for name in names:
             going = _GOING.fullmatch(name)
             if going is not None and int(going[1]) <= published:

@@ -89,12 +89,12 @@ class SequenceEntry(msgspec.Struct, frozen=True):
     empty: tuple[str, ...]
 
     def key_texts(self) -> set[str]:
-        """Return the texts of the staged keys that this sequence has published."""
+        """Return the texts of the staged keys that this sequence (checkpoint) has published."""
         return {_key_of(path) for path in self.files} | set(self.empty)
 
 
 class _Seen(NamedTuple):
-    """The listed objects of `_sequences`: the published sequences, and the last one as which the folder was emptied."""
+    """The listed objects of `_sequences`: published checkpoints, and the last one as which the folder was emptied."""
 
     sequences: list[int]
     emptied: int
@@ -135,14 +135,14 @@ class SequenceLog:
     # -- what there is
 
     def _after(self, number: int) -> Iterator[list[tuple[int, bool]]]:
-        """Yield pages of the sequences after a number, each with whether the folder was emptied as this sequence."""
+        """Yield pages of the checkpoint numbers after a number, each with whether the folder was emptied as it."""
         for page in self._store.list_pages(_SEQUENCES, f"{number:020}.~" if number else ""):
             found = [(int(entry[1]), entry[2] == "emptied") for name in page if (entry := _ENTRY_NAME.fullmatch(name))]
             if found:
                 yield found
 
     def last_number(self) -> int:
-        """Return the last sequence that was published, or as which the folder was emptied; 0: none.
+        """Return the last sequence (checkpoint) that was published, or as which the folder was emptied; 0: none.
 
         The search skips ahead, and so lists few objects even if there are many.
         """
@@ -164,15 +164,15 @@ class SequenceLog:
         return _Seen(sorted(number for number, is_emptied in found if not is_emptied), emptied)
 
     def is_done(self, sequence: int) -> bool:
-        """Return whether this sequence or a later one is published, or the folder was emptied as one of them."""
+        """Return whether this checkpoint or a later one is published, or the folder was emptied as one of them."""
         return next(self._after(sequence - 1), None) is not None
 
     def is_emptied(self, sequence: int) -> bool:
-        """Return whether this sequence is void: the folder was emptied as this sequence or a later one."""
+        """Return whether this sequence (checkpoint) is void: the folder was emptied as this sequence or a later one."""
         return self._listed(sequence - 1).emptied >= sequence
 
     def read_entry(self, sequence: int) -> SequenceEntry | None:
-        """Return the object of a published sequence; None: it is not published, or was removed since."""
+        """Return the object of a published sequence (checkpoint); None: it is not published, or was removed since."""
         try:
             return self._decoded(sequence, self._store.read_object(_path(sequence)))
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class SequenceLog:
         return entry
 
     def read_entries(self, after: int) -> list[SequenceEntry] | None:
-        """Return the objects of the published sequences after a number that are not void, in order.
+        """Return the objects of the published sequences (checkpoints) after a number that are not void, in order.
 
         None: some were removed between listing and reading, by an emptying or a compaction.
         """
@@ -200,14 +200,14 @@ class SequenceLog:
         return [self._decoded(number, content[_path(number)]) for number in shown]
 
     def last_emptied(self, after: int) -> int:
-        """Return the last sequence after a number as which the folder was emptied; 0: none."""
+        """Return the last sequence (checkpoint) after a number as which the folder was emptied; 0: none."""
         return self._listed(max(0, after)).emptied
 
     def list_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return the URLs of all Parquet files with rows of sequences after a number, in the order of sequences.
+        """Return the URLs of all Parquet files with rows of checkpoints after a number, in the order of checkpoints.
 
         Raises:
-            InvalidInputError: compaction has merged that sequence with later ones.
+            InvalidInputError: compaction has merged that checkpoint with later ones.
             CorruptDataError: the folder was changed five times while it was read.
         """
         generations = StoreGenerations(self._store, self)
@@ -224,7 +224,7 @@ class SequenceLog:
     # -- changes
 
     def create_entry(self, entry: SequenceEntry) -> None:
-        """Publish a sequence by a conditional put of its object, unless the same was published already.
+        """Publish a sequence (checkpoint) by a conditional put of its object, unless the same was published already.
 
         Raises:
             InvalidInputError: something else was published as this sequence.
@@ -240,20 +240,20 @@ class SequenceLog:
             )
 
     def mark_emptied(self, sequence: int) -> None:
-        """Record that the folder was emptied as this sequence, which makes it and all earlier ones void."""
+        """Record that the folder was emptied as this checkpoint, which makes it and all earlier ones void."""
         self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
 
     def remove_replaced(self, upto: int) -> None:
-        """Remove the objects of sequences up to `upto`, whose files a generation lists now.
+        """Remove the objects of checkpoints up to `upto`, whose files compaction's newest file list has now.
 
-        Their files stay. So does the object of the last sequence, which shows the folder's last sequence.
+        Their files stay. So does the object of the last checkpoint, which shows how far the folder is published.
         """
         last = self.last_number()
         gone = [number for number in self._listed().sequences if number <= upto and number < last]
         self._store.remove_objects(_path(number) for number in gone)
 
     def remove_void(self, sequence: int) -> None:
-        """Remove the sequences up to this one after an emptying: first their files, then their objects."""
+        """Remove the checkpoints up to this one after an emptying: first their files, then their objects."""
         void = [number for number in self._listed().sequences if number <= sequence]
         used = self.keys_in_use(sequence) if void else frozenset()
         for number in void:
@@ -262,13 +262,13 @@ class SequenceLog:
                 self._store.remove_objects([_path(number)])
 
     def keys_in_use(self, after: int) -> frozenset[str]:
-        """Return the texts of the staged keys that have staged rows, or that a sequence after a number has published.
+        """Return the texts of the staged keys that are staged now, or that a checkpoint after a number has published.
 
         If the region's topic was restored from an older copy, epochs are used again, and so keys. Files of a key in use
         must then stay, although older rows had the same file name.
 
         Raises:
-            FileNotFoundError: sequences were removed while they were read.
+            FileNotFoundError: checkpoints were removed while they were read.
         """
         staged = {name.rpartition(".")[0] for name in self._store.list_names(_STAGED)}
         entries = self.read_entries(after)
@@ -290,11 +290,11 @@ class StoreGenerations:
         return [int(found[1]) for page in pages for name in page if (found := _GENERATION_NAME.fullmatch(name))]
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
     def newest(self) -> Generation:
-        """Return the newest generation; if there is none, return an empty one with number 0.
+        """Return the newest generation (file list); if there is none, return an empty one with number 0.
 
         If the folder was emptied since, return the generation without files: they are all in `replaced`.
         """
@@ -310,7 +310,7 @@ class StoreGenerations:
         raise CorruptDataError(f"Generations of {self._store.url} are gone while they are read: try again")
 
     def create_generation(self, generation: Generation) -> bool:
-        """Store a generation under its number; return False if another process has stored one of that number."""
+        """Store a generation (file list) under its number; return False if another process has taken it."""
         data = msgspec.json.encode(generation)
         if self._store.create_object(_generation_path(generation.generation), data) != data:
             return False
@@ -318,7 +318,7 @@ class StoreGenerations:
         return True
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the Parquet files of the published sequences in the range `after < sequence <= upto`.
+        """Return the Parquet files of the published sequences (checkpoints) in the range `after < sequence <= upto`.
 
         Raises:
             FileNotFoundError: sequences were removed while they were read.
@@ -354,14 +354,14 @@ class StoreGenerations:
         return path
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove objects that are in no generation."""
+        """Remove objects that are in no generation (file list)."""
         self._store.remove_objects(paths)
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Remove the objects `due`, and the sequence objects whose files the generation lists.
+        """Remove the files `due`, and the objects of checkpoints whose files this generation (file list) has.
 
-        The object of the last sequence stays, since it shows the folder's last sequence. So do files whose staged key
-        is in use again.
+        The object of the last checkpoint stays, since it shows how far the folder is published. So do files whose
+        staged key is in use again.
         """
         used = self._log.keys_in_use(generation.upto)
         self._store.remove_objects(path for path in due if path not in generation.files and _key_of(path) not in used)
@@ -507,7 +507,7 @@ class ParquetObjects(ParquetFolder):
     # -- publishing
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
-        """Publish staged files as this sequence by one object that lists them; then forget the staged keys."""
+        """Publish staged files as this checkpoint by one object that lists them; then forget the staged keys."""
         if not self._log.is_done(sequence):
             entry = self._entry(sequence, names)
             if entry is not None:
@@ -519,7 +519,7 @@ class ParquetObjects(ParquetFolder):
         self._forget(names)
 
     def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
-        """Return the object that publishes these keys as this sequence; None: it is published already.
+        """Return the object that publishes these keys as this sequence (checkpoint); None: it is published already.
 
         Raises:
             CorruptDataError: staged rows are missing, and the sequence is not published.
@@ -547,7 +547,7 @@ class ParquetObjects(ParquetFolder):
         return {name: staged[name].files if name in staged else () for name in names}
 
     def _forget_before(self, sequence: int) -> None:
-        """Forget the staged keys of the sequence before, whose publisher may have crashed before it did so."""
+        """Forget the staged keys of the checkpoint before, whose publisher may have crashed before it did so."""
         entry = self._log.read_entry(sequence - 1) or self._log.read_entry(self._log.last_number())
         if entry is not None:
             self._forget(entry.key_texts())
@@ -558,7 +558,7 @@ class ParquetObjects(ParquetFolder):
         self._store.remove_objects(sorted(both & self._staged_paths()))
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
-        """Make all sequences up to this one void by one object.
+        """Make all sequences (checkpoints) up to this one void by one object.
 
         Then remove their files, and staged rows before `floor`.
         """
@@ -580,7 +580,7 @@ class ParquetObjects(ParquetFolder):
         return self._log.last_number()
 
     def published_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return the URLs of all Parquet files with rows of sequences after `after`, in the order of sequences."""
+        """Return the URLs of all Parquet files with rows of checkpoints after `after`, in the order of checkpoints."""
         return self._log.list_files(after)
 
     def _generations(self) -> GenerationStore:

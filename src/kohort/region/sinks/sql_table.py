@@ -232,7 +232,7 @@ class SqlTable(BoundSink):
             )
 
     def _owner(self, at: _Cursor, *, locked: bool = False, written: bool = True) -> tuple[int, pa.Schema] | None:
-        """Return the table's last sequence and its row schema from the marker row; None: there is no marker row.
+        """Return the last checkpoint's number and the row schema from the marker row; None: there is no marker row.
 
         The marker must name this region and this sink's name. With `written`, it must also have this sink's `keys`.
 
@@ -284,7 +284,7 @@ class SqlTable(BoundSink):
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
-        """Return the last published sequence, and lock its row against other publishers until the transaction ends.
+        """Return the last published checkpoint's number; lock its row against other publishers in this transaction.
 
         Raises:
             InvalidInputError: the table is not this region's, or `check` was not called yet.
@@ -339,7 +339,7 @@ class SqlTable(BoundSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as one sequence, by one transaction of the database."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one transaction of the database."""
         check_sequence(sequence)
         names = [key.file_stem() for key in in_order(keys)]
         columns = self._fixed().names
@@ -377,7 +377,7 @@ class SqlTable(BoundSink):
         )
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all rows of the table and record the sequence, in one transaction."""
+        """Delete all rows of the table and record the sequence (checkpoint), in one transaction."""
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, locked=True) if at.has_sequences() else None

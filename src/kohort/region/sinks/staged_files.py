@@ -53,18 +53,21 @@ _MARK: Final = "published-"
 
 
 def marks(files: FileCalls, folder: str) -> list[int]:
-    """Return the sequences N of all files `published-N` in a folder, unordered: the newest and a few before it."""
+    """Return the checkpoint numbers N of all files `published-N` in a folder, unordered.
+
+    These are the newest and a few before it.
+    """
     names = names_in(files, folder)
     return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
 
 
 def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
-    """Return whether a folder has a file `published-N` for this sequence or a later one."""
+    """Return whether a folder has a file `published-N` for this sequence (checkpoint) or a later one."""
     return max(marks(files, folder), default=0) >= sequence
 
 
 def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
-    """Record durably that a sequence is published, by an empty file `published-N`; remove old such files.
+    """Record durably that a sequence (checkpoint) is published, by an empty file `published-N`; remove old such files.
 
     A late call can't undo the record of a later sequence.
     """
@@ -76,7 +79,7 @@ def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
 
 
 def last_published(files: FileCalls, folder: str) -> int:
-    """Return the last sequence N with a file `published-N`, after syncing the folder; 0: none."""
+    """Return the last sequence (checkpoint) N with a file `published-N`, after syncing the folder; 0: none."""
     last = max(marks(files, folder), default=0)
     if last:
         sync_folder(files, folder)
