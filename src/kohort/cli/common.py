@@ -58,7 +58,7 @@ class Common:
 
     @property
     def call_ms(self) -> int:
-        """The timeout of a call."""
+        """The timeout of a call in ms: the value of --timeout, or the default."""
         return DEFAULT_CALL_MS if self.timeout is None else self.timeout
 
     def client_settings(self, accepted: type) -> tuple[str, dict[str, Any]]:

@@ -101,7 +101,9 @@ class DecodedValues:
 def record_writer(
     format: Format, output: Path | None, print_key: bool, escape: bool | None, decoded: DecodedValues | None
 ) -> Iterator[RecordWriter]:
-    """Open a writer for the block. Close it at the block's end; after an error, first make its output incomplete.
+    """Open a writer for the block, and close it at the end. After an error, write nothing more.
+
+    The output of a failed command then does not look complete.
 
     Args:
         format: the format.

@@ -102,7 +102,7 @@ class GroupPreview:
 
     @property
     def row_count(self) -> int:
-        """The number of rows of the previewed change."""
+        """The number of rows that the previewed change affects."""
         return len(self.rows) + len(self.offsets)
 
 

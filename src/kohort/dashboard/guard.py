@@ -225,7 +225,7 @@ def _cookie(header: str, name: str) -> str:
 
 
 def user_of(request: Request) -> str | None:
-    """Return the user of a request's session; None if the dashboard has no logins."""
+    """Return the user of a request's login session; None: the dashboard has no logins."""
     session: LoginSession | None = request.scope[SESSION]
     return None if session is None else session.user
 

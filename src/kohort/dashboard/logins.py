@@ -138,7 +138,7 @@ class FailedTries:
                 raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
 
     def mark_known(self, address: str, user: str) -> None:
-        """Remember the address of a successful login: the limit of failed logins by user does not apply to it."""
+        """Remember the address of a user's login: the user's limit on failed logins does not apply there."""
         known = self._known.setdefault(user, OrderedDict())
         network = _network(address)
         known[network] = None

@@ -137,7 +137,7 @@ class LagHistory:
         self._partitions.put(slot, values.partitions, left)
 
     def times_ms(self, last: int = READS_KEPT) -> list[int]:
-        """Return the times of the last reads, the oldest first."""
+        """Return the times of the last reads in ms since 1970, the oldest first."""
         return [int(self._times[slot]) for slot in self._slots(last)]
 
     def lag_of_group(self, name: str, last: int = READS_KEPT) -> list[int | None]:

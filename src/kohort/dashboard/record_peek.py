@@ -122,7 +122,7 @@ class _Scan:
 
     @property
     def stop_reason(self) -> str | None:
-        """The limit, in words, that stops the scan before the partitions' ends; None: none is reached."""
+        """The limit that stops the search, in words; None: none is reached yet."""
         if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
             return "limit"
         if self.records >= RECORDS_SCANNED_MAX:

@@ -355,10 +355,10 @@ class _WholeRequests(h11.Connection):
     """
 
     def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
-        """Return the next part of a request.
+        """Return the next h11 event of a request.
 
         Raises:
-            RemoteProtocolError: It is no request, or its body comes in chunks.
+            RemoteProtocolError: The bytes are no request, or its body comes in chunks.
         """
         event = super().next_event()
         if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
@@ -391,7 +391,7 @@ class LimitedProtocol(H11Protocol):
         self.conn = _WholeRequests(h11.SERVER, REQUEST_BYTES_MAX)
 
     def occupy_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
-        """Take one of the places for connections, before the TLS handshake."""
+        """Count this connection among the limited ones, before the TLS handshake."""
         self.places, self.sock = places, sock
         self._waits_since_s = self.loop.time()
         places.add(self)

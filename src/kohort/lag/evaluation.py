@@ -159,7 +159,7 @@ class Trend:
 
     @property
     def base(self) -> Anchor:
-        """The earlier read against which rates are computed: from one to two windows ago, or the first read."""
+        """The earlier read from which rates are computed: of one to two windows ago, or the first read."""
         return self.before or self.window
 
     @property
@@ -177,11 +177,14 @@ class Trend:
         return 0 if self.stuck_since_ms is None else self.last.at_ms - self.stuck_since_ms
 
     def is_stuck(self, window_ms: int) -> bool:
-        """Return whether there was no progress for a window, and for twice the longest pause of this group."""
+        """Return whether records are unread and the committed offset has not moved for too long.
+
+        That is a window, or twice the longest pause of this group if that is longer.
+        """
         return self.stuck_since_ms is not None and self.stuck_ms >= max(window_ms, 2 * self.longest_pause_ms)
 
     def is_falling_behind(self) -> bool:
-        """Return whether lag rises window by window, and records are unread that were there a window ago.
+        """Return whether the lowest lag rose in several windows in a row, and the group is over a window behind.
 
         The second condition keeps a consumer `OK` that is never a window behind, however its small lag varies.
         """
@@ -226,7 +229,11 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """The offsets still to be read: end less the larger of committed and start; None: no offset is committed."""
+        """The number of offsets still to be read; None: none is committed, or the log's offsets are unknown.
+
+        These are the log's end less the committed offset, or less the log's start if that is larger. In a share group
+        the coordinator counts them.
+        """
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
         if self.counted_lag is not None:
@@ -235,7 +242,7 @@ class PartitionLag:
 
     @property
     def position(self) -> str | None:
-        """`past end` or `before start` if a consumer can't continue at the committed offset; else None.
+        """`past end` or `before start`: a consumer can't continue at the committed offset. None: it can, or is unknown.
 
         Such a consumer resets its position by its auto.offset.reset.
         """
@@ -247,7 +254,7 @@ class PartitionLag:
 
     @property
     def lost_offsets(self) -> int | None:
-        """The offsets from `committed` on that retention deleted; None unless the position is `before start`."""
+        """The number of offsets that retention deleted before the group read them; None: `position` says otherwise."""
         if self.committed is None or self.log_start is None or self.position != BEFORE_START:
             return None
         return self.log_start - self.committed
@@ -306,22 +313,22 @@ class GroupLag:
 
     @property
     def sum_lag(self) -> int:
-        """The sum of the lag over partitions: how many offsets the group has still to read."""
+        """The lag of the group in all partitions together, in offsets."""
         return sum(self.known_lags)
 
     @property
     def max_lag(self) -> int:
-        """The largest lag of a partition."""
+        """The largest lag of the group in a partition, in offsets."""
         return max(self.known_lags, default=0)
 
     @property
     def max_time_lag_ms(self) -> int | None:
-        """The largest time lag of a partition; None if none is known."""
+        """The largest time lag of the group in a partition, in ms; None: none is known."""
         return max((part.time_lag_ms for part in self.known_partitions if part.time_lag_ms is not None), default=None)
 
     @property
     def skew(self) -> float | None:
-        """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
+        """The largest lag in a partition, divided by the mean of all: 1 is even. None: nothing is unread."""
         total = self.sum_lag
         return self.max_lag * len(self.known_lags) / total if total else None
 
@@ -402,7 +409,7 @@ class LagReport:
 
 
 def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_ms: int = WINDOW_MS) -> LagReport:
-    """Compute lag and status from a snapshot.
+    """Compute the lag, status and cause of all groups from one read of the cluster.
 
     Args:
         snapshot: The read.
@@ -433,7 +440,7 @@ class _Context:
         return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
     def lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
-        """Return the partitions of a streams group's tasks that do not exist in their topics.
+        """Return the partitions that a streams group's tasks would read but that their topics do not have.
 
         A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
         """

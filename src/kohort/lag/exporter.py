@@ -273,7 +273,7 @@ def _limit_partitions(shown: Iterable[_Shown]) -> None:
 
 
 class _Families:
-    """The metric families of one scrape, filled cluster by cluster."""
+    """The Prometheus metric families of one scrape, filled cluster by cluster."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {

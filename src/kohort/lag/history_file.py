@@ -130,7 +130,7 @@ class ReadValues:
 
     @classmethod
     def of(cls, report: LagReport) -> ReadValues:
-        """Extract the lag values of a report."""
+        """Return the lag values of a report."""
         groups = report.groups
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
         return cls(
@@ -196,7 +196,7 @@ class GroupMinute:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A lag read that waits to be written to the file."""
+    """The lag values and changes of one read, which wait to be written to the file."""
 
     at_ms: int
     body: bytes
@@ -258,7 +258,7 @@ class HistoryWriter(ClosedOnExit):
         self._thread.start()
 
     def close(self) -> None:
-        """Write the pending reads and release the file, unless that takes longer than 5 s. May be called again."""
+        """Write the reads that wait, and release the file; give up after 5 s. May be called again."""
         self._ended = True
         self._news.set()
         self._thread.join(CLOSE_S)
@@ -337,7 +337,7 @@ class HistoryWriter(ClosedOnExit):
         return HistoryReader(self._path)
 
     def _check_whole(self) -> None:
-        """Open the file for the first time and check it for damage; an unusable disk does not count as damage."""
+        """Open the file for the first time, and check it for damage. A disk that fails is no damage."""
         if not self._path.parent.is_dir():
             raise InvalidInputError(f"the history {self._path}: there is no folder {self._path.parent}")
         if self._path.is_dir():
@@ -363,7 +363,7 @@ class HistoryWriter(ClosedOnExit):
         self._close_connection()
 
     def _write_pending(self) -> None:
-        """Write the pending reads, the oldest first. If the disk fails, they stay pending until the next read."""
+        """Write the reads that wait, the oldest first. If the disk fails, they wait on until the next read."""
         while True:
             with self._lock:
                 if not self._pending:
@@ -413,7 +413,7 @@ class HistoryWriter(ClosedOnExit):
             log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection to the file; open it again if another file has its name now."""
+        """Return the connection to the file. Open the file again if another one has been put under its name."""
         if self._connection is not None and _inode(self._path) == self._inode:
             return self._connection
         self._close_connection()
@@ -572,7 +572,7 @@ def _bytes_used(connection: sqlite3.Connection) -> int:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Return the lock file of a history, locked until it is closed."""
+    """Open and lock the lock file beside a history file; return it. The lock lasts until it is closed."""
     import fcntl
 
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -736,7 +736,7 @@ class HistoryReader(ClosedOnExit):
 
 
 def _opened_for_reading(path: Path) -> sqlite3.Connection:
-    """Return a connection. In WAL mode it needs files beside the file, which a read-only disk can't take."""
+    """Open a history file for reading only, also on a read-only disk, where SQLite can't make its WAL files."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(address, uri=True, timeout=BUSY_S)
     try:
@@ -787,7 +787,7 @@ def _damaged(path: Path, what: str) -> CorruptDataError:
 
 
 def _problem(path: Path, error: sqlite3.Error | OSError) -> KafkaError:
-    """Return the error for a failed access to a history file: damage, or a failing disk."""
+    """Return the error for a failed access to a history file: CorruptDataError for damage, else KafkaError."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGE:
         return _damaged(path, str(error))

@@ -132,7 +132,7 @@ def _refused_copies(source: Admin, target: Admin, topics: Collection[str]) -> di
 
 
 def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, PartitionLag]:
-    """Read a group until the timestamps of its unread records are known, or a read brings no more of them."""
+    """Read a group until the timestamps of its oldest unread records are known, or a read finds no more of them."""
     unknown: int | None = None
     for _ in range(READS_MAX):
         report = reader.read([group])

@@ -142,7 +142,7 @@ class OtlpPush:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A request under way is given up after `CLOSE_S`."""
+        """End the thread. A request under way is abandoned after `CLOSE_S`."""
         self._ended.set()
         self._is_read.set()
         self._exporter.shutdown()
@@ -168,7 +168,7 @@ class OtlpPush:
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _send_metrics(self) -> None:
-        """Send all metrics in batches; after a request that fails, leave out the rest."""
+        """Send all metrics in batches. When a request fails, send no further batch until the next read."""
         for metrics in _batches(self._collector.collect(), time.time_ns()):
             scope = ScopeMetrics(self._scope, metrics, "")
             self._session.failure = "no request could be made of the metrics and OTEL_EXPORTER_OTLP_HEADERS"
@@ -267,14 +267,17 @@ def _batches(families: Iterable[Family], now_ns: int) -> Iterator[list[Metric]]:
 
 
 def _resource(instance: str, version: str) -> Resource:
-    """Return the OTLP resource that sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it."""
+    """Return the OTLP resource (service name, instance and version) of the metrics.
+
+    OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it.
+    """
     own = {"service.name": "kohort-exporter", "service.instance.id": instance, "service.version": version}
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in given})
 
 
 def _check_files() -> None:
-    """Check that the files of the environment variables can be read.
+    """Check that the certificate files named by OTLP environment variables can be read.
 
     Raises:
         InvalidInputError: One can't.
@@ -290,7 +293,7 @@ def _check_files() -> None:
 
 
 def _cause(error: OSError) -> str:
-    """Return why a request failed, without its URL and headers, which are in the texts of some errors."""
+    """Return the reason why a request failed, without URL and headers, which some errors' texts contain."""
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     found = type(error).__name__
@@ -306,12 +309,12 @@ def _cause(error: OSError) -> str:
 
 
 def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
-    """Return the body of an answer; nothing if it is too large, or arrives too slowly.
+    """Return the body of an HTTP answer; nothing if it is too large, or arrives too slowly.
 
     Args:
         answer: The answer, of which only the head has been read.
-        is_refusal: Return the part that has arrived when the connection breaks. A server resets it after a refusal
-            when it has not read the whole request.
+        is_refusal: Return the part that has arrived when the connection breaks. A server resets it after a refusal when
+            it has not read the whole request.
     """
     found = bytearray()
     until_s = time.monotonic() + ANSWER_S
@@ -327,10 +330,10 @@ def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
 
 
 def _refusal_text(answer: requests.Response) -> str:
-    """Return the text in the body of a refusal; empty if there is none, or a page of HTML.
+    """Return the reason in the body of a refused request; empty if there is none, or only a page of HTML.
 
-    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text.
-    Source: the OTLP specification, "Failures".
+    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text. Source: the OTLP
+    specification, "Failures".
     """
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = _read_body(answer, is_refusal=True)

@@ -344,7 +344,7 @@ class LagReading:
 
     @staticmethod
     def _has_members(found: GroupDescription) -> bool:
-        """Return whether the description has members: a share or streams group may have been listed alone."""
+        """Return whether a group's members are known. Old brokers only list the names of share and streams groups."""
         return found.epoch is not None or not (_is_of(found, SHARE) or _is_of(found, STREAMS))
 
     # Committed offsets.
@@ -421,7 +421,7 @@ class LagReading:
             self._failures.append(ReadFailure.of("metadata", error))
 
     def _leader(self, tp: TopicPartition) -> int:
-        """Return a partition's leader.
+        """Return the node id of a partition's leader.
 
         Raises:
             KafkaError: The partition has no leader now, or does not exist (UNKNOWN_TOPIC_OR_PARTITION).
@@ -442,7 +442,7 @@ class LagReading:
     async def _bounds_at(
         self, node: int, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, PartitionBounds | KafkaError]:
-        """Ask a leader for starts, ends and last stable offsets, in this order."""
+        """Request log starts, log ends and last stable offsets of partitions from their leader, in this order."""
         found: list[dict[TopicPartition, int]] = []
         errors: dict[TopicPartition, KafkaError] = {}
         for when, is_committed in ((EARLIEST, False), (LATEST, False), (LATEST, True)):
@@ -468,7 +468,7 @@ class LagReading:
         return outcomes
 
     def _leads(self, tp: TopicPartition) -> bool:
-        """Return whether a partition has a known leader that has answered all requests of this read."""
+        """Return whether a partition has a leader that was neither unreachable nor too slow in this read."""
         node = self.cluster.metadata.leader(tp)
         return node >= 0 and node not in self._silent
 
@@ -497,7 +497,10 @@ class LagReading:
     # Requests to several nodes at once.
 
     async def _asked(self, keys: Sequence[K], task: _Task[K, V]) -> dict[K, V | KafkaError]:
-        """Request each key's value from its node, again if the key has moved; return a value or an error for each."""
+        """Send a kind of request for all keys to the keys' nodes; return a value or an error for each key.
+
+        Keys with a temporary error are tried again, after their nodes were looked up anew.
+        """
         done: dict[K, V | KafkaError] = {}
         left = list(keys)
         for attempt in range(ATTEMPTS_MAX):
@@ -527,7 +530,7 @@ class LagReading:
         return done
 
     async def _paused(self, attempt: int) -> bool:
-        """Wait before another attempt of the read; return False if its time limit leaves none."""
+        """Wait before another attempt at a request; return False, without waiting, if the read has no time for it."""
         wait = self.cluster.backoff_ms(attempt)
         if self.cluster.runtime.now_ms + wait >= self._deadline_ms:
             return False
@@ -540,7 +543,7 @@ def _is_temporary(outcome: object) -> bool:
 
 
 async def _outcomes(task: _Task[K, V], node: int, chunk: list[K]) -> dict[K, V | KafkaError]:
-    """Send the request for some keys; return an outcome for each of them, also for those that the answer leaves out."""
+    """Send a request for some keys; return a value or an error for each, also for those that the answer leaves out."""
     try:
         answer = await task.ask(node, chunk)
     except KafkaError as error:

@@ -84,7 +84,7 @@ class ScaledGroup:
 
     @property
     def metric(self) -> str:
-        """The name of the metric that KEDA asks for."""
+        """The name of the metric under which KEDA asks for the group's number of members."""
         return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
 
 
@@ -373,7 +373,7 @@ class ScalerServer(ClosedOnExit):
         context: aio.ServicerContext[bytes, bytes],
         decode: Callable[[bytes], ScaledObject] | None = None,
     ) -> ScaledGroup:
-        """Return the group that a request names; abort the call if this server does not serve the group."""
+        """Parse a request, and return the group that it names; abort the call if this scaler may not serve it."""
         wanted = await _scaled_group(request, context, decode)
         if not self._scaling.allows(wanted.group):
             text = f"the scaler serves other groups than {wanted.group}: start it with --group {wanted.group}"
@@ -396,7 +396,7 @@ class ScalerServer(ClosedOnExit):
     async def _stream_is_active(
         self, request: bytes, context: aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
-        """Answer KEDA's StreamIsActive: yield whether members are wanted, at once and after each change."""
+        """Answer KEDA's StreamIsActive: yield whether any member is wanted, at once and after each change of that."""
         wanted = await self._scaled(request, context)
         news, told = asyncio.Event(), None
         listener = self._waker(news)
@@ -423,7 +423,7 @@ class ScalerServer(ClosedOnExit):
         return wake_stream
 
     async def _decided(self, wanted: ScaledGroup, context: aio.ServicerContext[bytes, bytes]) -> ScalingDecision:
-        """Return the last decision about a group; the first one may take a moment. Ends the call if there is none."""
+        """Return the last decision about a group; wait a moment for the first one. Abort the call if there is none."""
         news = asyncio.Event()
         listener = self._waker(news)
         self._scaling.listeners.add_listener(listener)
@@ -476,7 +476,7 @@ class ScaledObject:
 
 
 def decode_scaled_object(data: bytes) -> ScaledObject:
-    """Decode a ScaledObjectRef.
+    """Decode a ScaledObjectRef, KEDA's Protobuf message for a ScaledObject.
 
     Raises:
         InvalidInputError: The bytes are no such message.
@@ -509,17 +509,17 @@ def decode_metrics_request(data: bytes) -> tuple[ScaledObject, str]:
 
 
 def encode_active(is_active: bool) -> bytes:
-    """Encode an IsActiveResponse."""
+    """Encode an IsActiveResponse, KEDA's Protobuf message for whether a group needs any member."""
     return b"\x08\x01" if is_active else b""
 
 
 def encode_metric_spec(name: str, target: int) -> bytes:
-    """Encode a GetMetricSpecResponse with one metric."""
+    """Encode a GetMetricSpecResponse, KEDA's Protobuf message for a metric's name and its target value."""
     return _delimited(1, _metric(name, target))
 
 
 def encode_metrics(name: str, value: int) -> bytes:
-    """Encode a GetMetricsResponse with one metric."""
+    """Encode a GetMetricsResponse, KEDA's Protobuf message for a metric's name and its value."""
     return _delimited(1, _metric(name, value))
 
 

@@ -394,5 +394,5 @@ def transactional_id_of(region: str) -> str:
 
 
 def client_id_of(region: str, member: str) -> str:
-    """Return the Kafka client id of a region member: `REGION/MEMBER`. A region's name never contains a `/`."""
+    """Return the Kafka client id of a region's member, `REGION/MEMBER`. A region's name never contains a `/`."""
     return f"{region}/{member}"

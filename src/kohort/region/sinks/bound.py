@@ -63,7 +63,7 @@ class BoundSink:
         return self._place or self._place_name()
 
     def _place_name(self) -> str:
-        """Resolve the destination's path or address in this process, and return the name made from it."""
+        """Return the destination's name, made from its path or address as this process resolves them."""
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:

@@ -370,12 +370,12 @@ def _holds_floats(kind: Any) -> bool:
 
 
 def verbatim(text: str) -> str:
-    """Escape `{lake}` in a name or path, so that a transaction does not replace it by the lake's name."""
+    """Escape `{lake}` in a name or path, since a transaction replaces `{lake}` in statements by the lake's name."""
     return text.replace("{lake}", _ESCAPED_NAME)
 
 
 def literal(text: str) -> str:
-    """Quote a text as an SQL string literal for a transaction's statement."""
+    """Quote a text as an SQL string literal for a statement of a `LakeTransaction`."""
     return verbatim(_sql_text(text))
 
 

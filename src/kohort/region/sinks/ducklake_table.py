@@ -631,7 +631,7 @@ class DuckLakeTable(FolderSink):
         return "" if state is None or state.claim is None else state.claim.place
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published."""
+        """Remove staged rows that will never be published, and leftover trial files."""
         state = self._find()
         if state is None:
             return

@@ -497,7 +497,7 @@ def _closed(producer: Producer) -> None:
 
 
 def _shortest(properties: Mapping[str, str | None], names: Iterable[str]) -> int:
-    """Return the smallest of these topic properties, in ms; an absent property sets no limit."""
+    """Return the smallest of these properties of a topic, in ms; a missing property counts as unlimited."""
     return min(int(properties.get(name) or _NO_LIMIT_MS) for name in names)
 
 

@@ -403,7 +403,7 @@ class SqlTable(BoundSink):
             return 0 if owned is None else owned[0]
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published."""
+        """Remove staged rows of epochs before `keep.floor` whose keys are not in `keep.keys`."""
         self._bound()
         with self._transaction() as at:
             if at.has_sequences() and self._owner(at, locked=True) is not None:

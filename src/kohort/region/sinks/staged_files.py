@@ -181,7 +181,7 @@ class PagesOutput(io.RawIOBase):
         return self._at
 
     def write(self, data: Any, /) -> int:  # any buffer, as `io` says it
-        """Write all of the data."""
+        """Write the whole buffer, and return its size in bytes."""
         size = memoryview(data).nbytes
         self._write(data)
         self._at += size

@@ -95,7 +95,7 @@ class StagingTopic:
 
     @staticmethod
     def staging_topic_name(topic: str) -> str:
-        """Return the name of the staging topic for a sink's topic."""
+        """Return the name of the staging topic for a sink's topic: the same with `.kohort-sink` appended."""
         return f"{topic}.kohort-sink"
 
     def create_if_missing(self, admin: Admin) -> None:
