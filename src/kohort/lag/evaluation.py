@@ -521,8 +521,8 @@ class _GroupEvaluation:
     def _trend(self, tp: TopicPartition, done: int, log_end: int, unread: int, last: Trend | None) -> Trend:
         """Return the trend of a partition including this read.
 
-        Groups at the same offset of a partition share one `Anchor` object, and one `Trend` object if they also came
-        there in the same reads. So memory stays small when many groups are stopped or have read everything.
+        Groups at the same offset of a partition share one `Anchor` object, and one `Trend` object if they also
+        came there in the same reads. So memory stays small when many groups are stopped or have read everything.
         """
         known = self.trends.get((tp, done))
         if known is not None and known[1] is last and known[2] == unread:

@@ -1,8 +1,8 @@
 """Catalogs of Iceberg tables: how they are opened, and what their errors mean.
 
 pyiceberg asks a REST catalog without a limit on the time, and its errors repeat what servers say. `TimedRestCatalog`
-waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's secrets:
-the cause of such an error has the request's address and the server's words.
+waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's
+secrets: the cause of such an error has the request's address and the server's words.
 
 Only the catalog itself says that a table does not exist. A gateway before it also answers 404 while the catalog is
 away, so 404 counts only with the catalog's own error object.

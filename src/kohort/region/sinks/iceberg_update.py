@@ -10,7 +10,8 @@ is replaced. Columns that the region does not have keep their values in a replac
 
 An attempt names its files before it writes them. If its commit is refused, or its answer is lost, nobody knows yet
 whether the files are the table's. As soon as the table has the sequence, an attempt that was based on an earlier
-snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no snapshot has.
+snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no
+snapshot has.
 
 Memory: a publisher holds the rows of the sequence, and the rows of one data file of the table.
 """
