@@ -6,8 +6,8 @@
 
 One rename can't replace several folders, so that readers which list `sequence=*` see the change in steps. They see the
 old folders until the grace time of a compaction is over. Then `retire_replaced` hides these, one after the other,
-and shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them, and
-none is there twice. If a process dies there, the next sweep or compaction finishes the change.
+and shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them,
+and none is there twice. If a process dies there, the next sweep or compaction finishes the change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Objects of a store (S3, Google Cloud Storage, Azure) below one URL, as sinks need them.
 
 The library's own retries are off. With them a lost answer turns a successful conditional put into a refusal (obstore
-0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the object
-after any error, and its caller compares.
+0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the
+object after any error, and its caller compares.
 
 Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
 unit of staged rows has 32 MiB.
