@@ -194,7 +194,7 @@ def remove(
 
 
 def _acls(rules: RuleOptions, resources: ResourceOptions, *, of_filter: bool = False) -> list[Acl]:
-    """Return the rules that the options describe. `of_filter` allows patterns that only filters have.
+    """Return the ACLs that the options describe. With `of_filter`, pattern types that only filters have are allowed.
 
     Raises:
         UsageError: options are missing or contradict each other.

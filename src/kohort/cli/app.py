@@ -52,11 +52,11 @@ HELP, VERSION = ("--help", "-h"), "--version"
 
 
 class UsageError(Exception):
-    """A wrong use of a command; the message says how."""
+    """The error that a command was called with wrong arguments; the message says how to call it."""
 
 
 def command_family(name: str, about: str) -> App:
-    """Return a family of commands, whose options have no negative form (--no-OPTION, --empty-OPTION)."""
+    """Return a command with subcommands; its flags have no negative form such as --no-OPTION."""
     from cyclopts import App, Parameter
 
     return App(name=name, help=about, result_action="return_value", default_parameter=Parameter(negative=""))
@@ -73,7 +73,7 @@ def command_tree() -> App:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Run a command; report any failure on standard error, in a line and one that names more, and as the exit code.
+    """Run a command. Report a failure on standard error, with a line on where to read more, and by the exit code.
 
     Args:
         tokens: the arguments after the program's name.
@@ -103,7 +103,7 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def _usage_text(error: CycloptsError) -> str:
-    """Return an error of the arguments as text. An argument that is absent is named as the help page names it."""
+    """Return the text of an error about arguments. A missing argument is named as on the help page."""
     from cyclopts import MissingArgumentError, UnknownCommandError, UnknownOptionError
 
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -139,7 +139,7 @@ USUAL_OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def _usual_option(word: str, known: Iterable[Argument]) -> str:
-    """Return the error text that names kohort's equivalent of an option of other tools; empty: there is none."""
+    """Return the hint for an option of other tools, which names kohort's option instead; empty: there is none."""
     arguments = list(known)
     names = {name for argument in arguments for name in argument.names}
     if found := [name for name in USUAL_OPTIONS.get(word, ()) if name in names]:
@@ -159,16 +159,16 @@ _SECURITY = ("security.protocol", "ssl.", "sasl.")
 
 
 def _hint_of(error: KafkaError) -> str | None:
-    """Return where to set the property that an error is about; None if it is about no property."""
+    """Return the hint on where to set the property that an error names; None: it names none."""
     if error.code is ErrorCode.SECURITY_DISABLED:
         return "access rules count when the brokers set authorizer.class.name"
     return where_properties_are(error.message) or None
 
 
 def where_properties_are(message: str) -> str:
-    """Return where to set the property of a connection that a message is about; empty: it is about none.
+    """Return the hint on where to set the connection property that a message names; empty: it names none.
 
-    The client's messages name the property that helps. Where it is set differs for programs and commands.
+    The client's messages name the property that helps. A program sets it elsewhere than a command.
     """
     if any(family in message for family in _SECURITY):  # by text: no code says which property helps
         return "client properties are read from the file of --command-config"
@@ -176,7 +176,7 @@ def where_properties_are(message: str) -> str:
 
 
 def more_about(errors: Iterable[KafkaError]) -> str:
-    """Return the line that says where errors are explained; empty: their messages are all that there is."""
+    """Return the line that tells where these errors are explained; empty: their messages say all."""
     names = dict.fromkeys(error.name_on_page for error in errors)
     names.pop(KafkaError.__name__, None)
     return f"More: kohort explain {' '.join(names)}" if names else ""
@@ -201,7 +201,7 @@ def _run(tokens: list[str]) -> int:
 
 
 def _is_family(tokens: Sequence[str]) -> bool:
-    """Return whether the arguments name only a family of commands, and no command."""
+    """Return whether the arguments name a command with subcommands, and none of these."""
     if not tokens:
         return True
     if not COMMANDS.get(tokens[0], ("",))[0].endswith(":app"):
@@ -213,7 +213,7 @@ def _is_family(tokens: Sequence[str]) -> bool:
 
 
 def _drop_output() -> None:
-    """Redirect output that can't be written to /dev/null, so that the interpreter's shutdown reports no error."""
+    """Redirect a standard stream that can't be written to /dev/null, so that Python's shutdown reports no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if _is_lost(stream):
@@ -245,7 +245,7 @@ def _complain(text: str, code: int, hint: str | None = None, more: str = "") -> 
 
 
 def _command_of(tokens: Sequence[str]) -> str:
-    """Return the words of the command among the arguments, each followed by a blank."""
+    """Return the command's words among the arguments, each followed by a space."""
     words: list[str] = []
     for token in tokens[:2]:
         if token.startswith("-") or (not words and token not in COMMANDS):
@@ -357,7 +357,7 @@ def _in_usage(argument: Argument) -> str:
 
 
 def _label(argument: Argument) -> str:
-    """Return an argument's label: NAME, NAME... or --name VALUE."""
+    """Return the label of an argument on the help page: NAME, NAME... or --name VALUE."""
     if argument.index is not None:
         name = argument.field_info.names[0].upper().replace("_", "-")
         return f"{name}..." if argument.field_info.kind.name == "VAR_POSITIONAL" else name

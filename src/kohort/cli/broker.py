@@ -94,7 +94,7 @@ def broker(
 
 
 def _announced(files: DevelopmentFiles) -> Callable[[str], None]:
-    """Return a function that writes the clients' files for a broker's address, and says where they are."""
+    """Return a function that writes the client configuration files for a broker's address, and prints their paths."""
     from kohort.broker.security.development import KOHORT, USER
 
     def write(address: str) -> None:

@@ -58,7 +58,7 @@ class Common:
 
     @property
     def call_ms(self) -> int:
-        """The timeout of a call."""
+        """The timeout of a call in ms: the value of --timeout, or the default."""
         return DEFAULT_CALL_MS if self.timeout is None else self.timeout
 
     def client_settings(self, accepted: type) -> tuple[str, dict[str, Any]]:
@@ -82,7 +82,7 @@ class Common:
         return servers, chosen
 
     def check_reachable(self, limit_ms: int | None = None) -> None:
-        """Check that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
+        """Check that the cluster can be reached, so that a command with a wrong address ends soon and names the cause.
 
         Args:
             limit_ms: how long to try; None: the value of --timeout, else `REACH_MS`.
@@ -109,7 +109,7 @@ class Common:
             client.close()
 
     def _origin(self) -> str:
-        """Return the note for errors about the cluster's address: its source, if no option names the address."""
+        """Return a note for errors on where the cluster's address comes from; empty: --bootstrap-server names it."""
         if self.bootstrap_server:
             return ""
         if self.command_config and properties_of(self.command_config).get("bootstrap.servers"):
@@ -155,7 +155,7 @@ class Common:
 
 
 def spark_checkpoints(given: tuple[str, ...]) -> ReadOthers:
-    """Return the checkpoints of --spark-checkpoint, for `LagReader.read_others`.
+    """Return the reader of the Spark checkpoints that --spark-checkpoint names, for `LagReader.read_others`.
 
     Raises:
         UsageError: a path is neither a folder nor in a store, two have one name, or a package is missing.
@@ -171,7 +171,11 @@ def spark_checkpoints(given: tuple[str, ...]) -> ReadOthers:
 
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
-    """Check that some client knows each property: a file may serve consumers, producers and commands alike."""
+    """Check that each property is one of some client; the same file may serve consumers, producers and commands.
+
+    Raises:
+        UsageError: no client knows a property.
+    """
     from kohort.client.producer.settings import ProducerConfig
     from kohort.client.settings import ConsumerConfig
     from kohort.settings.config import settings, unknown_key
@@ -186,7 +190,7 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def make_client(make: Callable[..., Client], servers: str, given: Mapping[str, Any]) -> Client:
-    """Make a client.
+    """Call `make` with the servers and the properties, to create a client.
 
     Raises:
         UsageError: a property is unknown or invalid.
@@ -204,7 +208,7 @@ so that they are freed without it. These thresholds make one in many reads of th
 
 
 def collect_seldom() -> None:
-    """Make Python's cyclic garbage collection rare, for a process that reads many groups again and again."""
+    """Make Python's cyclic garbage collection rare, in a process that reads many groups again and again."""
     gc.set_threshold(*COLLECT_AFTER)
 
 
@@ -213,7 +217,10 @@ _CLIENT_LOGS = ("kohort.client", "kohort.lag")
 
 
 def log_to_stderr() -> None:
-    """Log a command that serves to standard error. Lines about a property of the client say where it is set."""
+    """Send the log of a serving command to standard error.
+
+    Lines that name a client property get a hint on where to set it.
+    """
     from kohort.io import log_throttle
 
     def advice(logger: str, message: str) -> str:
@@ -223,10 +230,10 @@ def log_to_stderr() -> None:
 
 
 class EndingSignals:
-    """A receiver of SIGTERM and SIGINT, from its creation on.
+    """A receiver of SIGTERM and SIGINT, which catches them from its creation on.
 
     The signal handler may call `put` of a queue, but not `set` of a `threading.Event`. It runs on the thread that waits
-    for the event. If that holds the event's lock at the moment, the handler would wait for ever.
+    for the event. If that thread holds the event's lock at the moment, the handler would wait for ever.
     """
 
     def __init__(self) -> None:
@@ -254,7 +261,7 @@ def listen_address(listen: str) -> tuple[str, int]:
 
 
 def properties_of(path: Path) -> dict[str, str]:
-    """Read a file of client properties.
+    """Read a file of client properties, and return them by name.
 
     Raises:
         OSError: the file can't be read.
@@ -268,7 +275,7 @@ def properties_of(path: Path) -> dict[str, str]:
 
 
 def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Return key=value options as a mapping.
+    """Parse options of the form key=value, and return the values by key.
 
     Raises:
         UsageError: an option is not key=value.
@@ -280,14 +287,14 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def note_secret_arguments(properties: Mapping[str, str], instead: str) -> None:
-    """Say that other users of the machine see passwords among the properties of --set, and what to do instead."""
+    """Warn on standard error if --set has a password, which other users of the machine can see; name another way."""
     names = [name for name in properties if is_secret(name) and not name.endswith(".url")]
     if names:
         print_note(f"--set {names[0]}: other users of this machine see a command's arguments; {instead}")
 
 
 def check_names(kind: str, *names: str) -> None:
-    """Refuse an empty group or topic name, as an unset shell variable gives, before any request to the cluster.
+    """Check names of groups or topics before any request: an unset shell variable gives an empty one.
 
     Raises:
         UsageError: a name is empty, or its bytes are no UTF-8.
@@ -300,7 +307,7 @@ def check_names(kind: str, *names: str) -> None:
 
 
 def print_errors(errors: Mapping[Any, KafkaError]) -> int:
-    """Print each error as a line on standard error, each text once and what explains them, and return the exit code."""
+    """Print each error once as a line on standard error, and where they are explained; return the exit code."""
     for text in dict.fromkeys(str(error) for error in errors.values()):
         print_note(f"kohort: {text}")
     if more := more_about(errors.values()):
@@ -309,7 +316,7 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
 
 
 def check_registry_option(url: str | None) -> None:
-    """Check the option --schema-registry for a login, which other users of the machine would see.
+    """Check that the URL of --schema-registry has no login, which other users of the machine would see.
 
     Raises:
         UsageError: the URL has a login.
@@ -322,7 +329,7 @@ def check_registry_option(url: str | None) -> None:
 
 
 def duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
-    """Return a duration in milliseconds.
+    """Parse the value of an option as a duration, and return it in milliseconds.
 
     Raises:
         UsageError: the text is no duration, or exceeds `longest_ms`; None: a week.

@@ -37,10 +37,11 @@ Format = Literal["text", "json", "arrow", "parquet"]
 
 
 class RecordWriter:
-    """A writer of polled records in one format.
+    """The interface of a writer of record batches to the output of `kohort consume`, in one format.
 
     Attributes:
-        whole_when_closed: whether records can be read back only after `close`; if so, offsets are committed after it.
+        whole_when_closed: whether records can be read back only after `close`, as in Parquet; offsets are then
+            committed after it.
     """
 
     whole_when_closed = False
@@ -57,11 +58,11 @@ class RecordWriter:
 
 
 class DecodedValues:
-    """A decoder of values with a schema id before them, to JSON. Values that can't be read are counted and shown raw.
+    """A decoder of values that begin with a schema id, to JSON. Values that can't be decoded are counted and shown raw.
 
     Attributes:
-        unread: the number of values that can't be read.
-        first: the place of the first such value, and the reason.
+        unread: the number of values that can't be decoded.
+        first: the topic, partition and offset of the first such value, and the reason.
     """
 
     def __init__(self, url: str) -> None:
@@ -100,12 +101,14 @@ class DecodedValues:
 def record_writer(
     format: Format, output: Path | None, print_key: bool, escape: bool | None, decoded: DecodedValues | None
 ) -> Iterator[RecordWriter]:
-    """Open a writer, and close it at the end; after an error, abandon its output first.
+    """Open a writer for the block, and close it at the end. After an error, write nothing more.
+
+    The output of a failed command then does not look complete.
 
     Args:
         format: the format.
         output: the file; None: standard output.
-        print_key: text with the key and a tab before the value.
+        print_key: whether text has the key and a tab before the value.
         escape: whether to escape control characters in text and JSON; None: only on a terminal.
         decoded: decodes values by their schemas, for text and JSON; None: values are shown as they are.
 
@@ -181,7 +184,7 @@ class _JsonLines(RecordWriter):
 
 
 def _write_lines(out: WholeWrites, lines: Iterable[bytes]) -> None:
-    """Write lines. Not all are in memory at once: as JSON they may be much larger than the records."""
+    """Write lines a part at a time: as JSON they may be much larger in memory than the records."""
     part = bytearray()
     for line in lines:
         part += line
@@ -343,13 +346,19 @@ class ConsumeLimits:
         self._readers_end = readers_end
 
     def check_reader(self) -> None:
-        """Raise BrokenPipeError if the reader of the output has gone, as `head` does, even when no record comes."""
+        """Raise BrokenPipeError if the program that reads the output has ended, such as `head`.
+
+        This is needed when no record comes, so that nothing is written.
+        """
         if self._readers_end is not None and any(event & _GONE for _, event in self._readers_end.poll(0)):
             raise BrokenPipeError
 
 
 def _readers_end() -> select.poll | None:
-    """Return a poll object that reports when standard output's pipe or terminal has lost its other end."""
+    """Return a poll object that reports when nobody reads standard output any more.
+
+    None: standard output is no file, or the system has no `poll`.
+    """
     try:
         number = sys.stdout.fileno()
     except (AttributeError, OSError):  # the caller closed standard output, or it is no file, as in tests
@@ -381,7 +390,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
 
 
 class _Ends:
-    """The end offsets at which `--until-end` stops, as they were at the command's start.
+    """The end offsets at which `--until-end` stops, taken when the command starts.
 
     Args:
         consumer: the consumer that reads.
@@ -398,7 +407,10 @@ class _Ends:
         self._look_s = 0.0
 
     def are_reached(self) -> bool:
-        """Return whether all assigned partitions are read up to their ends, or the group has committed the ends."""
+        """Return whether all assigned partitions are read up to the end offsets.
+
+        A group member without partitions is done when its group has committed these offsets.
+        """
         mine = [partition for partition in self._consumer.assignment() if partition in self._offsets]
         if mine:
             return all(self._consumer.position(partition) >= self._offsets[partition] for partition in mine)
@@ -419,7 +431,7 @@ class _Ends:
 def _start_reading(
     consumer: Consumer, topics: tuple[str, ...], group: str | None, from_beginning: bool, until_end: bool
 ) -> _Ends | None:
-    """Subscribe or assign, and return the end offsets to stop at, if any."""
+    """Subscribe or assign the consumer to the topics; return the end offsets of --until-end, else None."""
     from kohort.ids import TopicPartition
 
     partitions = []
@@ -480,7 +492,7 @@ def _pump(
 
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT in the list, so that polled records are still written and committed.
+    """Append SIGTERM and SIGINT to the list during the block, so that polled records are still written and committed.
 
     The second signal raises KeyboardInterrupt, because a blocked reader of the output would delay the end for ever.
     Records that are not completely written are not committed.

@@ -38,13 +38,13 @@ OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check of this machine.
 
     Attributes:
-        what: the object of the check.
+        what: the checked thing, such as a package.
         state: ok, missing (something can't work) or optional (something works worse, or is absent and not needed).
         found: the version or value on this machine.
-        need: the purpose of the object.
+        need: what it is needed for.
         remedy: how to get it; not shown when the state is ok.
     """
 
@@ -110,7 +110,7 @@ def _installed(package: str) -> str | None:
 
 
 def _for_pip(extra: str = "") -> str:
-    """Return pip's arguments to install kohort from where it was installed here: a local folder, a file or PyPI.
+    """Return the pip argument that names the kohort installed here: a local folder, a file, or the name on PyPI.
 
     Source: PEP 610, direct_url.json.
     """
@@ -136,11 +136,11 @@ def _pip_install(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:
-    """A package that kohort's metadata asks for.
+    """A package that kohort's metadata requires.
 
     Attributes:
         package: its name.
-        least: the oldest version that is enough, as numbers; empty if any is.
+        least: the oldest sufficient version, as numbers; empty: any version.
     """
 
     package: str
@@ -170,7 +170,7 @@ def _numbers(version_text: str) -> tuple[int, ...]:
 
 
 def _wanted_packages() -> dict[str, list[_Requirement]]:
-    """Return the packages that kohort's own metadata requires, by extra; "": always."""
+    """Return the packages that kohort's metadata requires, by extra; those always required are under an empty text."""
     wanted: dict[str, list[_Requirement]] = {}
     for line in requires("kohort") or ():
         specified, _, condition = line.partition(";")
@@ -208,7 +208,7 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _codecs() -> Iterator[Finding]:
-    """Check that each codec decompresses what it compressed."""
+    """Check that each compression codec decompresses what it has compressed."""
     from kohort.wire.compression import CODECS, compress, decompress
 
     sample = b"kohort " * 100

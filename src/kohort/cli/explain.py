@@ -99,7 +99,7 @@ CODE_REMEDIES: Final[Mapping[ErrorCode, str]] = MappingProxyType(
 
 
 def public_errors() -> list[type[KafkaError]]:
-    """Return the errors that callers see, the base first, then by name."""
+    """Return the classes of errors that callers can catch: the base class first, then by name."""
     import kohort
     import kohort.region
     import kohort.schema_registry.prefix  # has an error of its own
@@ -113,10 +113,10 @@ def public_errors() -> list[type[KafkaError]]:
 
 
 def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
-    """Return the first paragraph of a docstring, and its remedy, which begins with "Remedy:".
+    """Return the first paragraph of an error class's docstring, and the paragraph that begins with "Remedy:".
 
     Raises:
-        ValueError: it has none.
+        ValueError: the docstring lacks one of them.
     """
     paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
     remedies = [part.removeprefix(_REMEDY) for part in paragraphs if part.startswith(_REMEDY)]
@@ -146,7 +146,7 @@ def explain(*names: str, json: bool = False) -> int:
 
 
 def _explained(name: str) -> dict[str, Any]:
-    """Return the row of a code or class.
+    """Return the output row for an error code or an error class.
 
     Raises:
         UsageError: there is neither; the message names the nearest.
@@ -166,7 +166,7 @@ def _explained(name: str) -> dict[str, Any]:
 
 
 def _every_error() -> set[type[KafkaError]]:
-    """Return the errors of the client and the region, with those that have the remedy of their base."""
+    """Return all error classes of kohort, also those that are not public and have the remedy of a base class."""
     public_errors()  # imports them
 
     def below(kind: type[KafkaError]) -> set[type[KafkaError]]:

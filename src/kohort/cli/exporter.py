@@ -96,7 +96,7 @@ class ShareOptions:
         return ExporterShares(cluster.name, self.share, topic, cluster.servers, cluster.settings)
 
     def check(self) -> None:
-        """Check the names.
+        """Check the names of the exporters' group and topic.
 
         Raises:
             UsageError: a name is empty, or the topic is given and the group is not.
@@ -195,7 +195,7 @@ def exporter(  # noqa: PLR0913 - each is an option
 
 
 def _push(url: str, collector: Collector, interval_s: float, is_read: threading.Event, address: str) -> OtlpPush:
-    """Begin to send metrics to a collector.
+    """Start sending metrics to an OpenTelemetry collector.
 
     Raises:
         UsageError: an environment variable is invalid.
@@ -211,10 +211,10 @@ def _push(url: str, collector: Collector, interval_s: float, is_read: threading.
 
 
 def _checkpoints_of_clusters(given: tuple[str, ...], clusters: list[str]) -> dict[str, ReadOthers]:
-    """Return the checkpoints of each cluster.
+    """Return the Spark checkpoints to read for each cluster, by the cluster's name.
 
     Raises:
-        UsageError: one of several clusters is not named, or a checkpoint is invalid.
+        UsageError: with several clusters a checkpoint names none of them, or a checkpoint is invalid.
     """
     named: dict[str, list[str]] = {name: [] for name in clusters}
     for text in given:
@@ -228,7 +228,7 @@ def _checkpoints_of_clusters(given: tuple[str, ...], clusters: list[str]) -> dic
 
 
 def _clusters(servers: tuple[str, ...], config: tuple[Path, ...]) -> list[_WatchedCluster]:
-    """Return the clusters with a reader for each; none connects yet.
+    """Return the clusters of --servers with a lag reader for each; none connects yet.
 
     Raises:
         UsageError: names repeat, files do not fit the clusters, or a property is unknown or invalid.

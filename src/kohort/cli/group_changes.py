@@ -40,7 +40,7 @@ K = TypeVar("K")
 
 
 def read_plan(path: Path) -> Plan:
-    """Read offsets from a file of lines TOPIC,PARTITION,OFFSET, or of lines GROUP,TOPIC,PARTITION,OFFSET.
+    """Read a file of offsets to set: lines TOPIC,PARTITION,OFFSET, or lines GROUP,TOPIC,PARTITION,OFFSET.
 
     Raises:
         UsageError: a line is neither, both kinds of lines occur, or a partition is named twice.
@@ -80,7 +80,7 @@ def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:
 
 
 def plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
-    """Return lines for `read_plan` from rows with group, topic, partition and new."""
+    """Format rows with group, topic, partition and new offset as lines that `read_plan` reads."""
     out = io.StringIO()
     keys = ("group", "topic", "partition", "new") if with_group else ("topic", "partition", "new")
     csv.writer(out, lineterminator="\n").writerows([row[key] for key in keys] for row in rows)
@@ -338,7 +338,7 @@ def clone(
 
 
 def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *, execute: bool, common: Common) -> int:
-    """Set the offsets of a group in another cluster."""
+    """Set a group's offsets in another cluster, translated by the timestamps of records."""
     from kohort.client.admin.group_changes import committed_offset, offset_row, set_group_offsets
     from kohort.lag.offset_translation import translate_offsets
 
@@ -407,7 +407,7 @@ def _partition_of(row: Mapping[str, Any]) -> TopicPartition:
 
 
 def _must_be_empty(admin: Admin, group: str) -> None:
-    """Refuse a group with members before anything is planned, because Kafka would refuse the commit later."""
+    """Raise an error if the group has members, before anything is previewed: Kafka would refuse the commit."""
     from kohort.client.admin.group_changes import has_members_error
 
     found = admin.describe_consumer_groups([group])

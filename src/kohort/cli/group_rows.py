@@ -32,12 +32,12 @@ TYPES = ("Classic", "Consumer", "Share", "Streams")
 
 
 def type_name(text: str) -> str:
-    """Return a group's type as Kafka's tools write it; ListGroups has it in lower case."""
+    """Return a group's type capitalised as Kafka's tools write it, such as `Classic`; ListGroups has lower case."""
     return next((name for name in TYPES if name.lower() == text.lower()), text)
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
-    """Check, before any request to the cluster, that groups are named or --all-groups is given.
+    """Check, before any request to the cluster, that either groups are named or --all-groups is given.
 
     Raises:
         UsageError: neither or both.
@@ -48,14 +48,14 @@ def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
 
 
 def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
-    """Return the named groups, or all."""
+    """Return the named groups, or with `all_groups` the names of all groups of the cluster."""
     return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
 
 
 def described_groups(
     reader: LagReader, names: Sequence[str] | None
 ) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
-    """Return a row for each group, with the rows of its partitions inside, and the errors of what could not be read.
+    """Return an output row for each group, with rows of its partitions inside, and the errors of unreadable groups.
 
     Args:
         reader: Reads the groups.
@@ -93,7 +93,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def group_row(group: GroupDescription) -> dict[str, Any]:
-    """Return the row of a group."""
+    """Return the output row of a group."""
     return {
         "group": group.group_id,
         "state": group.state,
@@ -107,7 +107,7 @@ def group_row(group: GroupDescription) -> dict[str, Any]:
 
 
 def rebalance_rows(group: GroupDescription) -> list[dict[str, Any]] | None:
-    """Return the last rebalances, the newest first; None if the coordinator records none."""
+    """Return output rows of a group's last rebalances, the newest first; None: its coordinator records none."""
     return None if group.rebalances is None else [_rebalance_row(found) for found in reversed(group.rebalances)]
 
 
@@ -132,7 +132,7 @@ def _rebalance_row(rebalance: GroupRebalanced) -> dict[str, Any]:
 
 
 def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, Any]:
-    """Return the row of a group's member."""
+    """Return the output row of a group's member."""
     owned = member.assignment or ()
     return {
         "group": group.group_id,
@@ -148,7 +148,7 @@ def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, 
 
 
 def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
-    """Return a row for each partition in which a group has a committed offset, or which a member owns."""
+    """Return an output row for each partition in which the group has a committed offset or that a member owns."""
     return [
         {
             "group": group.description.group_id,
@@ -178,7 +178,7 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
 
 
 def with_batch(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """Return the columns, with `batch` after `group` if a row is of a Spark query's checkpoint."""
+    """Return the columns; insert `batch` after `group` if a row is of a Spark checkpoint."""
     is_shown = any(row["batch"] is not None for row in rows)
     return (columns[0], "batch", *columns[1:]) if is_shown else columns
 

@@ -93,7 +93,7 @@ def watch(
 def _samples(
     reader: LagReader, names: Sequence[str] | None, interval_s: float, timeout_ms: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Read the groups once an interval: return their rows, what changed since, and the errors by group."""
+    """Read the groups once an interval; yield their rows, the changes since the last read, and the errors by group."""
     end = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
     while True:
         started, before = time.monotonic(), reader.report
@@ -175,7 +175,7 @@ def _group_line(row: dict[str, Any]) -> str:
 
 
 def _columns_of_terminal(rows: list[dict[str, Any]], width: int) -> Sequence[str]:
-    """Return the columns for a terminal: without the group if there is one, whose line above names it."""
+    """Return the columns of the table on a terminal. With one group its name is in the line above, not in a column."""
     columns = with_batch(OF_WATCHED, rows)
     if len({row["group"] for row in rows}) == 1:
         columns = columns[1:]
@@ -236,7 +236,7 @@ def list_(
 
 
 def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[str]:
-    """Return the values of a filter option in Kafka's spelling, split at commas.
+    """Split a filter option at commas, and return its values in Kafka's spelling.
 
     Raises:
         UsageError: a word is unknown; the message names the nearest.

@@ -136,7 +136,7 @@ NAMES = {
 
 
 def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str | None = "nothing") -> None:
-    """Print rows.
+    """Print rows as a table or as JSON.
 
     Args:
         rows: one mapping for each row.
@@ -220,12 +220,12 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def count_text(count: int, what: str) -> str:
-    """Return a number of things in words, as `1 record` and `2 records`."""
+    """Return a number with its noun, such as `1 record` or `2 records`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def utc_text(milliseconds: int) -> str:
-    """Return a time in ms since 1970 as text in UTC, with its milliseconds; as a number if a year has five digits."""
+    """Return a time in ms since 1970 as text in UTC with milliseconds; as a number if the year has five digits."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError):  # after the year 9999, as microseconds that a producer took for milliseconds
@@ -238,9 +238,9 @@ def print_note(text: str) -> None:
 
 
 def is_confirmed(execute: bool, question: str) -> bool:
-    """Return whether to make a change that was previewed.
+    """Return whether a previewed change is to be made: yes with --execute, else the user is asked on a terminal.
 
-    With --execute yes. On a terminal the user is asked. Otherwise no, and a message names --execute.
+    Without a terminal the answer is no, and a message names --execute.
     """
     if execute:
         return True
@@ -273,7 +273,7 @@ def printable_json(text: str) -> str:
 
 
 def heading(key: str) -> str:
-    """Return a column's heading for a terminal."""
+    """Return the heading of a column on a terminal, for its key in JSON."""
     return key.replace("_", " ").capitalize()
 
 
@@ -321,7 +321,7 @@ def _least_width(key: str) -> int:
 
 
 def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
-    """Print a folded line for each cell, for terminals that are too narrow for a table."""
+    """Print each cell on a line of its own, for terminals that are too narrow for a table."""
     for row in rows:
         for key in keys:
             line = f"{heading(key)}: {_cell_text(row.get(key))}"
@@ -350,13 +350,13 @@ def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
 def fitting_columns(
     rows: Sequence[Row], columns: Sequence[str], expendable: Iterable[str], width: int
 ) -> Sequence[str]:
-    """Return columns of a table, without as many of the expendable ones as would make it fold cells.
+    """Return the columns without as many expendable ones as needed to keep the table within a terminal's width.
 
     Args:
         rows: the rows.
         columns: the keys, in order.
-        expendable: the keys of columns to leave out, the first one first.
-        width: the terminal's, in characters.
+        expendable: the keys of columns that may be left out, the first one first.
+        width: the terminal's width in characters.
     """
     shown = _with_something(rows, columns)
     widths = {key: max(len(heading(key)), *(len(_cell_text(row.get(key))) for row in rows)) for key in shown}

@@ -102,7 +102,7 @@ def _producer(common: Common, compression: str | None, acks: str | None) -> Prod
 
 
 class _Sent:
-    """The outcome of a command, counted while records are delivered.
+    """The counts of records that `kohort produce` has sent, and its first errors.
 
     Attributes:
         sent: the number of records that were delivered or are in flight.
@@ -116,7 +116,7 @@ class _Sent:
         self.errors: list[str] = []
 
     def delivered(self, number: int, error: KafkaError | None, _: Any) -> None:
-        """Record the delivery or failure of a line's record."""
+        """Record that the record of a line was delivered, or the error with which it failed."""
         if error is not None:
             self.sent -= 1
             self.not_delivered += 1

@@ -61,7 +61,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _time(milliseconds: int) -> Any:
-    """Return a timestamp as ISO 8601 in UTC, or as milliseconds if the year has no four digits; None for none."""
+    """Return a timestamp as ISO 8601 in UTC, or in milliseconds if its year has not four digits; None for null."""
     if milliseconds == NO_TIMESTAMP:
         return None
     if _FIRST_MS <= milliseconds <= _LAST_MS:
@@ -84,7 +84,7 @@ def _readable(data: bytes | None) -> Any:
 
 
 def fields_of(line: bytes) -> Fields:
-    """Return the record of a line as arguments of `Producer.send`.
+    """Parse a line of JSON, and return the record as arguments of `Producer.send`.
 
     Topic, offset and timestampType record a record's origin: their types are checked, but they are not used.
 
@@ -121,7 +121,7 @@ def fields_of(line: bytes) -> Fields:
 
 
 def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: str = "") -> Any:
-    """Return a field's value; None if the field is missing or null."""
+    """Return a field's value after checking its type; None if the field is missing or null."""
     import msgspec
 
     try:
@@ -210,6 +210,6 @@ def _bytes(name: str, raw: Any) -> bytes | None:
 
 
 def _shown(raw: Any) -> str:
-    """Return a field's JSON for a message, cut to 60 characters."""
+    """Return a field's value as JSON for an error, cut to 60 characters."""
     text = bytes(raw).decode(errors="replace")
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -34,7 +34,10 @@ OF_STATE = ("region", "group", "keyed_states", "bytes", "largest")
 
 
 def query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
-    """Return a row for each Spark query of the last complete sequence, and for each whose saved state waits for it."""
+    """Return an output row for each Spark query in the last complete checkpoint.
+
+    Queries that were absent since, and whose saved state waits for their return, have a row too.
+    """
     from kohort.spark.region.query_state import SavedQuery  # needs no Spark
 
     given = saved.contributions.get(saved.sequence, {})
@@ -60,7 +63,7 @@ def query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
 
 
 def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
-    """Return the number of records of each group that no complete sequence contains yet.
+    """Return an output row for each group: how many records no complete checkpoint of the region contains yet.
 
     Raises:
         KafkaError: the partitions' end offsets are not available.
@@ -303,7 +306,7 @@ def compact(
 
 
 def _must_be_folder(place: str) -> None:
-    """Refuse a path that is no folder: a folder that is not there has no published files either."""
+    """Raise an error if a local path is no folder: a missing folder would list no files, as an empty one does."""
     path = place.removeprefix("parquet:")
     if "://" not in path and not Path(path).is_dir():
         raise NotFoundError(f"there is no folder {path}")
@@ -313,7 +316,7 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*(B|KB|MB|GB|)", re.IGNORECASE)
 
 
 def _bytes_of(text: str) -> int:
-    """Return a size in bytes; 1 KB is 1,024 bytes.
+    """Parse a size such as 128MB, and return it in bytes; 1 KB is 1,024 bytes.
 
     Raises:
         UsageError: the text is no size.
@@ -355,10 +358,10 @@ def reseal(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
 
 
 def _agreed(region: Region, question: str, execute: bool, common: Common) -> bool:
-    """Return whether a change of a region that nobody serves is to be made; without `execute`, show it first.
+    """Return whether to make a change of a region that no process serves; without `execute`, preview and ask.
 
     Raises:
-        UsageError: the region is served.
+        UsageError: a process serves the region.
     """
     _refuse_served(region)
     if not execute:
@@ -367,7 +370,10 @@ def _agreed(region: Region, question: str, execute: bool, common: Common) -> boo
 
 
 def _refuse_served(region: Region) -> None:
-    """Refuse a region that is served. A control plane with another key can't be seen, and can't write afterwards."""
+    """Raise an error if a control plane serves the region.
+
+    One with another key can't be seen here, but it can't write after the change.
+    """
     try:
         served = region.is_served()
     except InvalidInputError as error:
@@ -491,7 +497,10 @@ def _change(
     *,
     serves: bool = False,
 ) -> int:
-    """Preview and make a change of a region. `serves`: run the control plane meanwhile, if there is none."""
+    """Preview and make a change through the region's control plane.
+
+    With `serves`, this command runs the control plane meanwhile if there is none.
+    """
     from kohort.region.description import region_row
 
     _must_be_there(name, common)

@@ -101,10 +101,10 @@ def _decided(
 
 
 def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget:
-    """Return the target that options describe.
+    """Return the scaling target that these options describe.
 
     Raises:
-        UsageError: one of them is invalid.
+        UsageError: an option is invalid.
     """
     from kohort.lag.scaling import ScalingTarget
 
@@ -115,7 +115,7 @@ def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget
 
 
 def scale_row(decision: ScalingDecision) -> dict[str, Any]:
-    """Return the row of a decision."""
+    """Return the output row of a scaling decision."""
     return {
         "group": decision.group,
         "members": decision.members,

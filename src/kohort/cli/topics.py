@@ -204,7 +204,7 @@ def alter(
 
 
 def _must_have(there: Collection[str], names: tuple[str, ...]) -> None:
-    """Refuse a property that topics don't have: Kafka would accept its deletion, and do nothing."""
+    """Raise an error for a property that topics don't have: Kafka would accept its deletion, and do nothing."""
     for name in names:
         if name not in there:
             raise NotFoundError(f"topics have no setting {name}{did_you_mean(name, there)}")

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 
 class WholeWrites(io.RawIOBase):
-    """A raw file whose `write` writes all bytes, or raises.
+    """A raw file for an output stream, whose `write` writes all bytes or raises an error.
 
     Args:
         descriptor: the file descriptor, which stays open when this file is closed.
@@ -60,12 +60,12 @@ class WholeWrites(io.RawIOBase):
             os.fsync(self._descriptor)
 
     def abandon(self) -> None:
-        """Write nothing more, so that the output of a failed command breaks off and does not look complete."""
+        """Write nothing more, so that the output of a failed command does not look complete."""
         self._abandoned = True
 
 
 def whole_stream(stream: TextIO) -> TextIO:
-    """Return the stream with complete writes, or the stream itself if it has no descriptor.
+    """Return a text stream like the given one that writes completely; the stream itself if it has no descriptor.
 
     Characters that the stream's encoding lacks are written as escapes.
     """

@@ -39,7 +39,7 @@ View = dict[str, Any]
 
 
 class BusyError(RetriableError):
-    """`PEEKS_MAX` looks at records are under way, or look-ups come faster than `LOOKUPS_PER_S`."""
+    """The error that the dashboard gets too much to do: requests to the cluster, changes, or failed logins."""
 
 
 class LookupBudget:
@@ -51,10 +51,10 @@ class LookupBudget:
         self._left, self._at_s = float(LOOKUPS_AT_ONCE), now_s()
 
     def spend(self) -> None:
-        """Take one look-up from the budget, without waiting.
+        """Take one request from the budget, without waiting.
 
         Raises:
-            BusyError: there were too many.
+            BusyError: The budget is used up for now.
         """
         with self._lock:
             now_s = self._now_s()
@@ -66,7 +66,10 @@ class LookupBudget:
 
 
 class AnswerCache:
-    """A cache of answers by name, kept for `ANSWER_KEPT_S`. One thread makes an answer, which spends the budget."""
+    """A cache of answers from the cluster by name, each valid for `ANSWER_KEPT_S`.
+
+    Of several threads that ask for one answer, one makes it, which takes a request from the budget.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, budget: LookupBudget | None = None) -> None:
         self._now_s, self._budget = now_s, LookupBudget(now_s) if budget is None else budget
@@ -75,11 +78,11 @@ class AnswerCache:
         self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
 
     def cached_or_made(self, name: str, make: Callable[[], View]) -> View:
-        """Return the cached answer of this name, else make it.
+        """Return the cached answer of this name, or call `make` and cache what it returns or raises.
 
         Raises:
-            BusyError: there were too many look-ups.
-            KafkaError: making it failed, now or as long ago as answers are kept.
+            BusyError: The budget of requests is used up for now.
+            KafkaError: `make` failed, now or less than `ANSWER_KEPT_S` ago.
         """
         with self._lock:
             making = self._making.setdefault(name, threading.Lock())
@@ -112,23 +115,23 @@ class AnswerCache:
         return found
 
     def kept_names(self) -> set[str]:
-        """Return the names of all answers in the cache."""
+        """Return the names of all answers that are cached or being made."""
         with self._lock:
             return {*self._kept, *self._making}
 
 
 class ClusterLookups:
-    """The dashboard's look-ups in a cluster: topics, records and regions.
+    """The dashboard's requests to the cluster, for topics, records, coordinators and regions.
 
     Args:
         servers: HOST:PORT, several with commas between.
         connection: Properties of connections.
-        consumer: Properties of consumers, which look at records.
-        limit_ms: The limit of a call.
+        consumer: Properties of the consumers that read records.
+        limit_ms: The timeout of a call.
         registry_url: A schema registry for the values of records; None: the consumers' schema.registry.url, if any.
 
     Raises:
-        InvalidInputError: The URL has another form.
+        InvalidInputError: The registry's URL is malformed.
     """
 
     def __init__(
@@ -153,16 +156,16 @@ class ClusterLookups:
         self._peeks = threading.Semaphore(PEEKS_MAX)
 
     def admin(self) -> Admin:
-        """Return an administration client, which the caller closes.
+        """Return a new administration client, which the caller closes.
 
         Raises:
-            BusyError: there were too many look-ups.
+            BusyError: The budget of requests is used up for now.
         """
         self._budget.spend()
         return Admin(self._servers, **self._connection)
 
     def topics(self) -> View:
-        """Return all topics of the cluster, Kafka's internal ones too."""
+        """Return all topics of the cluster as JSON values, also Kafka's internal ones."""
         return self._kept.cached_or_made("topics", self._topics)
 
     def _topics(self) -> View:
@@ -171,7 +174,7 @@ class ClusterLookups:
         return {"topics": [_topic_row(info) for info in found]}
 
     def topic(self, name: str) -> View:
-        """Return a topic's partitions with their offsets.
+        """Return a topic's partitions with their offsets as JSON values.
 
         Raises:
             NotFoundError: There is no such topic.
@@ -203,10 +206,10 @@ class ClusterLookups:
         return {**_topic_row(info), "partition_rows": rows, "partitions_left_out": left}
 
     def records(self, request: PeekRequest) -> View:
-        """Return some records of a topic.
+        """Return some records of a topic as JSON values, read by a consumer without a group.
 
         Raises:
-            BusyError: `PEEKS_MAX` looks are under way.
+            BusyError: `PEEKS_MAX` such calls are under way.
             NotFoundError: There is no such topic or partition.
         """
         self._budget.spend()
@@ -218,7 +221,7 @@ class ClusterLookups:
             self._peeks.release()
 
     def coordinators(self) -> View:
-        """Return kohort's coordinators over a Kafka cluster and their shards; none where brokers coordinate groups."""
+        """Return kohort's coordinators over a Kafka cluster with their shards; none where brokers coordinate groups."""
         return self._kept.cached_or_made("coordinators", self._coordinators)
 
     def _coordinators(self) -> View:
@@ -239,7 +242,7 @@ class ClusterLookups:
         }
 
     def regions(self) -> View:
-        """Return all consistent regions."""
+        """Return all consistent regions of the cluster as JSON values."""
         return self._kept.cached_or_made("regions", self._regions)
 
     def _regions(self) -> View:
@@ -249,10 +252,10 @@ class ClusterLookups:
         return {"regions": region_list_rows(regions(self._servers, self._connection))}
 
     def region(self, name: str) -> View:
-        """Return a region with its members and sinks.
+        """Return a region with its members and sinks as JSON values.
 
         Raises:
-            NotFoundError: The topic of the regions has no records of it.
+            NotFoundError: There is no such region.
             TimedOutError: Its control plane does not answer.
         """
         known = [row["region"] for row in self.regions()["regions"]]

@@ -51,18 +51,18 @@ RESET, DELETE_OFFSETS, DELETE = "reset-offsets", "delete-offsets", "delete"
 
 
 class ChangedMeanwhileError(KafkaError):
-    """A preview that can't be confirmed: it is gone, or the group is not as it was."""
+    """The error that a preview can't be confirmed: it has expired, or the group has changed since."""
 
 
 class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request for a preview.
+    """The JSON body of a request to preview a change of a group.
 
     Attributes:
-        change: What to do, as `kohort groups` calls it.
+        change: The kind of change, named as the subcommand of `kohort groups`.
         group: The group.
-        topics: TOPIC, or TOPIC:0,1 for some partitions; none: all with committed offsets, for a reset.
-        goal: Where to, for a reset: the options of `parse_reset_target` without `--to-` and the like.
-        value: The offset, number of records, time or duration of the goal.
+        topics: TOPIC, or TOPIC:0,1 for some partitions; empty, for a reset: all with committed offsets.
+        goal: The target of a reset, named as the options of `kohort groups reset-offsets`, without `--to-` or `--by-`.
+        value: The offset, number of records, time or duration that belongs to the goal.
     """
 
     change: Literal["reset-offsets", "delete-offsets", "delete"]
@@ -73,23 +73,23 @@ class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConfirmBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request that makes a change: the token of its preview."""
+    """The JSON body of a request to make a previewed change: the preview's token."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPreview:
-    """A previewed change of a group, which its token can confirm until `ends_s`.
+    """A change of a group that was shown to a user and waits to be confirmed by its token.
 
     Attributes:
         change: `RESET`, `DELETE_OFFSETS` or `DELETE`.
         group: The group.
-        owner: The secret of the session that has the preview; empty without logins.
-        rows: What a deletion deletes, as it was shown.
-        offsets: What a reset sets.
+        owner: The secret of the user's login session; empty without logins.
+        rows: The rows of a deletion, as they were shown; empty for a reset.
+        offsets: The offsets that a reset will commit; empty for a deletion.
         state: A digest of the group's members and offsets, which must still be the same.
-        ends_s: The time in s, on the monotonic clock, after which it can't be confirmed.
+        ends_s: The time in s, on the monotonic clock, after which the change can't be confirmed.
     """
 
     change: str
@@ -102,16 +102,16 @@ class GroupPreview:
 
     @property
     def row_count(self) -> int:
-        """The number of rows of the previewed change."""
+        """The number of rows that the previewed change affects."""
         return len(self.rows) + len(self.offsets)
 
 
 class GroupChanges:
-    """Previews and changes of groups. Calls block, and may come from several threads.
+    """The dashboard's changes of groups: each is previewed first, then confirmed. Calls block. Thread-safe.
 
     Args:
         admin: Makes an administration client.
-        now_s: A clock.
+        now_s: The monotonic clock, in s.
     """
 
     def __init__(self, admin: Callable[[], Admin], now_s: Callable[[], float] = time.monotonic) -> None:
@@ -121,14 +121,18 @@ class GroupChanges:
 
     @property
     def waiting_rows(self) -> int:
-        """The number of rows of previews that wait to be confirmed."""
+        """The number of rows of all previews that may still be confirmed."""
         with self._lock:
             return sum(preview.row_count for preview in self._previews.values())
 
     def preview(self, asked: PreviewBody, owner: str) -> View:
-        """Return the rows of a change, as its command shows them, and the token that confirms it.
+        """Return the rows of a change, as its command shows them, the errors, and a token that confirms the change.
 
-        There is no token if nothing can be changed.
+        The token is None if there is nothing to change.
+
+        Args:
+            asked: The change.
+            owner: The secret of the login session; empty without logins.
 
         Raises:
             InvalidInputError: The request describes no change.
@@ -176,7 +180,7 @@ class GroupChanges:
         return token
 
     def _put_preview(self, token: str, preview: GroupPreview) -> None:
-        """Store a preview until it is confirmed. Drop expired ones, and the oldest if there are too many."""
+        """Store a preview under its token. Drop expired previews, and the oldest if there are too many."""
         now_s = self._now_s()
         with self._lock:
             self._previews[token] = preview
@@ -188,14 +192,18 @@ class GroupChanges:
                 rows -= self._previews.popitem(last=False)[1].row_count
 
     def _find_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview that waits to be confirmed. The caller holds the lock."""
+        """Return the preview of a token if this login session made it. The caller holds the lock.
+
+        Raises:
+            ChangedMeanwhileError: There is no such preview.
+        """
         found = self._previews.get(token)
         if found is None or not hmac.compare_digest(found.owner.encode(), owner.encode()):
             raise ChangedMeanwhileError("there is no such preview: look at it again")
         return found
 
     def _take_preview(self, token: str, owner: str) -> GroupPreview:
-        """Return a preview and remove it, so that it can't be confirmed twice."""
+        """Remove and return the preview of a token, so that it can't be confirmed twice."""
         with self._lock:
             found = self._find_preview(token, owner)
             del self._previews[token]
@@ -204,12 +212,12 @@ class GroupChanges:
         return found
 
     def confirm(self, token: str, owner: str, user: str | None) -> View:
-        """Make the change of a preview, once. Return its rows with `done`, and the errors.
+        """Make a previewed change, at most once. Return its rows with `done`, and the errors.
 
         Args:
             token: The preview's token.
-            owner: The secret of the session that asks.
-            user: Its user, for the log; None: there is no login.
+            owner: The secret of the login session; empty without logins.
+            user: The session's user, for the log; None: there are no logins.
 
         Raises:
             ChangedMeanwhileError: There is no such preview of this session, or the group has changed since.
@@ -235,7 +243,7 @@ class GroupChanges:
 
 
 def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) -> None:
-    """Log which parts of a change were made, which may have been made, and which were refused."""
+    """Log which parts of a change were made, which were refused, and which have an unknown outcome."""
     if done := [_text(row) for row in rows if row["done"]]:
         log.info("%s: change made: %s", what, "; ".join(done))
     if unknown := [_text(row) for row in rows if row["done"] is None]:
@@ -248,15 +256,15 @@ def _log_outcome(what: str, rows: Iterable[View], errors: Iterable[KafkaError]) 
 
 
 def _texts(errors: Iterable[KafkaError]) -> list[str]:
-    """Return errors as text, each text once: a whole group's offsets can have the same."""
+    """Return errors as texts without repetition: all offsets of a group may have failed for one reason."""
     return list(dict.fromkeys(str(error) for error in errors))
 
 
 def _reset_target(asked: PreviewBody) -> ResetTarget | None:
-    """Return the target of a reset; None for the other changes, which have no target.
+    """Return the target of an offset reset; None for a deletion, which has none.
 
     Raises:
-        InvalidInputError: The fields do not fit together.
+        InvalidInputError: The fields of the request contradict each other.
     """
     if asked.change != RESET:
         if asked.goal is not None or asked.value is not None:
@@ -284,7 +292,7 @@ def _state(admin: Admin, group: str) -> bytes:
 
 
 def _with_members(rows: list[View]) -> dict[str, KafkaError]:
-    """Return an error for each group that has members, and so can't be deleted."""
+    """Return an error for each group that has members, since Kafka refuses to delete such a group."""
     found: dict[str, KafkaError] = {}
     for row in rows:
         if row["members"]:

@@ -70,10 +70,10 @@ class DashboardAccess:
     port: int = 0
 
     def check(self, host: str, port: int) -> None:
-        """Check that users of other machines log in, if such machines reach the address.
+        """Check that users of other machines must log in over TLS, if such machines can reach the address.
 
         Raises:
-            InvalidInputError: They would not have to, or their passwords would cross the network unencrypted.
+            InvalidInputError: They need no login, or their passwords would cross the network unencrypted.
         """
         if is_loopback(host) or (self.logins is not None and (self.tls is not None or self.is_insecure)):
             return
@@ -85,10 +85,10 @@ class DashboardAccess:
         )
 
     def is_own_name(self, host: str) -> bool:
-        """Return whether a request's Host is a name of this dashboard.
+        """Return whether the host of a request's Host header belongs to this dashboard, against DNS rebinding.
 
-        Without this check a page's own name that leads here (DNS rebinding) makes that page one of this host. Addresses
-        are no such names. They count where users log in.
+        Otherwise a page of a foreign name that leads here would count as one of the dashboard. IP addresses beyond
+        loopback are accepted only if users log in.
         """
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -105,7 +105,7 @@ class DashboardAccess:
         return f"{COOKIE if self.tls is None else SECURE_COOKIE}-{self.port}"
 
     def set_cookie(self, answer: Response, secret: str | None) -> None:
-        """Set the session's cookie in the browser; None deletes it."""
+        """Set the session's cookie in an HTTP response; `secret` None deletes it in the browser."""
         answer.set_cookie(
             self.cookie,
             secret or "",
@@ -121,13 +121,16 @@ OPEN = DashboardAccess()
 
 
 class RenewedContext(ssl.SSLContext):
-    """A server's context whose connections each get the present certificates."""
+    """A TLS server context that reads changed certificate files again for new connections."""
 
     certificates: ServerCertificates
     checked_s = -CERTIFICATES_CHECK_S
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Begin a TLS connection with the current certificates, whose files are read again at most once a second."""
+        """Begin a TLS connection with the current certificates.
+
+        Their files are checked for changes at most once a second.
+        """
         now_s = time.monotonic()
         if now_s - self.checked_s >= CERTIFICATES_CHECK_S:
             self.checked_s = now_s
@@ -136,28 +139,28 @@ class RenewedContext(ssl.SSLContext):
 
 
 def renewed_context(certificates: ServerCertificates) -> RenewedContext:
-    """Return a context for servers of asyncio, which call `wrap_bio` for each connection."""
+    """Return a TLS context for asyncio servers, which call its `wrap_bio` for each connection."""
     context = RenewedContext(ssl.PROTOCOL_TLS_SERVER)
     context.certificates = certificates
     return context
 
 
 class DashboardGuard:
-    """The checks before every request, and the headers of every answer.
+    """ASGI middleware that checks every request before the dashboard's routes, and adds headers to every answer.
 
-    Listening on loopback does not keep other web pages out: a browser sends requests of any page.
+    The checks are needed on loopback too: a browser also sends requests that other web pages make.
 
     Args:
-        app: Answers what is let through.
-        access: Who may use it.
-        changes: The paths that take POST, which are those of changes and of logins.
+        app: The application to which allowed requests are passed.
+        access: Who may use the dashboard.
+        changes: The paths that accept POST: those of changes and of logins.
     """
 
     def __init__(self, app: ASGIApp, access: DashboardAccess, changes: frozenset[str]) -> None:
         self._app, self._access, self._changes = app, access, changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, and answer it or pass it on to the application."""
+        """Check a request. Answer it if it is refused, else pass it on to the application."""
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -213,7 +216,7 @@ def _is_same_host(origin: str, host: str) -> bool:
 
 
 def _cookie(header: str, name: str) -> str:
-    """Return a cookie's value; `http.cookies` would drop all cookies after one with a character it does not know."""
+    """Return a cookie's value. `http.cookies` would drop all cookies after one with a character it does not know."""
     for part in header.split(";"):
         key, _, value = part.partition("=")
         if key.strip() == name:
@@ -222,16 +225,16 @@ def _cookie(header: str, name: str) -> str:
 
 
 def user_of(request: Request) -> str | None:
-    """Return the user of a request's session; None if the dashboard has no logins."""
+    """Return the user of a request's login session; None: the dashboard has no logins."""
     session: LoginSession | None = request.scope[SESSION]
     return None if session is None else session.user
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """Read a request's body, and decode it as JSON of a type.
+    """Read a request's body, and decode it as JSON of the msgspec type `kind`.
 
     Raises:
-        InvalidInputError: It is too long, or no JSON of this kind.
+        InvalidInputError: The body is too long, or does not fit the type.
     """
     body = b""
     async for part in request.stream():
@@ -248,17 +251,17 @@ async def body_of(request: Request, kind: type[T]) -> T:
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
-    """Return an answer as JSON."""
+    """Return an HTTP response with a value as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def error_answer(status: int, text: str, reason: str) -> Response:
-    """Return an answer that is an error."""
+    """Return an HTTP response with an error's text and reason as JSON."""
     return json_answer({"error": text, "reason": reason}, status)
 
 
 def failure_answer(error: KafkaError) -> Response:
-    """Return the HTTP answer for a failed call, with the error's status and text."""
+    """Return the HTTP response for an error of a call, with its status and text."""
     kinds = (
         (InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (ChangedMeanwhileError, 409),
         (BusyError, 429),

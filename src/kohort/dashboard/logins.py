@@ -64,7 +64,7 @@ class DashboardUsers:
         self._load_users()
 
     def login(self, user: str, password: str) -> bytes | None:
-        """Return the proof of a user's present password; None: the user or the password is wrong.
+        """Check a user's password. Return its keyed hash (`proof`); None: the user or the password is wrong.
 
         An unknown user takes as long as a known one.
         """
@@ -74,7 +74,7 @@ class DashboardUsers:
         return known if fits else None
 
     def proof(self, user: str) -> bytes | None:
-        """Return a keyed hash of a user's present password; None if there is no such user."""
+        """Return a keyed hash of a user's present password; None: there is no such user."""
         with self._lock:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
                 self._checked_s = self._now_s()
@@ -113,7 +113,7 @@ class DashboardUsers:
 
 
 class FailedTries:
-    """The failed logins by address and by user: some, and then one every `TRY_INTERVAL_S`."""
+    """Limits on failed logins for each address and each user: a number at once, then one every `TRY_INTERVAL_S`."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -121,12 +121,13 @@ class FailedTries:
         self._known: dict[str, OrderedDict[str, None]] = {}
 
     def check(self, address: str, user: str) -> None:
-        """Refuse a login attempt if too many of this address, or of this user, have failed.
+        """Refuse a login attempt if too many logins from this address, or of this user, have failed.
 
-        Those of the user do not count on loopback and for its known addresses: strangers must not lock a user out.
+        The user's limit does not apply on loopback and to addresses from which the user has logged in: strangers must
+        not lock a user out.
 
         Raises:
-            BusyError: They have.
+            BusyError: Too many have failed.
         """
         now_s = self._now_s()
         by_address, by_user = _keys(address, user)
@@ -137,7 +138,7 @@ class FailedTries:
                 raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
 
     def mark_known(self, address: str, user: str) -> None:
-        """Remember the address of a successful login: the limit of failed logins by user does not apply to it."""
+        """Remember the address of a user's login: the user's limit on failed logins does not apply there."""
         known = self._known.setdefault(user, OrderedDict())
         network = _network(address)
         known[network] = None
@@ -158,10 +159,10 @@ class FailedTries:
 
 
 def _network(address: str) -> str:
-    """Return the address under which failed logins are counted: of IPv6 the /64 network, of loopback one.
+    """Return the address by which failed logins are counted: the /64 network of IPv6, one address for all of loopback.
 
-    A listener of IPv6 shows clients of IPv4 as `::ffff:192.0.2.1`, which are not one network. Each user of the machine
-    has the 16 million addresses of 127.0.0.0/8.
+    An IPv6 socket shows clients of IPv4 as `::ffff:192.0.2.1`, which count as IPv4. Each user of the machine has the 16
+    million addresses of 127.0.0.0/8.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
@@ -175,7 +176,7 @@ def _network(address: str) -> str:
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
-    """Return the counter keys of an address and of a user, each with the number of failed logins allowed at once."""
+    """Return the counters of an address and of a user, each with the number of failed logins allowed at once."""
     address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
@@ -183,12 +184,12 @@ def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[t
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """A session of a logged-in user.
+    """The session of a user who has logged in.
 
     Attributes:
-        user: Its name.
-        proof: The proof of the password that it began with.
-        ends_s: When it ends.
+        user: The user's name.
+        proof: The keyed hash of the password with which the user logged in.
+        ends_s: The time at which the session ends, in s on the clock of `DashboardLogins`.
     """
 
     user: str
@@ -197,11 +198,11 @@ class LoginSession:
 
 
 class DashboardLogins:
-    """The dashboard's logins and their sessions. All calls come from one thread.
+    """The dashboard's logins and login sessions. All calls must come from one thread.
 
     Args:
-        users: The users.
-        now_s: A clock.
+        users: The users and their passwords.
+        now_s: The clock, in s.
     """
 
     def __init__(self, users: DashboardUsers, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -210,7 +211,7 @@ class DashboardLogins:
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
 
     def begin(self, address: str, user: str, password: str) -> str:
-        """Return the secret of a new session.
+        """Log a user in, and return the secret of the new session for its cookie.
 
         Raises:
             NotAuthorizedError: The user or the password is wrong.
@@ -233,7 +234,7 @@ class DashboardLogins:
         return secret
 
     def session(self, secret: str) -> LoginSession | None:
-        """Return the session of this secret; None: unknown or over, or its user is gone or has another password."""
+        """Return the session with this secret; None: it is unknown or over, or its user's password has changed."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None
@@ -251,5 +252,5 @@ class DashboardLogins:
 
 
 def _kept(secret: str) -> bytes:
-    """Return the hash under which a session is kept, so that the time of a search reveals nothing of the secret."""
+    """Return the hash by which a session is stored, so that the duration of a search reveals nothing of the secret."""
     return hashlib.sha256(secret.encode()).digest()

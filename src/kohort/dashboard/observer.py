@@ -58,14 +58,14 @@ View = dict[str, Any]
 
 
 class _Rings(Generic[K]):
-    """Ring buffers of values, one for each key, written at common positions, in single precision to save memory."""
+    """Ring buffers of numbers, one for each key, of which all are written at the same slot; float32 to save memory."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
         self._rings: dict[K, array[float]] = {}
 
     def put(self, slot: int, values: Mapping[K, int], gone: Iterable[K]) -> None:
-        """Set the value of each key at a position; not a number where a key has none."""
+        """Write the values of one read at a slot, NaN for keys without a value; drop the rings of `gone` keys."""
         for key in gone:
             self._rings.pop(key, None)
         for key, ring in self._rings.items():
@@ -80,13 +80,13 @@ class _Rings(Generic[K]):
         return list(self._rings)
 
     def values(self, key: K, slots: Iterable[int]) -> list[int | None]:
-        """Return a key's values at some positions; none for a key without a history."""
+        """Return a key's values at these slots, None where it had none; an empty list if the key has no ring."""
         ring = self._rings.get(key)
         return [] if ring is None else [None if math.isnan(value := ring[slot]) else int(value) for slot in slots]
 
 
 class LagHistory:
-    """The lag of groups and partitions over the last reads, and the last changes of groups."""
+    """The lag of groups and partitions in the last reads, and the last changes of groups, in memory."""
 
     def __init__(self) -> None:
         self._reads = 0
@@ -100,9 +100,9 @@ class LagHistory:
     def add_report(
         self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()
     ) -> tuple[ReadValues, list[TimedChange]]:
-        """Add a read, and return its values and the changes that are new with it.
+        """Add a read; return its lag values, and its changes with their times.
 
-        A group that could not be read has a gap; one that is not there any more loses its history.
+        A group that could not be read has a gap; a group that is gone loses its history.
         """
         values = ReadValues.of(report)
         groups = report.groups
@@ -121,11 +121,11 @@ class LagHistory:
         return values, added
 
     def restore_read(self, values: ReadValues) -> None:
-        """Add a read of an earlier process, before the first report."""
+        """Add a read that an earlier process has stored; call it before `add_report`."""
         self._put_values(values, (), ())
 
     def restore_changes(self, changes: Iterable[TimedChange]) -> None:
-        """Add the changes that an earlier process has seen, before the first report."""
+        """Add changes that an earlier process has stored; call it before `add_report`."""
         self._changes.extend(changes)
 
     def _put_values(self, values: ReadValues, gone: Iterable[str], left: Iterable[tuple[str, TopicPartition]]) -> None:
@@ -137,19 +137,19 @@ class LagHistory:
         self._partitions.put(slot, values.partitions, left)
 
     def times_ms(self, last: int = READS_KEPT) -> list[int]:
-        """Return the times of the last reads, the oldest first."""
+        """Return the times of the last reads in ms since 1970, the oldest first."""
         return [int(self._times[slot]) for slot in self._slots(last)]
 
     def lag_of_group(self, name: str, last: int = READS_KEPT) -> list[int | None]:
-        """Return a group's lag at `times_ms`; None where it is not known."""
+        """Return a group's lag at each time of `times_ms`; None where it is not known."""
         return self._lag.values(name, self._slots(last))
 
     def time_lag_of_group(self, name: str, last: int = READS_KEPT) -> list[int | None]:
-        """Return a group's time lag at `times_ms`, in milliseconds; None where it is not known."""
+        """Return a group's time lag in ms at each time of `times_ms`; None where it is not known."""
         return self._time_lag.values(name, self._slots(last))
 
     def lag_of_partition(self, group: str, partition: TopicPartition, last: int = READS_KEPT) -> list[int | None]:
-        """Return a group's lag in a partition at `times_ms`; empty beyond `PARTITIONS_MAX` partitions."""
+        """Return a group's lag in a partition at each time of `times_ms`; empty beyond `PARTITIONS_MAX` partitions."""
         return self._partitions.values((group, partition), self._slots(last))
 
     def changes_of_group(self, name: str) -> list[TimedChange]:
@@ -170,18 +170,19 @@ def _is_gone(name: str, report: LagReport) -> bool:
 
 
 class ClusterObserver(ClosedOnExit):
-    """A watch of a cluster, with the answers that need no request to it.
+    """The source of all dashboard answers about groups: it reads the cluster at an interval, and answers from memory.
 
-    The overview is encoded once for each read, on the watch's thread: a page of any number of groups is sent as it is.
+    The overview is encoded once after each read, on the reading thread. So a page of any number of groups is sent as it
+    is.
 
     Args:
         name: The cluster's name on the page.
         reader: Reads the cluster; closed with the observer.
         interval_ms: The time between two reads.
-        file: Keeps the history across restarts; not closed with the observer. None: it is in memory alone.
+        file: Keeps the history across restarts; not closed with the observer. None: the history is in memory only.
 
     Attributes:
-        listeners: Called after each read on the watch's thread, and by `close`: open pages get the new read.
+        listeners: Called after each read on the reading thread, and by `close`; open pages then get an event.
     """
 
     def __init__(self, name: str, reader: LagReader, interval_ms: float, file: HistoryWriter | None = None) -> None:
@@ -195,7 +196,7 @@ class ClusterObserver(ClosedOnExit):
         self._watch = ClusterWatch(name, reader, interval_ms / 1000, self._on_read)
 
     def close(self) -> None:
-        """End the watch, and wake the listeners; may be called again."""
+        """Stop reading, and call the listeners; may be called again."""
         self._watch.close()
         self.listeners.call_all()
 
@@ -215,7 +216,7 @@ class ClusterObserver(ClosedOnExit):
         self.listeners.call_all()
 
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
-        """Restore an earlier process's history from the file: reads as far as a picture goes, and the last changes."""
+        """Load an earlier process's history from the file: the reads that a picture shows, and the last changes."""
 
         def restore_read(values: ReadValues) -> None:
             with self._lock:
@@ -227,7 +228,7 @@ class ClusterObserver(ClosedOnExit):
             self._history.restore_changes(changes)
 
     def cluster(self) -> View:
-        """Return the status of the cluster and of the last read, with the read's age by this machine's clock."""
+        """Return the status of the cluster and of the last read as a JSON object, with the age of that read."""
         state = self._watch.state
         age_ms = None if state.report is None else round((time.monotonic() - state.read_s) * 1000)
         return {
@@ -238,11 +239,11 @@ class ClusterObserver(ClosedOnExit):
         }
 
     def overview(self) -> View:
-        """Return the encoded overview of all groups as of the last read."""
+        """Return the overview of all groups as of the last read, already encoded as JSON, with the cluster's status."""
         return {"cluster": self.cluster(), "overview": self._overview}
 
     def group(self, name: str) -> View:
-        """Return the page view of a group as of the last read.
+        """Return a group as of the last read as a JSON object.
 
         Raises:
             NotFoundError: The last read has no such group.
@@ -256,7 +257,9 @@ class ClusterObserver(ClosedOnExit):
         return {"cluster": self.cluster(), "group": found}
 
     def past(self, name: str, last_ms: int) -> View:
-        """Return a group's lag over the last `last_ms` from the history file, which each call reads again.
+        """Return a group's lag over the last `last_ms` as lists of points, from the history file.
+
+        The lists are empty without a file. A point is None where nothing was read.
 
         Raises:
             KafkaError: The file can't be read.
@@ -275,7 +278,7 @@ class ClusterObserver(ClosedOnExit):
         }
 
     def readers(self) -> View:
-        """Return for each topic the groups that read it, as far as the cluster has been read."""
+        """Return for each topic the groups that read it, with their lag there; empty before the first read."""
         return dict(readers_of_topics(self._watch.state.report))
 
     def _report(self) -> LagReport:
@@ -290,7 +293,7 @@ class ClusterObserver(ClosedOnExit):
 
 
 def cluster_view(name: str, state: WatchState, interval_ms: float) -> View:
-    """Return the status of the cluster and of the last read."""
+    """Return the status of the cluster and of the last read as a JSON object."""
     report = state.report
     return {
         "cluster": name,
@@ -305,7 +308,7 @@ def cluster_view(name: str, state: WatchState, interval_ms: float) -> View:
 
 
 def overview(report: LagReport | None, history: LagHistory) -> View:
-    """Return all groups, each with its status, lag, time lag and sparkline."""
+    """Return all groups as a JSON object, each with status, lag, time lag and sparkline."""
     if report is None:
         return {"groups": [], "times_ms": []}
     groups = [_group_row(group, history) for group in report.groups.values()]
@@ -340,7 +343,7 @@ def _unread_row(name: str, error: KafkaError, history: LagHistory) -> View:
 
 
 def group_view(report: LagReport, history: LagHistory, name: str) -> View | None:
-    """Return a group with its partitions, members and timeline; None if the last read has no such group."""
+    """Return a group with its partitions, members and timeline as a JSON object; None: the last read lacks it."""
     timeline = [
         {"at_ms": timed.at_ms, "kind": timed.change.kind, "text": timed.change.text}
         for timed in history.changes_of_group(name)
@@ -415,7 +418,7 @@ def _member_row(member: MemberDescription, group: GroupLag) -> View:
 
 
 def readers_of_topics(report: LagReport | None) -> Mapping[str, list[View]]:
-    """Return for each topic the groups that read it, with their lag there; the largest first."""
+    """Return for each topic the groups that read it, with their lag there, in descending order of lag."""
     readers: dict[str, list[View]] = {}
     for name, group in ({} if report is None else report.groups).items():
         lags: dict[str, int] = {}

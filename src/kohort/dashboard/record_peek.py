@@ -62,14 +62,14 @@ View = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PeekRequest:
-    """The records that are asked for.
+    """A request of the dashboard to show some records of a topic.
 
     Args:
         topic: The topic.
         partition: The partition; None: all.
-        offset: Where to begin; None: with the newest records.
+        offset: The offset of the first record; None: the newest records.
         limit: The most records, from 1 to `RECORDS_SHOWN_MAX`.
-        contains: A text that the key, the value or a header contains; empty: any.
+        contains: A text that the key, the value or a header must contain; empty: any.
 
     Raises:
         InvalidInputError: A number is out of range, or there is an offset without a partition.
@@ -92,7 +92,7 @@ class PeekRequest:
 
 @dataclass(slots=True)
 class _Scan:
-    """The progress of one search for records to show."""
+    """The records found so far for a `PeekRequest`, and how many records and bytes were read."""
 
     request: PeekRequest
     ends: Mapping[TopicPartition, int]
@@ -101,7 +101,10 @@ class _Scan:
     bytes: int = 0
 
     def take_record(self, record: Record) -> None:
-        """Count a record that was read, and keep it if it matches the request."""
+        """Count a record that was read, and keep it if it matches the request.
+
+        For the newest records, a later one replaces the oldest that is kept.
+        """
         fields = [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]
         fields += [name.encode() for name, _ in record.headers]
         self.records += 1
@@ -119,7 +122,7 @@ class _Scan:
 
     @property
     def stop_reason(self) -> str | None:
-        """The limit, in words, that stops the scan before the partitions' ends; None: none is reached."""
+        """The limit that stops the search, in words; None: none is reached yet."""
         if self.request.offset is not None and sum(map(len, self.found.values())) >= self.request.limit:
             return "limit"
         if self.records >= RECORDS_SCANNED_MAX:
@@ -136,18 +139,18 @@ def peek(
     now_s: Callable[[], float] = time.monotonic,
     registry: SchemaRegistry | None = None,
 ) -> View:
-    """Read some records without a group, so that nobody's offsets move.
+    """Read some records by a consumer without a group, so that no group's offsets move; return them as a JSON object.
 
     Args:
         servers: HOST:PORT, several with commas between.
         settings: Properties of consumers.
-        request: The records that are asked for.
-        now_s: The clock.
-        registry: Has the schemas of values; None: they are shown as they are.
+        request: The records to show.
+        now_s: The monotonic clock, in s.
+        registry: The schema registry by which values are decoded; None: they are shown as they are.
 
     Returns:
-        `records`: the newest first, or by offset; `scanned`: the number of records that were read; `stopped`: why the
-        look ended before the partitions' end, or None.
+        `records`: the newest first, or in the order of offsets; `scanned`: the number of records that were read;
+            `stopped`: why reading ended before the partitions' ends, or None.
 
     Raises:
         NotFoundError: There is no such topic or partition.
@@ -205,7 +208,10 @@ def _partitions(consumer: Consumer, request: PeekRequest) -> list[TopicPartition
 
 
 def _first_offset(request: PeekRequest, start: int, end: int, partitions: int) -> int:
-    """Return the offset at which to begin to read a partition."""
+    """Return the offset of a partition at which reading begins.
+
+    Without a requested offset, this is some records before the end: as many as are shown, or more if they are searched.
+    """
     if request.offset is not None:
         return max(start, request.offset)
     share = max(1, RECORDS_SCANNED_MAX // partitions)
@@ -221,7 +227,7 @@ def _in_order(scan: _Scan) -> list[Record]:
 
 
 def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[View], str | None]:
-    """Return records as views for the page, at least one, and why others are left out; None: no record is."""
+    """Return records as JSON objects up to a limit of bytes, at least one; and why others are left out, or None."""
     views: list[View] = []
     size = 0
     for record in records:
@@ -234,7 +240,7 @@ def _views(records: Sequence[Record], decoding: _Decoding | None) -> tuple[list[
 
 
 class _Decoding:
-    """The decoding of record values by their schemas, for one request."""
+    """The decoding of record values by a schema registry for one request, with a limit of time for all values."""
 
     def __init__(self, registry: SchemaRegistry, now_s: Callable[[], float]) -> None:
         self._registry, self._now_s = registry, now_s
@@ -242,7 +248,7 @@ class _Decoding:
         self._failure = ""
 
     def value_view(self, data: bytes | None) -> View | None:
-        """Return a value as JSON with its schema's id; if it can't be decoded, return it raw with the reason."""
+        """Return a value, decoded by its schema, as a JSON object; else the raw value with the reason."""
         if data is None or not has_prefix(data):
             return field_view(data)
         try:
@@ -262,7 +268,7 @@ class _Decoding:
 
 
 def record_view(record: Record, decoding: _Decoding | None = None) -> View:
-    """Return a record as a page gets it: text where it is UTF-8, cut to `FIELD_BYTES_MAX`."""
+    """Return a record as a JSON object; fields are text if they are UTF-8, else base64, cut to `FIELD_BYTES_MAX`."""
     return {
         "partition": record.partition,
         "offset": record.offset,
@@ -281,7 +287,10 @@ def _shown_headers(record: Record) -> Iterator[tuple[str, bytes | None]]:
 
 
 def field_view(data: bytes | None) -> View | None:
-    """Return `text` or `base64` of a field, with its size and whether it is cut; JSON is indented. None for null."""
+    """Return a key, value or header as a JSON object with `text` or `base64`, its size and whether it was cut.
+
+    JSON text is indented. None for null.
+    """
     if data is None:
         return None
     shown = data[:FIELD_BYTES_MAX]
@@ -299,9 +308,9 @@ def field_view(data: bytes | None) -> View | None:
 
 
 def _indented(text: str) -> str | None:
-    """Return JSON with indents; None for another text, and for JSON that would be longer than `INDENTED_MAX`.
+    """Return JSON text with indentation; None: the text is no JSON, or would become longer than `INDENTED_MAX`.
 
-    The length is counted before the text is made.
+    The length is counted before the indented text is made.
     """
     size, depth = len(text), 0
     for mark in _JSON_MARKS.finditer(text):

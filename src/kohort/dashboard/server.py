@@ -97,18 +97,18 @@ FILES: Mapping[str, tuple[str, str]] = {
 
 
 class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a login request: user and password."""
+    """The JSON body of a login request: user and password."""
 
     user: str
     password: str
 
 
 class DashboardRoutes:
-    """The dashboard's HTTP routes, with a handler for each.
+    """The dashboard's HTTP routes and their handlers.
 
     Args:
-        observer: Has the last read of the cluster, and its history.
-        lookups: Sends requests to the cluster.
+        observer: Answers requests about groups, from the last read of the cluster.
+        lookups: Answers requests for which the cluster must be asked.
         access: Who may use the dashboard.
     """
 
@@ -126,7 +126,7 @@ class DashboardRoutes:
         self.is_closing = False
 
     def close(self) -> None:
-        """End the open event streams, and start no more look-ups or changes."""
+        """End the open event streams, and refuse further requests to the cluster and changes."""
         self.is_closing = True
         for threads in (self._cluster, self._regions, self._memory, self._disk, self._changing):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -177,7 +177,7 @@ class DashboardRoutes:
         )
 
     async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
-        """Answer a request for a preview or a change, one after the other; refuse it if too many wait."""
+        """Run the handler of a preview or a change, one after the other; refuse the request if too many wait."""
         try:
             asked = await body_of(request, kind)
         except KafkaError as error:
@@ -233,7 +233,7 @@ class DashboardRoutes:
         return json_answer(self._observer.overview())
 
     async def _past(self, request: Request) -> Response:
-        """Answer a request for a group's past from the history file; refuse it if too many wait for the disk."""
+        """Answer a request for a group's past lag from the history file; refuse it if too many wait for the disk."""
         if self._pasts >= PASTS_MAX:
             return failure_answer(BusyError("the history is being read for other pages; the page asks again"))
         self._pasts += 1
@@ -280,7 +280,10 @@ class DashboardRoutes:
         return StreamingResponse(self._stream(request), media_type="text/event-stream")
 
     async def _stream(self, request: Request) -> AsyncIterator[str]:
-        """Yield an event at once and after each read, until the page is closed, or login or dashboard end."""
+        """Yield a server-sent event at once and after each read.
+
+        The stream ends when the page is closed, the login is over, or the server closes.
+        """
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def on_read() -> None:
@@ -345,17 +348,17 @@ def _peek_request(request: Request) -> PeekRequest:
 
 
 class _WholeRequests(h11.Connection):
-    """The HTTP parser of a connection, which refuses requests with chunked bodies: browsers send none.
+    """An h11 connection that refuses requests with chunked bodies, which browsers do not send.
 
-    A chunk may hold a byte, and takes the event loop as long as a long one. From 256 connections 16 MB of such chunks
+    A chunk may have one byte, and takes the event loop as long as a long one. From 256 connections 16 MB of such chunks
     would take it for a quarter of a minute.
     """
 
     def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
-        """Return the next part of a request.
+        """Return the next h11 event of a request.
 
         Raises:
-            RemoteProtocolError: It is no request, or its body comes in chunks.
+            RemoteProtocolError: The bytes are no request, or its body comes in chunks.
         """
         event = super().next_event()
         if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
@@ -364,14 +367,14 @@ class _WholeRequests(h11.Connection):
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection that is closed when it waits for too long, or when others need its place.
+    """An HTTP connection that is closed when it waits for too long, or when a new connection needs its place.
 
-    uvicorn's own limit answers 503 to everyone while it is reached, and closes nothing. Here a connection without a
-    whole request makes room for a new one, so that nobody is kept out by connections that only wait. A connection has
-    its place from `accept` on, so that TLS handshakes are counted too.
+    uvicorn's own limit answers 503 to everyone while it is reached, and closes nothing. Here a connection that only
+    waits for a request makes room for a new one, so that idle connections keep nobody out. A connection has its place
+    from `accept` on, so that TLS handshakes are counted too.
 
     Attributes:
-        places: The connections that have a place.
+        places: The connections that have a place, which are limited.
         sock: The connection's socket.
         is_served: Whether the TLS handshake is over, so that requests are served.
     """
@@ -388,13 +391,13 @@ class LimitedProtocol(H11Protocol):
         self.conn = _WholeRequests(h11.SERVER, REQUEST_BYTES_MAX)
 
     def occupy_place(self, places: set[LimitedProtocol], sock: socket.socket) -> None:
-        """Take one of the places for connections, before the TLS handshake."""
+        """Count this connection among the limited ones, before the TLS handshake."""
         self.places, self.sock = places, sock
         self._waits_since_s = self.loop.time()
         places.add(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve, unless the place was needed during the handshake."""
+        """Begin to serve requests after the TLS handshake, unless the connection lost its place meanwhile."""
         if self not in self.places:
             transport.abort()
             return
@@ -424,12 +427,12 @@ class LimitedProtocol(H11Protocol):
             super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Begin to wait for the next request on this connection."""
         self._waits_since_s = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Pause the answer until the browser has read; close connections whose browsers have too much unread."""
+        """Pause the response until the browser has read; close the connections whose browsers have too much unread."""
         super().pause_writing()
         others = self._others()
         unsent = sum(found.unsent() for found in others)
@@ -444,21 +447,21 @@ class LimitedProtocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def is_waiting(self) -> bool:
-        """Return whether there is neither a whole request nor an answer."""
+        """Return whether no request is complete and no response is being sent: the connection may lose its place."""
         if not self.is_served:
             return True
         cycle = self.cycle
         return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent()
 
     def waits_since_s(self) -> float:
-        """Return the time at which the connection began to wait, in s on the event loop's clock."""
+        """Return the time since which the connection waits for a request, in s on the event loop's clock."""
         return self._waits_since_s
 
     def _check_later(self) -> None:
         self._check = self.loop.call_later(WAIT_S / _CHECK_PARTS, self._end_if_stuck)
 
     def _end_if_stuck(self) -> None:
-        """Close a connection that waits for a request, or for its reader, for longer than `WAIT_S`."""
+        """Close the connection if it waits for a request, or for its browser to read, for longer than `WAIT_S`."""
         now_s, unsent = self.loop.time(), self.unsent()
         if not unsent or unsent < self._unsent_then:
             self._stands_since_s = now_s
@@ -472,13 +475,13 @@ class LimitedProtocol(H11Protocol):
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn, with a limit on connections that includes their handshakes.
+    """A uvicorn server with a limit on connections, which includes those in the TLS handshake.
 
-    asyncio's own servers show a connection after its handshake, and log a traceback for each failing `accept`.
+    asyncio's own servers show a connection only after its handshake, and log a traceback for each failing `accept`.
 
     Attributes:
         tls: The TLS settings of connections; None: plain HTTP.
-        places: The connections.
+        places: The open connections.
     """
 
     tls: ssl.SSLContext | None = None
@@ -490,7 +493,7 @@ class LimitedServer(uvicorn.Server):
         self._failures = FailureThrottle(lambda: time.monotonic() * 1000)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections of sockets that are listening."""
+        """Begin to accept connections on these listening sockets."""
         for sock in sockets or ():
             sock.setblocking(False)
             self._begin_connection(self._accept_waiting(sock))
@@ -498,7 +501,7 @@ class LimitedServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, end the handshakes, and let answers that are under way end."""
+        """Stop accepting, close connections in the TLS handshake, and let responses that are being sent end."""
         for opening in [place for place in self.places if not place.is_served]:
             opening.close_for_another()
         for task in self._tasks:
@@ -551,14 +554,14 @@ class LimitedServer(uvicorn.Server):
 
 
 class DashboardServer(ClosedOnExit):
-    """The HTTP server, on a thread of its own until it is closed.
+    """The dashboard's HTTP server, on a thread of its own until it is closed.
 
     Attributes:
         address: HOST:PORT.
-        url: Where the page is.
+        url: The page's URL.
 
     Raises:
-        InvalidInputError: Other machines reach the address, and users do not log in, or not over TLS.
+        InvalidInputError: Other machines can reach the address, and users do not log in, or not over TLS.
         KafkaError: The address can't be listened on.
     """
 
@@ -607,7 +610,7 @@ class DashboardServer(ClosedOnExit):
         return len(self._server.places)
 
     def close(self) -> None:
-        """End the streams and the server; may be called again."""
+        """End the event streams and the server; may be called again."""
         self._routes.close()
         self._observer.listeners.call_all()
         self._server.should_exit = True

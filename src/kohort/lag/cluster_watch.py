@@ -32,19 +32,19 @@ NAMED_FAILURES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """The state of a cluster after its last read.
+    """The results of a `ClusterWatch` after its last read of the cluster.
 
     Attributes:
         is_up: Whether the last read succeeded.
-        report: The last read that succeeded.
-        read_s: The time of that read in s, on the monotonic clock.
+        report: The last successful read.
+        read_s: The time at which that read ended, in s on the monotonic clock.
         failures: How many parts of the last read failed, by reason.
-        messages: What of the last read failed and why, at most `NAMED_FAILURES_MAX`.
+        messages: The parts of the last read that failed and why, at most `NAMED_FAILURES_MAX`.
         read_ms: How long the last read took.
-        reads: The number of reads, by outcome.
-        changes: The number of changes, by group and kind, of groups that were there before.
+        reads: The number of reads since the watch began, by outcome: whole, partial, failed.
+        changes: The number of changes since the watch began, by group and kind; a group's first appearance is left out.
         latest_changes: The changes between the last two reads, by group; none after a read that failed.
-        shares: The shares with whose groups the last read that succeeded began, each with its term.
+        shares: The exporter shares that this process owned when the last successful read began, each with its term.
     """
 
     is_up: bool = False
@@ -60,24 +60,24 @@ class WatchState:
 
 
 class ReadListeners:
-    """The functions that are called after each read of a cluster. Any thread may call the methods."""
+    """A set of functions to be called after each read of a cluster. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: set[Callable[[], None]] = set()
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function after each read, on the thread of the reads."""
+        """Register a function to be called after each read, on the thread that reads."""
         with self._lock:
             self._listeners.add(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Stop calling a function after reads."""
+        """Unregister a function; do nothing if it is not registered."""
         with self._lock:
             self._listeners.discard(listener)
 
     def call_all(self) -> None:
-        """Call all functions, on the calling thread."""
+        """Call all registered functions on this thread."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -85,20 +85,21 @@ class ReadListeners:
 
 
 class ClusterWatch:
-    """A thread that reads a cluster again and again, until it is closed.
+    """A thread that reads a cluster's lag at an interval until it is closed.
 
-    A cluster that is away is read again at the next interval, for as long as the thread lives.
+    A failed read is repeated after the interval.
 
     Args:
         name: The cluster's name.
         reader: Reads the cluster; closed with the watch.
         interval_s: The time from the beginning of a read to the next one.
         on_read: Called on the watch's thread after each read, with the new state.
-        shares: The shares of the cluster that this process reads; closed with the watch. None: it reads all.
+        shares: The shares of the cluster's groups that this exporter reads; closed with the watch. None: it reads all
+            groups.
 
     Attributes:
         name: The cluster's name; the label `cluster_name` of metrics.
-        state: The last state; replaced, never changed.
+        state: The results of the last read; replaced, never changed.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ClusterWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the reader, and release the shares of groups to other exporters."""
+        """End the thread, close the reader, and give this exporter's shares to other exporters."""
         self._ended.set()
         self._is_due.set()
         self._reader.close()
@@ -131,7 +132,7 @@ class ClusterWatch:
 
     @property
     def current(self) -> LagReport | None:
-        """The last lag report; None if it is too old to be shown."""
+        """The last successful lag report; None if there is none, or if it is too old (`STALE_INTERVALS`)."""
         report = self.state.report
         if report is None:
             return None
@@ -139,12 +140,15 @@ class ClusterWatch:
 
     @property
     def _stale_s(self) -> float:
-        """The time in s for which a read is shown after it succeeded."""
+        """The time in s for which a lag report is shown after its read ended."""
         return max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
 
     @property
     def shown_shares(self) -> frozenset[int] | None:
-        """The shares that this process has owned since before the last successful read; None: it reads all groups."""
+        """The shares whose groups may be shown: those owned without a break since the last successful read began.
+
+        None: this process reads all groups.
+        """
         if self.shares is None:
             return None
         return frozenset(share for share, term in self.shares.owned().items() if self.state.shares.get(share) == term)
@@ -157,7 +161,7 @@ class ClusterWatch:
             self._is_due.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _read_new_shares(self) -> None:
-        """Begin a read at once if this process has been assigned shares since the last read began."""
+        """Begin the next read at once if this exporter has been assigned shares since the last read began."""
         if self.shares is not None and self.shares.owned().items() - self._begun.items():
             self._is_due.set()
 
@@ -198,7 +202,10 @@ class ClusterWatch:
             )
 
     def _read_report(self) -> LagReport:
-        """Read the lag of the cluster, and report success or failure to the division of groups between exporters."""
+        """Read the cluster's lag.
+
+        Tell the exporter shares whether the read worked: after failures they leave the group.
+        """
         try:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
         except Exception:
@@ -213,10 +220,10 @@ class ClusterWatch:
         return report
 
     def _begin_shares(self) -> Mapping[int, int]:
-        """Restrict the next read to the groups of this process's shares; return the shares with their terms.
+        """Make the next read cover only the groups of this exporter's shares; return these shares with their terms.
 
         Raises:
-            KafkaError: It takes no part.
+            KafkaError: The exporter is not a member of the exporters' group.
         """
         if self.shares is None:
             return {}
@@ -265,11 +272,14 @@ class ClusterWatch:
 
 
 def is_blind(report: LagReport, listing: Collection[str]) -> bool:
-    """Return whether a read listed groups but could read none of them, which another exporter might be able to.
+    """Return whether a read reached none of the cluster's groups, only because brokers were unreachable or too slow.
+
+    Another exporter may reach them, so this one should give up its shares.
 
     Args:
         report: The read.
-        listing: The names of the cluster's groups. Other names are of checkpoints, which every process reads.
+        listing: The names of the cluster's groups. Other names in the report are of Spark checkpoints, which every
+            exporter reads.
     """
     reasons = {reason_of(error) for name, error in report.errors.items() if name in listing}
     is_any_read = any(name in listing for name in report.groups)
@@ -283,7 +293,7 @@ def _added(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
 def _counted(
     before: WatchState, report: LagReport, latest: Iterable[tuple[str, GroupChange]]
 ) -> dict[tuple[str, str], int]:
-    """Return the counters by group and kind with the latest changes added, without groups that no longer exist."""
+    """Return the numbers of changes by group and kind, with the latest ones added and without groups that are gone."""
     counts = Counter({key: count for key, count in before.changes.items() if key[0] in report.groups})
     known = {} if before.report is None else before.report.groups
     counts.update((name, change.kind) for name, change in latest if name in known and name in report.groups)

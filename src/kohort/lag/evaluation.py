@@ -89,7 +89,7 @@ NO_RATES = (None, None)
 
 @dataclass(slots=True)
 class Anchor:
-    """A partition's committed offset and log end at a time, from which rates are computed. Never changed once made.
+    """A partition's committed offset and log end at one time. Rates are computed between two of them. Immutable.
 
     In a share group `committed` counts the acknowledged records after the start offset too.
     """
@@ -101,18 +101,21 @@ class Anchor:
 
 @dataclass(slots=True)
 class Trend:
-    """The facts about a group's partition that one evaluation passes to the next. Never changed once made.
+    """The history of a group's partition that one evaluation passes to the next. Immutable.
+
+    Reads are divided into windows of equal length (`window_ms`).
 
     Attributes:
         last: The last read.
         window: The first read of the present window.
         before: The first read of the window before; None in the first window.
-        moved_ms: The last read at which the committed offset had moved; None: it never did.
-        stuck_since_ms: The first read at which records were unread at the present committed offset; None: none are.
-        longest_pause_ms: The longest such time that ended with progress; a longer time ago counts less.
+        moved_ms: The time of the last read that saw the committed offset move; None: it never did.
+        stuck_since_ms: The time of the first read that saw unread records at the present committed offset; None:
+            nothing is unread.
+        longest_pause_ms: The longest time without progress that ended with progress; older ones count less.
         low: The lowest lag of the present window.
-        low_before: That of the window before.
-        rises: The number of consecutive windows whose lowest lag was above the window's before.
+        low_before: The lowest lag of the window before.
+        rises: The number of consecutive windows whose lowest lag was above that of the window before.
     """
 
     last: Anchor
@@ -127,11 +130,14 @@ class Trend:
 
     @classmethod
     def started(cls, now: Anchor, unread: int) -> Trend:
-        """Return the trend of a first read."""
+        """Return the trend of a partition that is read for the first time."""
         return cls(now, now, None, None, now.at_ms if unread else None, 0, unread, None, 0)
 
     def with_read(self, now: Anchor, unread: int, window_ms: int) -> Trend:
-        """Return the trend with another read. An offset or an end that went back begins a new trend."""
+        """Return the trend after one more read.
+
+        If the committed offset or the log's end went back, begin a new trend.
+        """
         last, at_ms = self.last, now.at_ms
         if now.committed < last.committed or now.log_end < last.log_end or at_ms < last.at_ms:
             return Trend.started(now, unread)
@@ -153,12 +159,12 @@ class Trend:
 
     @property
     def base(self) -> Anchor:
-        """The earlier read against which rates are computed: from one to two windows ago, or the first read."""
+        """The earlier read from which rates are computed: of one to two windows ago, or the first read."""
         return self.before or self.window
 
     @property
     def rates(self) -> tuple[float | None, float | None]:
-        """By how much the committed offset and the log's end moved per second since `base`; None in the first read."""
+        """How far the committed offset and the log's end moved per second since `base`; None in the first read."""
         last, base = self.last, self.before or self.window
         span_ms = last.at_ms - base.at_ms
         if span_ms <= 0:
@@ -171,11 +177,14 @@ class Trend:
         return 0 if self.stuck_since_ms is None else self.last.at_ms - self.stuck_since_ms
 
     def is_stuck(self, window_ms: int) -> bool:
-        """Return whether there was no progress for a window, and for twice the longest pause of this group."""
+        """Return whether records are unread and the committed offset has not moved for too long.
+
+        That is a window, or twice the longest pause of this group if that is longer.
+        """
         return self.stuck_since_ms is not None and self.stuck_ms >= max(window_ms, 2 * self.longest_pause_ms)
 
     def is_falling_behind(self) -> bool:
-        """Return whether lag rises window by window, and records are unread that were there a window ago.
+        """Return whether the lowest lag rose in several windows in a row, and the group is over a window behind.
 
         The second condition keeps a consumer `OK` that is never a window behind, however its small lag varies.
         """
@@ -184,7 +193,7 @@ class Trend:
 
 @dataclass(slots=True)
 class PartitionLag:
-    """A group's position in a partition. Never changed once made.
+    """A group's committed offset, lag and status in one partition. Immutable.
 
     Attributes:
         committed: The committed offset; None: none is committed.
@@ -220,7 +229,11 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """The offsets still to be read: end less the larger of committed and start; None: no offset is committed."""
+        """The number of offsets still to be read; None: none is committed, or the log's offsets are unknown.
+
+        These are the log's end less the committed offset, or less the log's start if that is larger. In a share group
+        the coordinator counts them.
+        """
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
         if self.counted_lag is not None:
@@ -229,7 +242,7 @@ class PartitionLag:
 
     @property
     def position(self) -> str | None:
-        """`past end` or `before start` if a consumer can't continue at the committed offset; else None.
+        """`past end` or `before start`: a consumer can't continue at the committed offset. None: it can, or is unknown.
 
         Such a consumer resets its position by its auto.offset.reset.
         """
@@ -241,7 +254,7 @@ class PartitionLag:
 
     @property
     def lost_offsets(self) -> int | None:
-        """The offsets from `committed` on that retention deleted; None unless the position is `before start`."""
+        """The number of offsets that retention deleted before the group read them; None: `position` says otherwise."""
         if self.committed is None or self.log_start is None or self.position != BEFORE_START:
             return None
         return self.log_start - self.committed
@@ -253,12 +266,12 @@ class PartitionLag:
 
     @property
     def produced_per_s(self) -> float | None:
-        """By how much the log's end moved per second, over the same time."""
+        """By how much the log's end moved per second, over one to two windows; None in the first read."""
         return None if self.trend is None else self.trend.rates[1]
 
     @property
     def catch_up_s(self) -> float | None:
-        """The time until nothing is unread at the present rates; None: unknown, or never."""
+        """The time in s until nothing is unread at the present rates; None: unknown, or never."""
         return _catch_up_s(self.lag, *(NO_RATES if self.trend is None else self.trend.rates))
 
 
@@ -272,10 +285,11 @@ def _catch_up_s(lag: int | None, consumed: float | None, produced: float | None)
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group with the lag of its partitions.
+    """A consumer group with the lag of its partitions.
 
-    Sums and maxima leave abandoned topics out: no member can reduce their lag, and nobody wants it reduced. `batch` is
-    the last batch that a Spark query finished, where its checkpoint was read; None for groups.
+    Sums and maxima leave out abandoned topics, to which no member subscribes: no member can reduce their lag, and
+    nobody wants it reduced. `batch` is the last batch that a Spark query finished, if this is a Spark checkpoint; None
+    for groups.
     """
 
     description: GroupDescription
@@ -299,42 +313,42 @@ class GroupLag:
 
     @property
     def sum_lag(self) -> int:
-        """The sum of the lag over partitions: how many offsets the group has still to read."""
+        """The lag of the group in all partitions together, in offsets."""
         return sum(self.known_lags)
 
     @property
     def max_lag(self) -> int:
-        """The largest lag of a partition."""
+        """The largest lag of the group in a partition, in offsets."""
         return max(self.known_lags, default=0)
 
     @property
     def max_time_lag_ms(self) -> int | None:
-        """The largest time lag of a partition; None if none is known."""
+        """The largest time lag of the group in a partition, in ms; None: none is known."""
         return max((part.time_lag_ms for part in self.known_partitions if part.time_lag_ms is not None), default=None)
 
     @property
     def skew(self) -> float | None:
-        """The largest lag of a partition, divided by the mean: 1 is even. None if nothing is unread."""
+        """The largest lag in a partition, divided by the mean of all: 1 is even. None: nothing is unread."""
         total = self.sum_lag
         return self.max_lag * len(self.known_lags) / total if total else None
 
     @property
     def rates(self) -> list[tuple[float | None, float | None]]:
-        """The rates of reading and of writing of each known partition, per second; None: unknown."""
+        """The offsets committed and written per second, for each partition in `known_partitions`; None: unknown."""
         return [NO_RATES if part.trend is None else part.trend.rates for part in self.known_partitions]
 
     @property
     def catch_up_s(self) -> float | None:
-        """The time until nothing is unread in any known partition; None: unknown, or never."""
+        """The time in s until nothing is unread in any partition at the present rates; None: unknown, or never."""
         times = [_catch_up_s(lag, *rates) for lag, rates in zip(self.known_lags, self.rates, strict=True)]
         known = [time_s for time_s in times if time_s is not None]
         return max(known, default=None) if len(known) == len(times) else None
 
     @property
     def hot(self) -> list[PartitionLag]:
-        """The partitions to which `HOT_FACTOR` times more is written than to the others in the mean.
+        """The partitions that get over `HOT_FACTOR` times as many records as the mean of the group's other partitions.
 
-        Each is read by one member, so that more members don't help. Not in share groups.
+        More members would not help, since each partition is read by one. Empty for share groups.
         """
         rates = [written for _, written in self.rates]
         known = [rate for rate in rates if rate is not None]
@@ -377,13 +391,13 @@ def _has_moved(part: PartitionLag) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """The evaluation of a snapshot.
+    """The lag and status of all groups in one read of a cluster.
 
     Attributes:
-        taken_ms: The time of the snapshot.
+        taken_ms: The time of the read, in milliseconds since 1970.
         groups: The groups by name, sorted.
         errors: Why a group could not be read, by name.
-        bounds: The offsets of each partition whose offsets are known.
+        bounds: The start and end offsets of each partition for which they are known.
         failures: The other parts of the read that failed.
     """
 
@@ -395,7 +409,7 @@ class LagReport:
 
 
 def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_ms: int = WINDOW_MS) -> LagReport:
-    """Compute lag and status from a snapshot.
+    """Compute the lag, status and cause of all groups from one read of the cluster.
 
     Args:
         snapshot: The read.
@@ -411,7 +425,7 @@ def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A snapshot of a cluster, with the report of the one before, while it is evaluated."""
+    """The inputs of one evaluation that all groups share."""
 
     snapshot: ClusterSnapshot
     before: LagReport | None
@@ -421,12 +435,12 @@ class _Context:
 
     @property
     def trends_max(self) -> int:
-        """The maximum number of trends to share between groups; 0 if few groups read a partition."""
+        """How many trends to keep for groups that stand at the same offset of a partition; 0 if few groups do."""
         places = sum(len(reading.committed) for reading in self.snapshot.groups.values())
         return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
     def lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
-        """Return the partitions of a streams group's tasks that do not exist in their topics.
+        """Return the partitions that a streams group's tasks would read but that their topics do not have.
 
         A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
         """
@@ -445,7 +459,7 @@ class _Context:
 
 
 class _GroupEvaluation:
-    """The evaluation of one group of a snapshot."""
+    """The computation of lag and status for one group."""
 
     def __init__(self, context: _Context, reading: GroupReading, trends_max: int) -> None:
         self.reading, self.group = reading, reading.description
@@ -461,7 +475,7 @@ class _GroupEvaluation:
         self.abandoned = abandoned_topics(reading)
 
     def lag(self) -> GroupLag:
-        """Compute the lag and status of the group."""
+        """Compute the lag and the status of all partitions of the group."""
         reading, before = self.reading, self.before
         earlier = None if before is None else before.groups.get(self.group.group_id)
         known = {} if earlier is None else {part.partition: part for part in earlier.partitions}
@@ -507,8 +521,8 @@ class _GroupEvaluation:
     def _trend(self, tp: TopicPartition, done: int, log_end: int, unread: int, last: Trend | None) -> Trend:
         """Return the trend of a partition including this read.
 
-        Groups that stand at one offset of a partition share the anchor. If they have come there in the same reads,
-        they share the trend: many groups are stopped, or have read everything.
+        Groups at the same offset of a partition share one `Anchor` object, and one `Trend` object if they also
+        came there in the same reads. So memory stays small when many groups are stopped or have read everything.
         """
         known = self.trends.get((tp, done))
         if known is not None and known[1] is last and known[2] == unread:
@@ -534,9 +548,10 @@ class _GroupEvaluation:
         return known if counted is None else max(known, last.last.log_end - counted)
 
     def _oldest_ms(self, tp: TopicPartition, offset: int, earlier: PartitionLag | None) -> tuple[int | None, bool]:
-        """Return the time of the oldest record at or after an offset, and whether it is the record's own.
+        """Return the timestamp of the oldest record at or after an offset, and True; or a time before it, and False.
 
-        Otherwise the record was appended after an older record, or after the end of an earlier read.
+        In the latter case the record itself was not fetched. The time is that of an older record or of an earlier read.
+        None: nothing is known.
         """
         read = self.snapshot.oldest.get((tp, offset))
         if read is not None:
@@ -551,7 +566,7 @@ class _GroupEvaluation:
     def _status(
         self, tp: TopicPartition, bounds: PartitionBounds, committed: int, trend: Trend
     ) -> tuple[LagStatus, str | None]:
-        """Return the status and cause of a partition with a committed offset; the first check that applies decides."""
+        """Return the status and the cause of a partition with a committed offset: of the first check that applies."""
         if tp.topic in self.abandoned:
             return LagStatus.OK, ABANDONED
         if committed > bounds.log_end:

@@ -105,19 +105,20 @@ COUNTERS = frozenset({"kohort_consumergroup_changes", "kohort_consumergroup_reba
 
 
 class LagExporter(Collector):
-    """The Prometheus collector of some clusters, called at each scrape."""
+    """A Prometheus collector for the lag of several clusters. A scrape formats their last reads, and asks no broker."""
 
     def __init__(self, clusters: Sequence[ClusterWatch]) -> None:
         self._clusters = clusters
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: which groups there are is known after the first read."""
+        """Return nothing: which metrics there are is known only after the first read."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the last reads.
+        """Yield the metrics of the clusters' last reads.
 
-        The metrics of partitions come last. They write their lines group by group, so that none is in memory.
+        Metrics with a sample for each partition come last. They format their lines group by group, so that the page is
+        never whole in memory.
         """
         shown = [_Shown(cluster) for cluster in self._clusters]
         _limit_partitions(shown)
@@ -138,15 +139,15 @@ class LagExporter(Collector):
 
 
 class _Shown:
-    """The part of a scrape that shows one cluster.
+    """The groups and partitions of one cluster that a scrape shows.
 
     Attributes:
         watch: The watch that reads the cluster.
-        shares: The shares whose groups are shown; None: all groups are.
+        shares: The exporter shares whose groups are shown; None: all groups are.
         report: The last report; None: there is none, or it is too old.
-        groups: The groups.
-        whole: Those of them whose partitions are shown.
-        left_out: How many partitions of the others are not shown.
+        groups: The groups that are shown.
+        whole: Those of the groups whose partitions are shown too.
+        left_out: How many partitions of the other groups are not shown, because the page has a limit.
     """
 
     def __init__(self, watch: ClusterWatch) -> None:
@@ -158,7 +159,7 @@ class _Shown:
         self.left_out = 0
 
     def add_all(self, families: _Families) -> None:
-        """Add everything but the metrics that each partition has."""
+        """Add the cluster's and its groups' metrics, except those that have a sample for each partition."""
         _add_cluster(families, self.watch)
         if self.report is None:
             return
@@ -170,7 +171,11 @@ class _Shown:
         families.add_sample("kohort_exporter_partitions_left_out", (self.watch.name,), self.left_out)
 
     def logs(self) -> Iterable[tuple[TopicPartition, PartitionBounds]]:
-        """Return partitions and their ends: of those that groups read, or of every topic of a share."""
+        """Yield the partitions whose start and end offsets are shown, with these offsets; at most `PARTITIONS_MAX`.
+
+        With exporter shares these are all partitions of the topics in this exporter's shares, otherwise those that
+        groups read.
+        """
         bounds = {} if self.report is None else self.report.bounds
         shares = self.shares
         shown = bounds.items() if shares is None else ((t, b) for t, b in bounds.items() if share_of(t.topic) in shares)
@@ -178,13 +183,13 @@ class _Shown:
 
 
 class _LabelTexts:
-    """The texts of labels on one page. Labels are sorted by name, so those of a partition come last in each line."""
+    """A cache of label texts for one scrape. Labels are sorted by name, so a partition's come last in each line."""
 
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, str] = {}
 
     def partition_labels(self, tp: TopicPartition) -> str:
-        """Return the last labels of a sample, partition and topic, as text; all samples of a partition share them."""
+        """Return the end of a sample's labels, `partition` and `topic`, as text; it is cached for each partition."""
         text = self._partitions.get(tp)
         if text is None:
             text = self._partitions[tp] = f'partition="{tp.partition}",topic="{escape_value(tp.topic)}"}}'
@@ -192,7 +197,7 @@ class _LabelTexts:
 
     @staticmethod
     def member_labels(cluster: str, group: str, owner: MemberDescription | None) -> str:
-        """Return the beginning of a line's labels, for the partitions of one member of a group."""
+        """Return the beginning of a sample's labels, `client_id` to `member_host`, for partitions of one member."""
         host, member, client = _MEMBERS_NONE if owner is None else (owner.host, owner.member_id, owner.client_id)
         return (
             f'client_id="{escape_value(client)}",cluster_name="{escape_value(cluster)}",'
@@ -203,7 +208,7 @@ class _LabelTexts:
 def _partition_lines(
     shown: Iterable[_Shown], name: str, value: Callable[[PartitionLag], float | None], texts: _LabelTexts
 ) -> Iterator[str]:
-    """Yield the lines of one metric of partitions, a piece for each group."""
+    """Yield the lines of one metric with a sample for each partition of each group; a text has at most 1,000 lines."""
     for cluster in shown:
         for group in cluster.whole:
             begins: dict[int, str] = {}
@@ -255,7 +260,7 @@ def _log_values(
 
 
 def _limit_partitions(shown: Iterable[_Shown]) -> None:
-    """Choose the groups whose partitions are shown: the first ones, up to `PARTITIONS_MAX` partitions."""
+    """Choose the groups whose partitions are shown: each in turn that still fits into `PARTITIONS_MAX` partitions."""
     left = PARTITIONS_MAX
     for cluster in shown:
         for group in cluster.groups:
@@ -268,7 +273,7 @@ def _limit_partitions(shown: Iterable[_Shown]) -> None:
 
 
 class _Families:
-    """The metric families of one scrape, filled cluster by cluster."""
+    """The Prometheus metric families of one scrape, filled cluster by cluster."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.by_name: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
@@ -335,7 +340,7 @@ def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
 
 
 def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
-    """Add the status and the lost offsets of a partition whose lag has a cause."""
+    """Add the metrics for a partition's status and lost offsets, if the status has a cause."""
     if part.cause is None:
         return
     place = (*group, part.partition.topic, str(part.partition.partition))

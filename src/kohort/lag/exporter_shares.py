@@ -75,22 +75,25 @@ REST_S, REST_MAX_S = 60.0, 600.0
 
 
 def share_of(name: str) -> int:
-    """Return the number of the share that a group's or topic's name hashes to."""
+    """Return the number (0 to 31) of the exporter share to which a group or a topic belongs, by a hash of its name."""
     return zlib.crc32(name.encode()) % SHARES
 
 
 class ExporterShares:
-    """The shares of a cluster that this exporter has; a thread keeps them until it is closed.
+    """This exporter's shares of a cluster's groups, when several exporters divide the groups between them.
+
+    The exporters are members of a consumer group, which assigns each share to one of them. A thread keeps the
+    membership until it is closed.
 
     Args:
         cluster: The cluster's name in log lines.
-        group: The group of exporters.
-        topic: The topic whose partitions are the shares.
+        group: The consumer group of the exporters.
+        topic: The topic whose partitions stand for the shares.
         servers: The cluster's bootstrap servers.
-        settings: Settings of connections by Kafka's names; `session.timeout.ms` too, which bounds a take-over.
+        settings: Settings of connections by Kafka's names; also `session.timeout.ms`, after which others take over.
 
     Attributes:
-        on_look: Called after each look at the membership, by the thread.
+        on_look: Called on the thread after each look at the assignment.
     """
 
     def __init__(self, cluster: str, group: str, topic: str, servers: str, settings: Mapping[str, Any]) -> None:
@@ -123,15 +126,18 @@ class ExporterShares:
         self._thread.start()
 
     def owned(self) -> Mapping[int, int]:
-        """Return the shares that this exporter has now, each with its term."""
+        """Return the shares that this exporter owns now, each with its term; none while its session may have expired.
+
+        A term is a number that is new each time a share is assigned.
+        """
         member = self._member
         return self._owned if member is not None and member.is_in_session() else {}
 
     def check(self) -> None:
-        """Check that this exporter is a member of the group that divides the cluster's groups, or has left it for now.
+        """Check that this exporter is a member of the exporters' group, or has left it on purpose after failed reads.
 
         Raises:
-            KafkaError: It is not, and why.
+            KafkaError: It is neither; the error says why.
         """
         error, member = self._error, self._member
         if self._is_resting:  # it has left the group on purpose, and rejoins after a read that works
@@ -142,10 +148,12 @@ class ExporterShares:
             raise TimedOutError(f"group {self._group!r}: not a member: {member.why_unassigned()}")
 
     def note_read(self, *, of_shares: bool) -> None:
-        """Record that a read of the cluster succeeded, so that this exporter may own shares.
+        """Record that a read of the cluster succeeded.
+
+        An exporter that left the group after failed reads may join again.
 
         Args:
-            of_shares: Whether it read groups of its shares.
+            of_shares: Whether the read covered groups of its shares.
         """
         self._failing_s = None
         if of_shares:
@@ -155,7 +163,10 @@ class ExporterShares:
             self._is_resting = False
 
     def note_failed_read(self, limit_s: float) -> None:
-        """Record that a read of the cluster failed. After `limit_s` of failed reads, leave the group of exporters."""
+        """Record that a read of the cluster failed.
+
+        When none has succeeded for `limit_s`, leave the exporters' group.
+        """
         now_s = time.monotonic()
         if self._failing_s is None:
             self._failing_s = now_s
@@ -168,7 +179,7 @@ class ExporterShares:
         self._is_resting = True
 
     def close(self) -> None:
-        """Leave the group, so that others take over at once."""
+        """Leave the exporters' group, so that others take over the shares at once."""
         self._ended.set()
         admin = self._admin
         if admin is not None:
@@ -195,10 +206,10 @@ class ExporterShares:
             self._ended.wait(RETRY_S)
 
     def _make_topic(self) -> None:
-        """Create the exporters' topic if it is missing.
+        """Create the shares' topic if it is missing, or check the existing one.
 
         Raises:
-            KafkaError: It can't be made, or has too few partitions.
+            KafkaError: It can't be created, or has too few partitions.
         """
         settings = {name: value for name, value in self._settings.items() if name in _connection_names()}
         with Admin(self._servers, **{**settings, "default.api.timeout.ms": CALL_MS}) as admin:
@@ -236,9 +247,9 @@ class ExporterShares:
             raise error
 
     def _take_part(self) -> None:
-        """Be a member of the exporters' group until the exporter closes or gives up its shares.
+        """Be a member of the exporters' group until the exporter closes or leaves the group after failed reads.
 
-        Without shares, look regularly whether the topic still exists, and create it if it does not.
+        Without shares, look regularly whether the shares' topic still exists, and create it if it does not.
 
         Raises:
             KafkaError: The group can't be joined, or the topic can't be created.
@@ -260,7 +271,7 @@ class ExporterShares:
                 self._member, self._owned = None, {}
 
     def _follow(self, member: GroupMember) -> None:
-        """Apply the member's assignment: hide the groups of revoked shares first, then acknowledge the revocation."""
+        """Apply the group's assignment: first hide the groups of revoked shares, then release these partitions."""
         revocation = member.revocation()
         before = self._owned
         if revocation is not None:
@@ -283,7 +294,7 @@ class ExporterShares:
 
 
 def _connection_names() -> frozenset[str]:
-    """Return the names of the settings of connections, which are those of `Admin`."""
+    """Return the names and aliases of all settings of connections: those that `Admin` accepts."""
     from kohort.client.settings import ConnectionConfig
     from kohort.settings.config import settings
 

@@ -105,7 +105,7 @@ _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 @dataclass(frozen=True, slots=True)
 class TimedChange:
-    """A change of a group, and when it was seen, in milliseconds since 1970."""
+    """A change of a group with the time at which it was seen, in milliseconds since 1970."""
 
     at_ms: int
     group: str
@@ -114,13 +114,13 @@ class TimedChange:
 
 @dataclass(frozen=True, slots=True)
 class ReadValues:
-    """The lag in one read.
+    """The lag values of one read of a cluster.
 
     Attributes:
-        at_ms: When it was taken, in milliseconds since 1970.
+        at_ms: The time of the read, in milliseconds since 1970.
         lags: The lag of each group that could be read.
-        time_lags_ms: The time lag, where it is known.
-        partitions: The lag of each group in each partition, where it is known.
+        time_lags_ms: The time lag of each group for which it is known.
+        partitions: The lag of each group in each partition for which it is known.
     """
 
     at_ms: int
@@ -130,7 +130,7 @@ class ReadValues:
 
     @classmethod
     def of(cls, report: LagReport) -> ReadValues:
-        """Extract the lag values of a report."""
+        """Return the lag values of a report."""
         groups = report.groups
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
         return cls(
@@ -177,14 +177,14 @@ _BODY = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int], dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class GroupMinute:
-    """The lag of a group in one minute, as the table `lag` stores it.
+    """The lag of a group in one minute, as a row of the table `lag`.
 
     Attributes:
         at_ms: When the minute began, in milliseconds since 1970.
-        lag: The largest lag; None if it was never known.
-        time_lag_ms: The largest time lag.
+        lag: The largest lag of the minute; None if it was never known.
+        time_lag_ms: The largest time lag; None if it was never known.
         status: The worst status.
-        members: The last number of members; None where they are not known.
+        members: The number of members at the last read; None where it is not known.
     """
 
     at_ms: int
@@ -196,7 +196,7 @@ class GroupMinute:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A lag read that waits to be written to the file."""
+    """The lag values and changes of one read, which wait to be written to the file."""
 
     at_ms: int
     body: bytes
@@ -208,23 +208,23 @@ class _Pending:
 
 
 class HistoryWriter(ClosedOnExit):
-    """The one writer of a file, on a thread of its own until it is closed.
+    """The only writer of a lag history file (SQLite), on a thread of its own until it is closed.
 
-    A disk that is full, read-only or away costs nothing but the history. The last `PENDING_MAX` reads wait, and are
-    written once it works again. `error` says so meanwhile. The same holds for a file that is damaged while it is in
-    use: a new one begins after it was moved away.
+    If the disk is full, read-only or away, only the history suffers. The last `PENDING_MAX` reads wait in memory, and
+    are written once it works again. `error` has the reason meanwhile. The same holds for a file that is found damaged
+    while it is in use: it is moved away, and a new one begins.
 
     Args:
-        path: The file; made if it does not exist. Its folder must be there.
+        path: The file; created if missing. Its folder must exist.
         retention_ms: The age in ms beyond which rows are deleted.
-        bytes_max: The most bytes. Beyond them the oldest is deleted, and the log says so.
+        bytes_max: The most bytes. Beyond them the oldest rows are deleted, and the log says so.
 
     Attributes:
-        error: The reason for which the last write failed; empty: it succeeded.
+        error: The reason why the last write failed; empty: it succeeded.
 
     Raises:
-        InvalidInputError: Another process writes the file, it is of a later version or another program's, or there is
-            no such folder.
+        InvalidInputError: Another process writes the file, it is of a later version or another program's, or its folder
+            is missing.
         CorruptDataError: The file is damaged.
     """
 
@@ -258,7 +258,7 @@ class HistoryWriter(ClosedOnExit):
         self._thread.start()
 
     def close(self) -> None:
-        """Write the pending reads and release the file, unless that takes longer than 5 s. May be called again."""
+        """Write the reads that wait, and release the file; give up after 5 s. May be called again."""
         self._ended = True
         self._news.set()
         self._thread.join(CLOSE_S)
@@ -277,13 +277,13 @@ class HistoryWriter(ClosedOnExit):
         changes: Iterable[TimedChange] = (),
         values: ReadValues | None = None,
     ) -> None:
-        """Write a read soon, with the changes that it showed. Does not wait for the disk.
+        """Queue the lag of a read, and the changes that it showed, to be written. Does not wait for the disk.
 
         Args:
             report: The read.
             cluster_id: The cluster's id; None if its brokers do not tell it.
-            changes: What changed.
-            values: The report's values, if the caller has them.
+            changes: The changes of groups since the read before.
+            values: The report's values, if the caller has computed them already.
         """
         known = values or ReadValues.of(report)
         rows = tuple(
@@ -306,13 +306,15 @@ class HistoryWriter(ClosedOnExit):
     def restore(
         self, cluster_id: str | None, since_ms: int, add: Callable[[ReadValues], None], changes_max: int
     ) -> list[TimedChange]:
-        """Return the last changes of an earlier process; nothing if they can't be read, or are another cluster's.
+        """Read the last reads and changes from the file, written by an earlier process; return the changes.
+
+        Nothing is returned or added if the file can't be read, or is another cluster's.
 
         Args:
             cluster_id: The cluster's id.
             since_ms: Reads before this time are left out.
             add: Called for each of the last reads, the oldest first.
-            changes_max: The most changes.
+            changes_max: The most changes to return.
         """
         try:
             with HistoryReader(self._path) as reader:
@@ -335,7 +337,7 @@ class HistoryWriter(ClosedOnExit):
         return HistoryReader(self._path)
 
     def _check_whole(self) -> None:
-        """Open the file for the first time and check it for damage; an unusable disk does not count as damage."""
+        """Open the file for the first time, and check it for damage. A disk that fails is no damage."""
         if not self._path.parent.is_dir():
             raise InvalidInputError(f"the history {self._path}: there is no folder {self._path.parent}")
         if self._path.is_dir():
@@ -361,7 +363,7 @@ class HistoryWriter(ClosedOnExit):
         self._close_connection()
 
     def _write_pending(self) -> None:
-        """Write the pending reads, the oldest first. If the disk fails, they stay pending until the next read."""
+        """Write the reads that wait, the oldest first. If the disk fails, they wait on until the next read."""
         while True:
             with self._lock:
                 if not self._pending:
@@ -411,7 +413,7 @@ class HistoryWriter(ClosedOnExit):
             log.warning("[history] lag history not written: %s; reads and the dashboard's pages continue", text)
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection to the file; open it again if another file has its name now."""
+        """Return the connection to the file. Open the file again if another one has been put under its name."""
         if self._connection is not None and _inode(self._path) == self._inode:
             return self._connection
         self._close_connection()
@@ -480,7 +482,7 @@ class HistoryWriter(ClosedOnExit):
             )
 
     def _key(self, connection: sqlite3.Connection, name: str, at_ms: int) -> int:
-        """Return the number under which the tables store a group, and keep its name from being deleted."""
+        """Return the number by which the tables refer to a group, and mark its name as in use at this time."""
         known = self._keys.get(name)
         if known is not None and abs(at_ms - known[1]) < NAME_KEPT_MS:
             return known[0]
@@ -530,14 +532,18 @@ class HistoryWriter(ClosedOnExit):
 
 
 def _is_trusted(connection: sqlite3.Connection, now_ms: int) -> bool:
-    """Return whether the clock has not jumped ahead: the day before it has minutes at least `TRUSTED_MS` old."""
+    """Return whether old rows may be deleted by this clock: it has agreed with earlier reads for `TRUSTED_MS`.
+
+    That is so if the last 24 hours have a minute at least `TRUSTED_MS` old. A clock that has just jumped ahead must not
+    delete the whole history.
+    """
     day = "SELECT min(at_ms) FROM minutes WHERE at_ms BETWEEN ? AND ?"
     (first_ms,) = connection.execute(day, (now_ms - 86_400_000, now_ms)).fetchone()
     return first_ms is not None and now_ms - int(first_ms) >= TRUSTED_MS
 
 
 def _delete_minutes(connection: sqlite3.Connection, before_ms: int) -> bool:
-    """Delete some of the minutes before a time; return whether there were any."""
+    """Delete a limited number of the oldest minutes before a time; return whether any were deleted."""
     with _transaction(connection):
         oldest = "SELECT at_ms FROM minutes WHERE at_ms < ? ORDER BY at_ms LIMIT 1 OFFSET ?"
         found = connection.execute(oldest, (before_ms, MINUTES_A_DELETION)).fetchone()
@@ -566,7 +572,7 @@ def _bytes_used(connection: sqlite3.Connection) -> int:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Return the lock file of a history, locked until it is closed."""
+    """Open and lock the lock file beside a history file; return it. The lock lasts until it is closed."""
     import fcntl
 
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -595,16 +601,16 @@ def _inode(path: Path) -> int:
 
 
 class HistoryReader(ClosedOnExit):
-    """A reader of a file, which another process may write at the same time.
+    """A reader of a lag history file, which another process may write at the same time.
 
     Args:
         path: The file.
 
     Raises:
         NotFoundError: There is no such file.
-        InvalidInputError: It is of a later version or another program's.
-        CorruptDataError: It is damaged.
-        KafkaError: It can't be read.
+        InvalidInputError: The file is of a later version or another program's.
+        CorruptDataError: The file is damaged.
+        KafkaError: The file can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -639,14 +645,20 @@ class HistoryReader(ClosedOnExit):
             return self._connection.execute(sql, values).fetchall()
 
     def reads(self, since_ms: int = 0) -> Iterator[ReadValues]:
-        """Yield the last reads since a time, the oldest first, one at a time: one of 25,000 partitions takes 5 MB."""
+        """Yield the last reads since a time, the oldest first.
+
+        One of 25,000 partitions takes 5 MB, so they come one by one.
+        """
         sql = "SELECT number FROM last_reads WHERE at_ms >= ? ORDER BY number"
         for (number,) in self._rows(sql, since_ms):
             for at_ms, body in self._rows("SELECT at_ms, body FROM last_reads WHERE number = ?", number):
                 yield ReadValues.decode(at_ms, body)
 
     def changes(self, group: str | None = None, since_ms: int = 0, most: int = -1) -> list[TimedChange]:
-        """Return the last changes of a group or of all since a time, the oldest first; -1: without a limit."""
+        """Return the last changes of a group (None: of all groups) since a time, the oldest first.
+
+        At most `most` are returned; -1: without a limit.
+        """
         named = "" if group is None else "AND name = ?"
         sql = (
             "SELECT at_ms, name, kind, text FROM changes JOIN group_names ON key = group_key "
@@ -670,15 +682,19 @@ class HistoryReader(ClosedOnExit):
         ]
 
     def points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
-        """Return at most about `most` points of equal length, each with the largest values in it; None for each gap.
+        """Return a group's history as about `most` points for a picture, each with the largest values of its time span.
 
-        A picture has fewer points than a week has minutes, and the largest lag is the one to look at.
+        A week has more minutes than a picture has points, and the largest lag is the one to look at.
 
         Args:
             group: The group.
-            since_ms: The beginning.
-            most: The most points.
-            interval_ms: The time between two reads. Minutes between them are no gap.
+            since_ms: The beginning, in milliseconds since 1970.
+            most: The most points, approximately.
+            interval_ms: The time between two reads. A point spans at least that, so that minutes without a read are no
+                gap.
+
+        Returns:
+            The points, the oldest first; None in place of a time span without a read.
 
         Raises:
             NotFoundError: The file has no such group.
@@ -720,7 +736,7 @@ class HistoryReader(ClosedOnExit):
 
 
 def _opened_for_reading(path: Path) -> sqlite3.Connection:
-    """Return a connection. In WAL mode it needs files beside the file, which a read-only disk can't take."""
+    """Open a history file for reading only, also on a read-only disk, where SQLite can't make its WAL files."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(address, uri=True, timeout=BUSY_S)
     try:
@@ -771,7 +787,7 @@ def _damaged(path: Path, what: str) -> CorruptDataError:
 
 
 def _problem(path: Path, error: sqlite3.Error | OSError) -> KafkaError:
-    """Return the error for a failed access to a history file: damage, or a failing disk."""
+    """Return the error for a failed access to a history file: CorruptDataError for damage, else KafkaError."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGE:
         return _damaged(path, str(error))

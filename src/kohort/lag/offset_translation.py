@@ -38,12 +38,12 @@ READS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class TranslatedOffset:
-    """A position in the other cluster.
+    """A group's offset in a partition, translated to another cluster that has a copy of the topic.
 
     Attributes:
         partition: The partition, of both clusters.
         committed: The group's committed offset in its own cluster.
-        record_ms: The timestamp by which the position was found; None: the partition has no record.
+        record_ms: The timestamp by which the offset was found; None: the partition has no record.
         new: The offset in the other cluster.
     """
 
@@ -56,17 +56,17 @@ class TranslatedOffset:
 def translate_offsets(
     reader: LagReader, source: Admin, target: Admin, group: str, wanted: Iterable[TopicPartition]
 ) -> tuple[list[TranslatedOffset], dict[TopicPartition, KafkaError]]:
-    """Find the positions of a group in another cluster that has copies of its topics.
+    """Translate a group's committed offsets to another cluster that has copies of its topics, by record timestamps.
 
     Args:
         reader: Reads the group's cluster.
         source: A client of the same cluster.
         target: A client of the other cluster.
         group: The group.
-        wanted: The partitions.
+        wanted: The partitions to translate.
 
     Returns:
-        The positions, and why others can't be translated.
+        The translated offsets, and the error for each partition that can't be translated.
 
     Raises:
         KafkaError: The group does not exist, or a cluster can't be reached.
@@ -104,7 +104,7 @@ def translate_offsets(
 
 
 def _refused_copies(source: Admin, target: Admin, topics: Collection[str]) -> dict[str, str]:
-    """Return why positions in some topics' copies can't be found by timestamps.
+    """Return the topics whose copies can't be searched by timestamp, each with the reason.
 
     Raises:
         KafkaError: A cluster can't be reached.
@@ -132,7 +132,7 @@ def _refused_copies(source: Admin, target: Admin, topics: Collection[str]) -> di
 
 
 def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, PartitionLag]:
-    """Read a group until the timestamps of its unread records are known, or a read brings no more of them."""
+    """Read a group until the timestamps of its oldest unread records are known, or a read finds no more of them."""
     unknown: int | None = None
     for _ in range(READS_MAX):
         report = reader.read([group])

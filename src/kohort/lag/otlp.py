@@ -71,7 +71,7 @@ _LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "o
 
 
 def collector_url(url: str, *, is_insecure: bool) -> str:
-    """Return the address that metrics are posted to: the URL with `/v1/metrics`, unless it ends so.
+    """Return the URL to which metrics are posted: the given one, with `/v1/metrics` appended unless it ends so.
 
     Args:
         url: The collector's http or https URL, as OTEL_EXPORTER_OTLP_ENDPOINT has it.
@@ -99,19 +99,19 @@ def collector_url(url: str, *, is_insecure: bool) -> str:
 
 
 class OtlpPush:
-    """A thread that sends metrics to a collector after each read, until it is closed.
+    """A thread that sends metrics to an OpenTelemetry collector (OTLP over HTTP) after each read, until it is closed.
 
     Args:
         url: Where metrics are posted to, from `collector_url`. Headers, certificates, compression and the timeout are
             those of the environment variables `OTEL_EXPORTER_OTLP_…`.
-        collector: Has the metrics.
+        collector: The Prometheus collector that yields the metrics.
         interval_s: The time between two reads.
         is_read: Set after each read, also after one that failed.
         instance: The value of the attribute `service.instance.id`; it is the same after a restart.
         version: The value of `service.version`.
 
     Raises:
-        InvalidInputError: An environment variable has no header, or names a file that can't be read.
+        InvalidInputError: An environment variable has an invalid header, or names a file that can't be read.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class OtlpPush:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. A request under way is given up after `CLOSE_S`."""
+        """End the thread. A request under way is abandoned after `CLOSE_S`."""
         self._ended.set()
         self._is_read.set()
         self._exporter.shutdown()
@@ -168,7 +168,7 @@ class OtlpPush:
             self._ended.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
     def _send_metrics(self) -> None:
-        """Send all metrics in batches; after a request that fails, leave out the rest."""
+        """Send all metrics in batches. When a request fails, send no further batch until the next read."""
         for metrics in _batches(self._collector.collect(), time.time_ns()):
             scope = ScopeMetrics(self._scope, metrics, "")
             self._session.failure = "no request could be made of the metrics and OTEL_EXPORTER_OTLP_HEADERS"
@@ -188,11 +188,12 @@ class OtlpPush:
 
 
 class _CollectorSession(requests.Session):
-    """The HTTP session that posts metrics to the collector.
+    """The HTTP session that posts metrics to the OpenTelemetry collector.
 
     Attributes:
         failure: Why the last request failed, without headers.
-        complaint: What the collector says about samples that it did not take, although the request succeeded.
+        complaint: What the collector says of samples that it rejected, although the request succeeded; empty: it took
+            all.
     """
 
     failure = complaint = ""
@@ -231,10 +232,10 @@ class _CollectorSession(requests.Session):
 
 
 class _Quiet(logging.Filter):
-    """A logging filter that keeps the OTLP library's lines out of the log.
+    """A logging filter that keeps lines of the OTLP library out of the log, because they may quote secret headers.
 
     Attributes:
-        has_said: Whether there was one.
+        has_said: Whether the library has logged anything.
     """
 
     has_said = False
@@ -266,14 +267,17 @@ def _batches(families: Iterable[Family], now_ns: int) -> Iterator[list[Metric]]:
 
 
 def _resource(instance: str, version: str) -> Resource:
-    """Return the OTLP resource that sends the metrics; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it."""
+    """Return the OTLP resource (service name, instance and version) of the metrics.
+
+    OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it.
+    """
     own = {"service.name": "kohort-exporter", "service.instance.id": instance, "service.version": version}
     given = OTELResourceDetector().detect().attributes
     return Resource.create({name: value for name, value in own.items() if name not in given})
 
 
 def _check_files() -> None:
-    """Check that the files of the environment variables can be read.
+    """Check that the certificate files named by OTLP environment variables can be read.
 
     Raises:
         InvalidInputError: One can't.
@@ -289,7 +293,7 @@ def _check_files() -> None:
 
 
 def _cause(error: OSError) -> str:
-    """Return why a request failed, without its URL and headers, which are in the texts of some errors."""
+    """Return the reason why a request failed, without URL and headers, which some errors' texts contain."""
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     found = type(error).__name__
@@ -305,12 +309,12 @@ def _cause(error: OSError) -> str:
 
 
 def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
-    """Return the body of an answer; nothing if it is too large, or arrives too slowly.
+    """Return the body of an HTTP answer; nothing if it is too large, or arrives too slowly.
 
     Args:
         answer: The answer, of which only the head has been read.
-        is_refusal: Return the part that has arrived when the connection breaks. A server resets it after a refusal
-            when it has not read the whole request.
+        is_refusal: Return the part that has arrived when the connection breaks. A server resets it after a refusal when
+            it has not read the whole request.
     """
     found = bytearray()
     until_s = time.monotonic() + ANSWER_S
@@ -326,10 +330,10 @@ def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
 
 
 def _refusal_text(answer: requests.Response) -> str:
-    """Return the text in the body of a refusal; empty if there is none, or a page of HTML.
+    """Return the reason in the body of a refused request; empty if there is none, or only a page of HTML.
 
-    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text.
-    Source: the OTLP specification, "Failures".
+    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text. Source: the OTLP
+    specification, "Failures".
     """
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = _read_body(answer, is_refusal=True)

@@ -32,12 +32,13 @@ _OffsetsOfGroup: TypeAlias = DescribeShareGroupOffsetsResponse.DescribeShareGrou
 
 @dataclass(frozen=True, slots=True)
 class ShareOffsets:
-    """The positions of a share group.
+    """The offsets of a share group in its partitions.
 
     Attributes:
-        starts: The first offset of each partition that is not acknowledged.
-        lags: The number of records from there on that are not acknowledged; absent: the coordinator does not say.
-        errors: The error for which the position in a partition is unavailable, by partition.
+        starts: The start offset of each partition: all records before it are acknowledged.
+        lags: The number of records after the start offset that are not acknowledged; absent if the coordinator does not
+            say.
+        errors: The error for which the offsets of a partition are unavailable, by partition.
     """
 
     starts: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
@@ -48,10 +49,10 @@ class ShareOffsets:
 async def describe_share_groups(
     send: SendRequest, node: int, names: Sequence[str]
 ) -> dict[str, GroupDescription | KafkaError]:
-    """Describe share groups of one coordinator.
+    """Describe share groups by one request to their coordinator, `node`; return a description or an error for each.
 
     Raises:
-        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+        KafkaError: The coordinator does not know the request (UNSUPPORTED_VERSION), or does not answer.
     """
     answer = await send(ShareGroupDescribeRequest(group_ids=list(names)), node)
     return {group.group_id: _share_group(group, node) for group in answer.groups}
@@ -87,10 +88,12 @@ def _share_group(group: ShareGroupDescribeResponse.DescribedGroup, node: int) ->
 async def describe_streams_groups(
     send: SendRequest, node: int, names: Sequence[str]
 ) -> dict[str, GroupDescription | KafkaError]:
-    """Describe streams groups of one coordinator. A member has the partitions of its active tasks' topics.
+    """Describe streams groups by one request to their coordinator, `node`; return a description or an error for each.
+
+    A member's assignment has the partitions that its active tasks read.
 
     Raises:
-        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+        KafkaError: The coordinator does not know the request (UNSUPPORTED_VERSION), or does not answer.
     """
     answer = await send(StreamsGroupDescribeRequest(group_ids=list(names)), node)
     return {group.group_id: _streams_group(group, node) for group in answer.groups}
@@ -124,7 +127,10 @@ def _streams_group(group: StreamsGroupDescribeResponse.DescribedGroup, node: int
 
 
 def _read_by(tasks: Iterable[StreamsTaskIds], topics: Mapping[str, Sequence[str]]) -> tuple[TopicPartition, ...]:
-    """Return the partitions that streams tasks read, of which some may not exist: a topic may have fewer than tasks."""
+    """Return the partitions that streams tasks read.
+
+    Some may not exist: a topic may have fewer partitions than there are tasks.
+    """
     return tuple(
         sorted(
             TopicPartition(topic, number)
@@ -138,10 +144,10 @@ def _read_by(tasks: Iterable[StreamsTaskIds], topics: Mapping[str, Sequence[str]
 async def share_group_offsets(
     send: SendRequest, node: int, names: Sequence[str]
 ) -> dict[str, ShareOffsets | KafkaError]:
-    """Return the positions of share groups of one coordinator.
+    """Return the offsets of share groups by one request to their coordinator, `node`, or an error for each.
 
     Raises:
-        KafkaError: The coordinator is too old for it (UNSUPPORTED_VERSION), or does not answer.
+        KafkaError: The coordinator does not know the request (UNSUPPORTED_VERSION), or does not answer.
     """
     group_type = DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
     request = DescribeShareGroupOffsetsRequest(groups=[group_type(group_id=name, topics=None) for name in names])

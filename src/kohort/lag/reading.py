@@ -90,13 +90,13 @@ _AskCoordinator: TypeAlias = Callable[[SendRequest, int, Sequence[str]], Awaitab
 
 @dataclass(frozen=True, slots=True)
 class _Task(Generic[K, V]):
-    """One kind of request of a read, for keys (groups or partitions) that each have a node.
+    """A kind of request that a read sends for many keys (groups or partitions), each to the node that serves the key.
 
     Attributes:
-        node_of: Return the node of a key. Raises the key's error; only a `RetriableError` is asked for again.
-        renew: Look up the nodes of keys again.
+        node_of: Return a key's node, or raise the key's error; the key is tried again after a `RetriableError` only.
+        renew: Look up the nodes of these keys again.
         ask: Send the requests for some keys to a node; return a value or an error for each.
-        per_request: The most keys for `ask`.
+        per_request: The most keys for a call of `ask`.
     """
 
     node_of: Callable[[K], int]
@@ -107,17 +107,18 @@ class _Task(Generic[K, V]):
 
 @dataclass(slots=True)
 class LagReading:
-    """One read of a cluster.
+    """One read of a cluster's groups, offsets and timestamps.
 
     Attributes:
         cluster: The cluster.
         timeout_ms: The limit of the whole read.
-        record_times: The timestamps that earlier reads found.
+        record_times: The cache of timestamps that earlier reads found.
         offsets_max: The most unread offsets whose timestamps are fetched.
         rebalances: How many of the last rebalances kohort's coordinators are to describe for each group.
-        others: Positions that no coordinator has, by name. They were read before this read of the log ends.
-        is_read: Returns whether a group is read, and whether all partitions of a topic are; None: every group, and the
-            partitions that groups read.
+        others: Offsets that no coordinator has (of Spark checkpoints), by name. They were read before this read asks
+            for log ends.
+        is_read: Returns, for a group's name, whether the group is read; and for a topic's name, whether the ends of all
+            its partitions are. None: every group, and the partitions that groups read.
     """
 
     cluster: Cluster
@@ -139,10 +140,10 @@ class LagReading:
     """The partitions by topic and number: all groups share one object."""
 
     async def read_groups(self, names: Sequence[str] | None, also: Collection[TopicPartition] = ()) -> ClusterSnapshot:
-        """Read the named groups, or all; and the bounds of the partitions in `also`.
+        """Read the named groups, or all groups for None, and the bounds of the partitions in `also` too.
 
         Raises:
-            KafkaError: No broker could be asked for the groups, or the last broker went away during the read.
+            KafkaError: No broker could list its groups, or all brokers went away during the read.
         """
         self._deadline_ms = self.cluster.runtime.now_ms + self.timeout_ms
         if names is None:
@@ -198,7 +199,7 @@ class LagReading:
                 groups[name] = found
 
     async def _topics_read(self) -> list[TopicPartition]:
-        """Return all partitions of the topics whose ends are read even if no group has committed an offset there."""
+        """Return all partitions of the topics for which `is_read` is true, even those without committed offsets."""
         if self.is_read is None:
             return []
         try:
@@ -210,7 +211,7 @@ class LagReading:
         return [TopicPartition(topic.name, number) for topic in named for number in topic.partitions]
 
     async def _is_away(self) -> bool:
-        """Return whether all brokers have become unreachable since they listed their groups."""
+        """Return whether all brokers that listed groups have become unreachable during this read."""
         if not self._listed or not all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
             return False
         for node in self._listed:
@@ -222,15 +223,15 @@ class LagReading:
         return True
 
     def _left_ms(self) -> float:
-        """Return the limit of a request: a part of the read's time, so that a silent broker leaves others theirs."""
+        """Return the timeout of a request in ms: only a part of the read's time, which a silent broker could use up."""
         left = self._deadline_ms - self.cluster.runtime.now_ms
         return max(1.0, min(left, self.timeout_ms / PHASES, self.cluster.config.request_timeout_ms))
 
     async def _send_request(self, message: RequestMessage[R] | Between[R], node: int) -> R:
-        """Send a request to a node that has not been silent in this read.
+        """Send a request to a node, unless the node was unreachable or timed out earlier in this read.
 
         Raises:
-            KafkaError: The node can't be reached, or gave no answer in time; now, or before in this read.
+            KafkaError: The node can't be reached or gave no answer in time, now or earlier in this read.
         """
         if node in self._silent:
             raise self._silent[node]
@@ -297,7 +298,10 @@ class LagReading:
     async def _ask_coordinators(
         self, names: Sequence[str], ask: _AskCoordinator[V], too_old: Callable[[str], V]
     ) -> dict[str, V | KafkaError]:
-        """Request facts about groups from their coordinators; `too_old` returns the result if one lacks the API."""
+        """Send requests about groups to their coordinators; return a value or an error for each group.
+
+        If a coordinator does not know the request, the value is what `too_old` returns for the group.
+        """
 
         async def send_known(node: int, chunk: list[str]) -> Mapping[str, V | KafkaError]:
             try:
@@ -311,10 +315,10 @@ class LagReading:
         return await self._asked(names, task)
 
     def _coordinator(self, name: str) -> int:
-        """Return a group's coordinator.
+        """Return the node id of a group's coordinator.
 
         Raises:
-            KafkaError: It is not known now.
+            KafkaError: The coordinator is not known now.
         """
         node = self._nodes.get(name)
         if node is not None:
@@ -326,7 +330,7 @@ class LagReading:
         )
 
     async def _find_coordinators(self, names: list[str]) -> None:
-        """Look up the coordinators of groups that are not listed or have moved, `LOOKUPS_MAX` in a read."""
+        """Look up the coordinators of groups that are not listed or have moved; at most `LOOKUPS_MAX` in a read."""
         for name in names:
             if self._lookups >= LOOKUPS_MAX:
                 return
@@ -340,7 +344,7 @@ class LagReading:
 
     @staticmethod
     def _has_members(found: GroupDescription) -> bool:
-        """Return whether the description has members: a share or streams group may have been listed alone."""
+        """Return whether a group's members are known. Old brokers only list the names of share and streams groups."""
         return found.epoch is not None or not (_is_of(found, SHARE) or _is_of(found, STREAMS))
 
     # Committed offsets.
@@ -417,7 +421,7 @@ class LagReading:
             self._failures.append(ReadFailure.of("metadata", error))
 
     def _leader(self, tp: TopicPartition) -> int:
-        """Return a partition's leader.
+        """Return the node id of a partition's leader.
 
         Raises:
             KafkaError: The partition has no leader now, or does not exist (UNKNOWN_TOPIC_OR_PARTITION).
@@ -438,7 +442,7 @@ class LagReading:
     async def _bounds_at(
         self, node: int, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, PartitionBounds | KafkaError]:
-        """Ask a leader for starts, ends and last stable offsets, in this order."""
+        """Request log starts, log ends and last stable offsets of partitions from their leader, in this order."""
         found: list[dict[TopicPartition, int]] = []
         errors: dict[TopicPartition, KafkaError] = {}
         for when, is_committed in ((EARLIEST, False), (LATEST, False), (LATEST, True)):
@@ -464,7 +468,7 @@ class LagReading:
         return outcomes
 
     def _leads(self, tp: TopicPartition) -> bool:
-        """Return whether a partition has a known leader that has answered all requests of this read."""
+        """Return whether a partition has a leader that was neither unreachable nor too slow in this read."""
         node = self.cluster.metadata.leader(tp)
         return node >= 0 and node not in self._silent
 
@@ -493,7 +497,10 @@ class LagReading:
     # Requests to several nodes at once.
 
     async def _asked(self, keys: Sequence[K], task: _Task[K, V]) -> dict[K, V | KafkaError]:
-        """Request each key's value from its node, again if the key has moved; return a value or an error for each."""
+        """Send a kind of request for all keys to the keys' nodes; return a value or an error for each key.
+
+        Keys with a temporary error are tried again, after their nodes were looked up anew.
+        """
         done: dict[K, V | KafkaError] = {}
         left = list(keys)
         for attempt in range(ATTEMPTS_MAX):
@@ -523,7 +530,7 @@ class LagReading:
         return done
 
     async def _paused(self, attempt: int) -> bool:
-        """Wait before another attempt of the read; return False if its time limit leaves none."""
+        """Wait before another attempt at a request; return False, without waiting, if the read has no time for it."""
         wait = self.cluster.backoff_ms(attempt)
         if self.cluster.runtime.now_ms + wait >= self._deadline_ms:
             return False
@@ -536,7 +543,7 @@ def _is_temporary(outcome: object) -> bool:
 
 
 async def _outcomes(task: _Task[K, V], node: int, chunk: list[K]) -> dict[K, V | KafkaError]:
-    """Send the request for some keys; return an outcome for each of them, also for those that the answer leaves out."""
+    """Send a request for some keys; return a value or an error for each, also for those that the answer leaves out."""
     try:
         answer = await task.ask(node, chunk)
     except KafkaError as error:

@@ -87,7 +87,7 @@ def _dated(timestamp_ms: int) -> int:
 
 @dataclass(slots=True)
 class _Search:
-    """The search for the record at an offset."""
+    """The search for the timestamp of the first record at or after an offset; it may take several fetches."""
 
     offset: Offset
     at: int
@@ -102,12 +102,12 @@ class _Search:
 
 @dataclass(slots=True)
 class RecordTimes:
-    """The timestamps of the oldest unread records, found so far and kept from read to read.
+    """A cache of the timestamps of groups' oldest unread records, which lasts over several reads.
 
     Attributes:
-        found: The time by partition and offset.
-        reached: Up to where there is no record after an offset.
-        refused: Topics whose records the user may not read; asked again after `forget_refusals`.
+        found: The timestamp in ms by partition and offset; `NO_RECORD` if there was no record up to the log's end.
+        reached: The offset up to which batches were searched without a record, by partition and offset.
+        refused: Topics whose records the user may not read, with the error; fetched again after `forget_refusals`.
     """
 
     found: dict[Offset, int] = field(default_factory=dict)
@@ -118,13 +118,16 @@ class RecordTimes:
     async def look_up(
         self, cluster: Cluster, wanted: Mapping[Offset, PartitionBounds], limit: int, timeout_ms: float
     ) -> tuple[dict[Offset, int], list[ReadFailure]]:
-        """Return the times of the oldest records at or after offsets, as far as they are known or could be fetched.
+        """Return the timestamps of the first records at or after these offsets, from the cache or by a few fetches.
 
         Args:
             cluster: The cluster.
-            wanted: The offsets, each before the end of its partition.
-            limit: The most offsets to look up by fetches.
+            wanted: The offsets, each before the end of its partition, with the partition's bounds.
+            limit: The most offsets to look up by fetches; others are left to a later call.
             timeout_ms: The limit of each fetch.
+
+        Returns:
+            The timestamp for each offset for which it is known, and the fetches that failed.
         """
         self._keep(wanted)
         searches = [
@@ -146,11 +149,14 @@ class RecordTimes:
         return times, [*failures, *self.refused.values()]
 
     def forget_refusals(self) -> None:
-        """Ask again for the records of topics that were refused."""
+        """Let the next call fetch again from topics whose records the user was not allowed to read."""
         self.refused.clear()
 
     def _keep(self, wanted: Mapping[Offset, PartitionBounds]) -> None:
-        """Forget offsets that no group stands at, and ends without a record where the partition has grown since."""
+        """Drop cache entries of offsets that are not wanted any more.
+
+        Also drop `NO_RECORD` entries of partitions that have grown since.
+        """
         self.found = {
             offset: time
             for offset, time in self.found.items()
@@ -159,7 +165,7 @@ class RecordTimes:
         self.reached = {offset: at for offset, at in self.reached.items() if offset in wanted}
 
     def _chosen(self, searches: list[_Search], limit: int) -> list[_Search]:
-        """Return at most `limit` of the searches; the choice rotates, so that the next read gets others."""
+        """Return at most `limit` of the searches. The choice rotates, so that later calls get to all of them."""
         if len(searches) <= limit:
             return searches
         first = self._next % len(searches)
@@ -167,9 +173,10 @@ class RecordTimes:
         return [*searches[first:], *searches[:first]][:limit]
 
     def _is_at_end(self, search: _Search) -> bool:
-        """Return whether a search has reached the partition's end without a record, and settle it then.
+        """Return whether a search has reached the log's end without a record; if so, record `NO_RECORD`.
 
-        Records after the last stable offset belong to open transactions, and are looked at too: they are unread.
+        Offsets from the last stable offset on belong to open transactions. They are searched read_uncommitted, since
+        these records are unread too.
         """
         bounds = search.bounds
         if search.at >= bounds.log_end:
@@ -182,7 +189,7 @@ class RecordTimes:
     async def _fetched(
         self, cluster: Cluster, searches: list[_Search], timeout_ms: float, failures: list[ReadFailure]
     ) -> list[_Search]:
-        """Fetch once for each search, from all leaders at once; return the searches that are not finished."""
+        """Send the searches' fetches to all leaders at once; return the searches that need another fetch."""
         by_node: dict[tuple[int, bool], list[_Search]] = {}
         for search in searches:
             node = cluster.metadata.leader(search.partition)
@@ -224,7 +231,7 @@ class RecordTimes:
         return again, []
 
     def _refuses(self, search: _Search, part: FetchedPartition) -> bool:
-        """Return whether the fetch response has an error for the partition; remember topics without read permission."""
+        """Return whether the answer has an error for the partition; remember topics without read permission."""
         code = ErrorCode.of(part.error_code)
         if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             topic = search.partition.topic
@@ -232,7 +239,7 @@ class RecordTimes:
         return code is not ErrorCode.NONE
 
     def _use_answer(self, search: _Search, part: FetchedPartition) -> bool:
-        """Apply a fetch's answer to a search; return whether the search is over."""
+        """Search the fetched batches; return whether the search has ended, with a record or at the log's end."""
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         try:
             time, reached = first_record_timestamp(part.records or b"", max(search.offset[1], search.at), aborted)
@@ -246,7 +253,7 @@ class RecordTimes:
 
 
 def _first_of_each(searches: Iterable[_Search]) -> tuple[list[_Search], list[_Search]]:
-    """Split searches into the first one of each partition, for this fetch, and the others."""
+    """Return one search of each partition, for the next fetch, and all others, since a fetch names a partition once."""
     now: dict[TopicPartition, _Search] = {}
     later = [search for search in searches if now.setdefault(search.partition, search) is not search]
     return list(now.values()), later
@@ -260,7 +267,10 @@ async def _fetch(
     timeout_ms: float,
     max_bytes: int = FETCH_BYTES,
 ) -> dict[TopicPartition, FetchedPartition]:
-    """Send one fetch that does not wait for records; topics by name, as every broker knows that version."""
+    """Send one Fetch request that does not wait for records, and return the answer by partition.
+
+    The request's version is one that names topics instead of ids, as every broker knows.
+    """
     topics: dict[str, FetchRequest.FetchTopic] = {}
     for search in searches:
         name = search.partition.topic

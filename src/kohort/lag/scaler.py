@@ -56,7 +56,7 @@ GROUP_KEY, MAX_LAG_KEY, MIN_KEY, MAX_KEY = "group", "maxLag", "minMembers", "max
 
 @dataclass(frozen=True, slots=True)
 class ScaledGroup:
-    """A group with its target, as a trigger names them."""
+    """A group with its scaling target, as the metadata of a KEDA trigger name them."""
 
     group: str
     target: ScalingTarget
@@ -66,7 +66,7 @@ class ScaledGroup:
         """Parse the metadata of a KEDA trigger.
 
         Raises:
-            InvalidInputError: Something is missing or invalid.
+            InvalidInputError: An entry is missing or invalid; the message names it.
         """
         metadata = scaled.metadata
         group = metadata.get(GROUP_KEY, "")
@@ -84,7 +84,7 @@ class ScaledGroup:
 
     @property
     def metric(self) -> str:
-        """The name of the metric that KEDA asks for."""
+        """The name of the metric under which KEDA asks for the group's number of members."""
         return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
 
 
@@ -98,14 +98,14 @@ def _number(text: str, key: str) -> int | None:
 
 @dataclass(slots=True)
 class _Watched:
-    """A scaled group, with the last decision about its number of members.
+    """A scaled group with the last decision about its number of members.
 
     Attributes:
         asked_s: The time of the last request for the group in s, on the monotonic clock.
         decision: The last decision; None before the first read.
         decided_s: The time of that decision in s, on the monotonic clock.
-        state: The memory of decisions.
-        error: The reason for which the last read led to no decision; None: it led to one.
+        state: The state that `decide` needs for the next decision; None before the first.
+        error: The reason why the last read led to no decision; empty: it led to one.
     """
 
     asked_s: float
@@ -116,7 +116,7 @@ class _Watched:
 
 
 class GroupScaling(ClosedOnExit):
-    """A thread that reads groups and decides how many members each needs.
+    """A thread that reads the groups for which KEDA has asked, and decides how many members each should have.
 
     Args:
         reader: Reads the cluster; closed with this.
@@ -145,11 +145,11 @@ class GroupScaling(ClosedOnExit):
         self._thread.join()
 
     def allows(self, group: str) -> bool:
-        """Return whether the group may be asked for."""
+        """Return whether this scaler may be asked for the group."""
         return not self._allowed or group in self._allowed
 
     def decision(self, wanted: ScaledGroup) -> ScalingDecision | None:
-        """Return the last decision about a group, and watch it from now on; None before its first read.
+        """Return the last decision about a group, and read the group regularly from now on; None before its first read.
 
         Raises:
             KafkaError: The cluster or the group can't be read, or there are too many groups.
@@ -184,7 +184,7 @@ class GroupScaling(ClosedOnExit):
             self._news.wait(None if not names else max(0.0, started + self._interval_s - time.monotonic()))
 
     def _log_unreachable_cluster(self) -> None:
-        """Log a wrong address when the process starts: without calls nothing is read, and calls may come much later."""
+        """Try to connect when the thread starts, and log a failure; no read would show it before the first call."""
         try:
             self._reader.connect(READ_TIMEOUT_MS)
         except Exception as error:  # the reads that calls ask for may succeed
@@ -232,7 +232,10 @@ def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) ->
 
 
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
-    """Decide about a group, and log what changes."""
+    """Decide how many members a group should have; log a change of that number.
+
+    A group without committed offsets gets at least one member.
+    """
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)
     if group is not None and group.known_partitions:
@@ -262,7 +265,7 @@ Call = Callable[[bytes, "aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
 def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
-    """Return the credentials of the gRPC server, which asks for renewed files at each connection."""
+    """Return the gRPC server's TLS credentials; the server reads changed certificate files again at each connection."""
 
     def grpc_configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
         pair = (loaded.identity, loaded.identity)
@@ -278,12 +281,12 @@ def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
 
 
 class ScalerServer(ClosedOnExit):
-    """The gRPC server, on a thread of its own until it is closed.
+    """The gRPC server that KEDA calls as an external scaler, on a thread of its own until it is closed.
 
     Args:
         host: The address; without client certificates one of this machine's loopback.
         port: The port; 0 picks a free one.
-        scaling: The decisions; not closed with the server.
+        scaling: Makes the decisions; not closed with the server.
         tls: The TLS settings of connections; None: plain gRPC.
         is_insecure: Serve everyone, also at an address that other machines can reach.
 
@@ -370,7 +373,7 @@ class ScalerServer(ClosedOnExit):
         context: aio.ServicerContext[bytes, bytes],
         decode: Callable[[bytes], ScaledObject] | None = None,
     ) -> ScaledGroup:
-        """Return the group that a request names; abort the call if this server does not serve the group."""
+        """Parse a request, and return the group that it names; abort the call if this scaler may not serve it."""
         wanted = await _scaled_group(request, context, decode)
         if not self._scaling.allows(wanted.group):
             text = f"the scaler serves other groups than {wanted.group}: start it with --group {wanted.group}"
@@ -393,7 +396,7 @@ class ScalerServer(ClosedOnExit):
     async def _stream_is_active(
         self, request: bytes, context: aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
-        """Answer KEDA's StreamIsActive: yield whether members are wanted, at once and after each change."""
+        """Answer KEDA's StreamIsActive: yield whether any member is wanted, at once and after each change of that."""
         wanted = await self._scaled(request, context)
         news, told = asyncio.Event(), None
         listener = self._waker(news)
@@ -420,7 +423,7 @@ class ScalerServer(ClosedOnExit):
         return wake_stream
 
     async def _decided(self, wanted: ScaledGroup, context: aio.ServicerContext[bytes, bytes]) -> ScalingDecision:
-        """Return the last decision about a group; the first one may take a moment. Ends the call if there is none."""
+        """Return the last decision about a group; wait a moment for the first one. Abort the call if there is none."""
         news = asyncio.Event()
         listener = self._waker(news)
         self._scaling.listeners.add_listener(listener)
@@ -473,7 +476,7 @@ class ScaledObject:
 
 
 def decode_scaled_object(data: bytes) -> ScaledObject:
-    """Decode a ScaledObjectRef.
+    """Decode a ScaledObjectRef, KEDA's Protobuf message for a ScaledObject.
 
     Raises:
         InvalidInputError: The bytes are no such message.
@@ -506,17 +509,17 @@ def decode_metrics_request(data: bytes) -> tuple[ScaledObject, str]:
 
 
 def encode_active(is_active: bool) -> bytes:
-    """Encode an IsActiveResponse."""
+    """Encode an IsActiveResponse, KEDA's Protobuf message for whether a group needs any member."""
     return b"\x08\x01" if is_active else b""
 
 
 def encode_metric_spec(name: str, target: int) -> bytes:
-    """Encode a GetMetricSpecResponse with one metric."""
+    """Encode a GetMetricSpecResponse, KEDA's Protobuf message for a metric's name and its target value."""
     return _delimited(1, _metric(name, target))
 
 
 def encode_metrics(name: str, value: int) -> bytes:
-    """Encode a GetMetricsResponse with one metric."""
+    """Encode a GetMetricsResponse, KEDA's Protobuf message for a metric's name and its value."""
     return _delimited(1, _metric(name, value))
 
 

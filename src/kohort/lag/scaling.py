@@ -54,10 +54,10 @@ MAX_LAG_MAX_MS = 7 * 24 * 3_600_000
 
 
 def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
-    """Return a duration such as `30s`, `5m`, `500ms`, `1h` or `7d` in milliseconds.
+    """Parse a duration such as `500ms`, `30s`, `5m`, `1h` or `7d`, and return it in milliseconds.
 
     Raises:
-        InvalidInputError: The text is no such duration, or is zero or longer than `longest_ms`, unless told a week.
+        InvalidInputError: The text is no such duration, or the duration is zero or longer than `longest_ms`.
     """
     found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d)", text.strip())
     length_ms = int(found[1]) * _UNITS_MS[found[2]] if found else 0
@@ -68,13 +68,13 @@ def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScalingTarget:
-    """The scaling target of a group.
+    """The target by which a group is scaled: its largest time lag, and bounds for its number of members.
 
     Raises:
-        InvalidInputError: The numbers of members contradict each other.
+        InvalidInputError: The bounds contradict each other.
 
     Attributes:
-        max_lag_ms: The longest time lag.
+        max_lag_ms: The time lag that is not to be exceeded.
         min_members: The fewest members; 0: none are needed while nothing is unread and nothing is written.
         max_members: The most members; None: as many as there are partitions.
     """
@@ -90,19 +90,19 @@ class ScalingTarget:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """How many members are wanted, and why.
+    """The number of members that a group should have, with the reason and the measured rates.
 
     Attributes:
-        group: The group.
-        members: The members that it has.
-        wanted: The members that it should have.
-        needed: The members that would be enough for what is measured now; None: nothing could be measured yet.
+        group: The group's name.
+        members: The number of members that the group has.
+        wanted: The number of members that it should have.
+        needed: The number that would be enough for the rates measured now; None: nothing could be measured yet.
         why: The reason in a sentence.
         written_per_s: The records per second that are written to its partitions; None: not measured yet.
         read_per_s: The records per second that the group reads; None: not measured yet.
         member_per_s: The records per second that a busy member reads; None: not known yet.
-        time_lag_ms: The longest time lag that members can reduce; None: unknown.
-        downtime_ms: The usual standstill of a rebalance; None: unknown.
+        time_lag_ms: The largest time lag of partitions whose lag members can reduce; None: unknown.
+        downtime_ms: The usual downtime of a rebalance; None: unknown.
         blocked: The partitions whose lag no member can reduce.
     """
 
@@ -121,21 +121,22 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """The state that one scaling decision leaves for the next.
+    """The measurements and the last decision that `decide` needs at the next read.
 
     Attributes:
-        wanted: The members that were wanted last.
+        wanted: The number of members in the last decision.
         members: The ids of the members at the last decision.
         changed_ms: When the wanted number or the members changed last.
-        since_ms: The time at which the present measurement of rates began.
-        offsets: Committed offset and log end of each partition then.
-        later_ms: When the next measurement began; the present one ends when it is long enough.
-        later_offsets: The committed offset and log end of each partition at `later_ms`.
-        member_per_s: What a busy member reads per second, or the most that one was seen to read; None: not known yet.
+        since_ms: The time from which rates are measured.
+        offsets: The committed offset and the log's end of each partition at that time.
+        later_ms: The time from which the next measurement runs; it replaces `since_ms` when that is long ago.
+        later_offsets: The committed offset and the log's end of each partition at `later_ms`.
+        member_per_s: The records per second that a busy member reads, or the most that one was seen to read; None: not
+            known yet.
         is_limit: Whether `member_per_s` was measured on a busy member, so that a member can't read more.
-        loads: The loads of the last `DOWN_AFTER_MS`: time, and the demand in records per second.
-        busy: The members that had old records unread. One look is no evidence: a partition that gets stuck shows such
-            records for a moment while its offset still moved.
+        loads: Time and demand (records per second) of each measurement of the last `DOWN_AFTER_MS`.
+        busy: The ids of members that had old records unread at the last read. Only two such reads in a row count: a
+            partition that gets stuck shows such records for a moment while its offset still moved.
     """
 
     wanted: int
@@ -154,13 +155,13 @@ class ScalingState:
 def decide(
     group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState | None = None
 ) -> tuple[ScalingDecision, ScalingState]:
-    """Return how many members a group needs, and the memory for the next decision.
+    """Decide how many members a group should have; return the decision and the state for the next one.
 
     Args:
         group: The group at its last read.
         now_ms: The time of that read.
-        target: The group's longest time lag, and the bounds of its number of members.
-        before: The memory of the last decision; None: this is the first one.
+        target: The largest time lag, and the bounds of the number of members.
+        before: The state that the last call returned; None: this is the first one.
     """
     return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()
 
@@ -178,14 +179,14 @@ def _offsets(group: GroupLag) -> dict[TopicPartition, tuple[int, int]]:
 
 
 def _read_to(part: PartitionLag) -> int:
-    """Return the read offset of a partition; a share group's counts acknowledged records after its start offset."""
+    """Return a partition's committed offset; for a share group, with the records acknowledged after it."""
     if part.counted_lag is not None and part.trend is not None:
         return part.trend.last.committed
     return part.committed or 0
 
 
 def _most(group: GroupLag, target: ScalingTarget) -> int:
-    """Return the most members that can have work: in all but share groups a partition has one reader."""
+    """Return the largest number of members that can have work: except in share groups, one for each partition."""
     most = target.max_members
     if group.description.type.lower() != "share":
         partitions = max(1, len(group.known_partitions))
@@ -195,15 +196,15 @@ def _most(group: GroupLag, target: ScalingTarget) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """The load of one partition over the measured time. Rates are in records per second.
+    """The measured rates of one partition, in records per second.
 
     Attributes:
         part: The partition.
-        written: What is written.
-        read: What is read.
+        written: The records written per second.
+        read: The records read per second.
         is_blocked: Whether no member can reduce its lag.
-        is_read_on: Whether its offset has moved within the usual pause. Otherwise more members are no relief: `STALL`
-            shows that later only.
+        is_read_on: Whether the committed offset has moved recently, as usual for it. Otherwise more members would not
+            help: `STALL` shows that only later.
     """
 
     part: PartitionLag
@@ -284,7 +285,7 @@ class _Scaling:
         return max(MEASURE_MS, min(2 * max(pauses_ms.values(), default=0), MEASURE_MAX_MS))
 
     def _busy(self) -> frozenset[str]:
-        """Return the members with old records unread in a partition whose offset has just moved."""
+        """Return the ids of members that have old records unread although their committed offset has just moved."""
         busy_ms = min(BUSY_LAG_MS, self.target.max_lag_ms // 2)
         late = [
             part
@@ -296,7 +297,10 @@ class _Scaling:
         return frozenset(part.owner.member_id for part in late if part.owner is not None)
 
     def _member_per_s(self) -> float | None:
-        """Return the records per second that a busy member reads. An idle one could read more: a lower bound."""
+        """Return the records per second that a member reads when it is busy; None: not known.
+
+        If no member is busy, this is the most that one was seen to read: it may be able to read more.
+        """
         rates: dict[str, float] = {}
         if self.is_share:
             each = sum(load.read for load in self.loads) / max(1, len(self.members))
@@ -313,7 +317,7 @@ class _Scaling:
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
-        """Return the records per second that must be read from a partition: those written, and part of the backlog."""
+        """Return the records per second that must be read from a partition: those written, and some of a late lag."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if not is_late or not load.is_read_on:
@@ -325,7 +329,7 @@ class _Scaling:
         return max(DRAIN_MIN_MS, 2 * self.target.max_lag_ms)
 
     def _share(self, members: int) -> float:
-        """Return the share of all partitions (0 to 1) that the member with the most partitions has."""
+        """Return which part (0 to 1) of all partitions the busiest of `members` members would have."""
         if self.is_share:
             return 1 / members
         return math.ceil(self.partitions / members) / self.partitions
@@ -334,7 +338,13 @@ class _Scaling:
         return members > 0 and self._share(members) * demand <= busy * member_per_s
 
     def _enough(self, demand: float, member_per_s: float, busy: float) -> int:
-        """Return the fewest members that read the demand and are busy for at most a part of their time."""
+        """Return the fewest members that can read the demand and are not busy for more than a part of their time.
+
+        Args:
+            demand: the records per second to read.
+            member_per_s: the records per second that a busy member reads.
+            busy: the largest part (0 to 1) of its time for which a member may be busy.
+        """
         if not demand and not self.group.sum_lag:
             return self.target.min_members
         fewest = max(1, self.target.min_members)
@@ -345,7 +355,10 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide while no rate is known: want a member if records wait without one; else mostly keep the number."""
+        """Decide while a member's rate is unknown: want one if records wait and there is none; else keep the number.
+
+        Without unread or new records the number goes to 0, if the target permits that.
+        """
         if self.group.sum_lag and not self.members:
             wanted = max(1, self.before.wanted)
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)
@@ -389,9 +402,9 @@ class _Scaling:
         return self._hold(measured, self._why_enough(base, rates, demand, member_per_s), needed)
 
     def _relieves_late(self, member_per_s: float) -> bool:
-        """Return whether a late partition would be read much faster if its member had no other.
+        """Return whether a partition above the lag target would be read much faster by a member of its own.
 
-        So it is with the backlog behind a transaction that has ended, which the other partitions do not have.
+        An example is the backlog behind a transaction that has ended, which the other partitions do not have.
         """
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if self.is_share or not is_late or self.most < self.partitions:
@@ -411,13 +424,13 @@ class _Scaling:
         return False
 
     def _is_read_soon(self, member_per_s: float, base: int) -> bool:
-        """Return whether the present members will have read the backlog sooner than a rebalance would take."""
+        """Return whether the present members will read the backlog in less time than a rebalance would take."""
         spare = len(self.members) * member_per_s * BUSY_UP - sum(load.written for load in self.free)
         lag = sum(load.part.lag or 0 for load in self.free)
         return len(self.members) >= base and spare > 0 and lag / spare * 1000 <= (self.downtime_ms or 0)
 
     def _why_enough(self, base: int, rates: str, demand: float, member_per_s: float) -> str:
-        """Return the reason for which the number of members stays, beginning with the remaining causes of lag."""
+        """Return the reason why the number of members stays: first what lag no member can reduce, else the rates."""
         blocked = [load.part for load in self.loads if load.is_blocked]
         if blocked:
             causes = sorted({part.cause or "" for part in blocked})
@@ -431,7 +444,7 @@ class _Scaling:
         return rates
 
     def _measured(self, member_per_s: float | None, loads: tuple[tuple[int, float], ...] | None = None) -> ScalingState:
-        """Return the state after a measurement, which goes on; its older half is left behind when it is long enough."""
+        """Return the state after this measurement, which goes on. When it is long enough, its older half is dropped."""
         before, now, offsets = self.before, self.now_ms, _offsets(self.group)
         since_ms, since, later_ms, later = before.since_ms, before.offsets, before.later_ms, before.later_offsets
         if later_ms <= since_ms and self.span_ms >= MEASURE_MAX_MS // 2:
@@ -494,7 +507,7 @@ class _Scaling:
 
 
 def usual_downtime_ms(group: GroupLag) -> int | None:
-    """Return the median standstill of the last rebalances with one, as the coordinator recorded them; None: unknown."""
+    """Return the median downtime of the last rebalances with one, as the coordinator recorded them; None: unknown."""
     recorded = [found.downtime_ms for found in group.description.rebalances or () if found.downtime_ms]
     return round(median(recorded[-REBALANCES_LOOKED_AT:])) if recorded else None
 

@@ -36,12 +36,12 @@ class ReadFailure:
 
     @classmethod
     def of(cls, part: str, error: KafkaError) -> ReadFailure:
-        """Describe an error."""
+        """Return the failure of a part of a read for an error."""
         return cls(part, reason_of(error), str(error))
 
 
 def reason_of(error: KafkaError) -> str:
-    """Return which of `REASONS` an error is."""
+    """Return the entry of `REASONS` for an error, the label of metrics on failures."""
     if isinstance(error, TimedOutError):
         return "timed_out"
     if isinstance(error, NotAuthorizedError):
@@ -53,7 +53,7 @@ def reason_of(error: KafkaError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """The offsets of a partition, each read after the groups' committed offsets.
+    """The start and end offsets of a partition's log, each read after the groups' committed offsets.
 
     Attributes:
         log_start: The first offset that the partition holds.
@@ -69,7 +69,7 @@ class PartitionBounds:
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """A group as it was read.
+    """A group's description and committed offsets, as one read has found them.
 
     Attributes:
         description: State and members.
@@ -90,7 +90,7 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """One read of a cluster.
+    """The groups, offsets and timestamps that one read of a cluster has found, before lag is computed from them.
 
     Attributes:
         taken_ms: When its log ends were read, in milliseconds since 1970 by this machine's clock.

@@ -19,12 +19,12 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """A change of a group that two successive reads of the cluster show.
+    """A change of a group between two successive reads of the cluster.
 
     Attributes:
         kind: `created`, `ended`, `joined`, `left`, `rebalance`, `state`, `assignment` or `status`.
         text: The change in words.
-        at_ms: When it happened, by the coordinator's clock; None: between the two reads.
+        at_ms: When it happened, by the coordinator's clock; None: at some time between the two reads.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class GroupChange:
 
 
 def changes_between(before: LagReport, report: LagReport) -> list[tuple[str, GroupChange]]:
-    """Return the changes of all groups between two reports, by group.
+    """Return the changes of all groups between two reads, each with the group's name.
 
     A group that one of the two could not read is left out: it need neither have begun nor have ended.
     """
@@ -71,7 +71,7 @@ def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
 
 
 def past_rebalances(now: GroupLag, before: GroupLag | None = None) -> list[GroupChange]:
-    """Return the rebalances that ended since an earlier read, or all that the coordinator knows."""
+    """Return the rebalances that ended between two reads of a group; without `before`, all that are recorded."""
     earlier = None if before is None else before.description.rebalances
     return [
         GroupChange("rebalance", rebalance_text(rebalance), rebalance.ended_ms)

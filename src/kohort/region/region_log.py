@@ -72,16 +72,20 @@ def _now_ms() -> int:
 
 
 class RegionLogView:
-    """One application's view of its region's topic. Any thread may call its methods.
+    """The view that one application has of its region's records in the topic `__kohort_regions`. Thread-safe.
 
-    Reading creates nothing. The topic, and the machine's key, are created by what writes.
+    Methods that read create nothing. The first method that writes creates the topic if it is missing. It also creates
+    the machine's region key if no key was given.
     """
 
     def __init__(
         self, region: str, servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
     ) -> None:
-        """Initialise the view; the first call connects. Without a key, the environment's or the machine's is used."""
-        self._unsealed = random_key()
+        """Initialise the view; the first call connects.
+
+        `key` None: use the environment's key, or the machine's key file.
+        """
+        self._unsealed = no_key()
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._given = key
         self._lock = threading.Lock()
@@ -93,34 +97,45 @@ class RegionLogView:
         return region_key() if self._given is None else self._given
 
     def _reading_key(self) -> RegionKey:
-        """Return the key that authenticates the records read. While there is none, every record is ignored."""
-        found = self.__dict__.get("_key") or self._given or existing_key()
+        """Return the key that verifies the seals of records.
+
+        If no key exists yet, return one under which no record is valid.
+        """
+        found = self.__dict__.get("_key") or self._given or found_key()
         return self._unsealed if found is None else found
 
     def token(self, term: int) -> bytes:
-        """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
+        """Return the shared secret of a term.
+
+        A member and the control plane prove it to each other when they connect.
+        """
         return self._key.token(self._region, term)
 
     def partitions(self) -> int:
-        """Return the number of the topic's partitions; the topic is created if it is missing."""
+        """Return the number of partitions of `__kohort_regions`; create the topic if it is missing."""
         with self._lock:
             if not self._partitions:
                 self._partitions = make_or_check(self._servers, self._settings)
             return self._partitions
 
     def found_partitions(self) -> int:
-        """Return the number of the topic's partitions; 0: there is no topic."""
+        """Return the number of partitions of `__kohort_regions`; 0 if the topic does not exist. Nothing is created."""
         with self._lock:
             if not self._partitions:
                 self._partitions = check_topic(self._servers, self._settings)
             return self._partitions
 
     def follow(self, partition: int | None = None) -> list[Fact]:
-        """Read the current facts in a partition of the topic up to its end; None: in the region's own partition."""
+        """Read a partition of the topic to its end; return its current valid records (facts). No topic: return none.
+
+        `partition` None: read the partition that has this region's records.
+        """
         return self.reader(partition).follow() if self.found_partitions() else []
 
     def reader(self, partition: int | None = None) -> TopicReader:
-        """Return the reader of a partition of the topic; None: of the region's own partition.
+        """Return the cached reader of one partition of `__kohort_regions`.
+
+        `partition` None: read the partition that has this region's records.
 
         Raises:
             NotFoundError: there is no topic.
@@ -136,7 +151,7 @@ class RegionLogView:
             return self._readers[number, key.name]
 
     def saved(self) -> SavedFacts:
-        """Return the region's current facts.
+        """Return the region's current records, read up to the end of its partition; empty if the topic does not exist.
 
         Raises:
             InvalidInputError: the topic has records of the region, and none is valid by this process's key.
@@ -149,14 +164,17 @@ class RegionLogView:
         return saved
 
     def newest_address(self) -> ControlPlaneAddress | None:
-        """Return the address of the newest term; None: there was no term yet."""
+        """Return the address of the control plane that began the newest term; None: no control plane has begun yet."""
         term = self.saved().term
         if term is None:
             return None
         return ControlPlaneAddress(term.term, term.host, term.port, self.token(term.term), term.pin)
 
     def region_id(self, reach: Callable[[], Link]) -> UUID:
-        """Return the region's id, after a control plane has been reached, which creates it.
+        """Return the region's UUID, which its first control plane creates.
+
+        Args:
+            reach: connects to the region's control plane, or starts one; retried for 30 s.
 
         Raises:
             TimedOutError: no control plane can be reached.
@@ -180,10 +198,10 @@ class RegionLogView:
     # -- groups
 
     def check_group(self, group: str) -> None:
-        """Check that a group can be the region's, without claiming it.
+        """Check that this region may claim a consumer group, without claiming it.
 
         Raises:
-            InvalidInputError: the group is another region's, or clients outside the region read in it.
+            InvalidInputError: another region has claimed the group, or the group has members outside the region.
         """
         claimed = first_claim(group, self.follow(CLAIMS))
         if claimed is not None:
@@ -204,10 +222,10 @@ class RegionLogView:
             )
 
     def claim(self, group: str) -> None:
-        """Claim a group for the region.
+        """Claim a consumer group for this region by a record in the topic, unless the region has claimed it before.
 
         Raises:
-            InvalidInputError: the group is another region's.
+            InvalidInputError: another region has claimed the group.
         """
         self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim_group(group))
 
@@ -227,7 +245,10 @@ class RegionLogView:
         return first or mine
 
     def _put(self, key: bytes, value: bytes | None) -> None:
-        """Write a claim or its tombstone under a transactional id of its own, so as not to fence the control plane."""
+        """Write a claim record, or its tombstone, in a transaction under a transactional id that is used only once.
+
+        The control plane's own transactional id would fence the control plane.
+        """
         self.partitions()
         own = {"transactional_id": f"{transactional_id_of(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
         with Producer(self._servers, **{**self._settings, **own}) as producer:
@@ -241,25 +262,33 @@ class RegionLogView:
             producer.commit_transaction()
 
     def release_claims(self) -> None:
-        """Release all groups of the region."""
+        """Delete the records by which this region has claimed consumer groups."""
         for fact in self.follow(CLAIMS):
             if isinstance(fact, Claim) and fact.region == self._region:
                 self._put(key_of(fact), None)
 
-    def adopt(self, place: str, was: str, shows: int) -> None:
-        """Continue from the sequence that a sink shows (`records_after_adoption`). No application may serve the region.
+    def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
+        """Continue the region from the sequence (checkpoint number) that a sink has published, after the two disagreed.
+
+        An operator calls this when a sink or the topic was restored from an older copy. No process may serve the
+        region.
+
+        Args:
+            place: the sink's present name.
+            previous_name: the sink's name before it was moved; empty: it was not moved.
+            published_sequence: the last sequence that the sink has published.
 
         Raises:
-            TermOverError: a control plane has begun meanwhile.
+            TermOverError: a control plane has begun a term meanwhile.
         """
         writer = self._new_writer()
         try:
-            writer.adopt(place, was, shows)
+            writer.adopt(place, previous_name, published_sequence)
         finally:
             writer.close()
 
     def delete(self) -> None:
-        """Delete the region's records in its topic, and release its consumer groups. Rows in its sinks stay.
+        """Delete all records of the region from the topic, and its claims on consumer groups. Rows in its sinks stay.
 
         Raises:
             TermOverError: a control plane has begun a term meanwhile.
@@ -272,15 +301,15 @@ class RegionLogView:
         self.release_claims()
 
     def reseal(self) -> int:
-        """Trust the topic's records of the region, whichever key sealed them, and seal them with this process's key.
+        """Seal the region's records again with this process's key, after accepting those that another key has sealed.
 
-        No application serves the region. For a key that was lost or replaced.
+        An operator calls this after the region's key was lost or replaced. No process may serve the region.
 
         Returns:
-            The number of records.
+            The number of records that were written again.
 
         Raises:
-            TermOverError: a control plane has begun meanwhile.
+            TermOverError: a control plane has begun a term meanwhile.
         """
         writer = self._new_writer(TrustingFactTable(self._key, self._region))
         try:
@@ -295,7 +324,16 @@ class RegionLogView:
     # -- the control plane
 
     def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
-        """Begin a term: when this returns, no earlier control plane can write."""
+        """Begin a new term with this process as the control plane, and fence the control plane before it.
+
+        Args:
+            host: the host at which members can reach the new control plane.
+            port: its port.
+            pin: the SHA-256 of its TLS certificate; empty: without TLS.
+
+        Returns:
+            The writer of the region's records, and the region's state at the beginning of the term.
+        """
         writer = self._new_writer()
         try:
             return writer, writer.begin(host, port, pin)
@@ -304,7 +342,7 @@ class RegionLogView:
             raise
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the readers' connections to the cluster."""
         with self._lock:
             for reader in self._readers.values():
                 reader.close()
@@ -314,9 +352,10 @@ class RegionLogView:
 def regions(
     servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
 ) -> dict[str, tuple[SavedFacts, list[str]]]:
-    """Return every region in the topic: its facts and its groups, also those whose records are ignored here.
+    """Return all regions in `__kohort_regions` by name: the records of each, and the consumer groups it has claimed.
 
-    Nothing is created: without a topic there is no region, and without a key every record is ignored.
+    A region is listed even if this process's key validates none of its records; `SavedFacts.ignored_because` then has
+    the reason. Nothing is created: without the topic the result is empty.
     """
     home = RegionLogView("", servers, settings, key)
     ignored_because: dict[str, str] = {}
@@ -338,7 +377,10 @@ def regions(
 
 
 class RegionLogWriter:
-    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `check_term`."""
+    """The transactional producer by which a control plane writes the region's records to `__kohort_regions`.
+
+    One thread uses it at a time. Only `outsiders` and `check_term` may be called by another thread meanwhile.
+    """
 
     def __init__(
         self,
@@ -349,7 +391,16 @@ class RegionLogWriter:
         key: RegionKey,
         table: FactTable | None = None,
     ) -> None:
-        """Initialise the writer; `begin` connects it. Another table reads by other rules."""
+        """Initialise the writer; `begin` connects it.
+
+        Args:
+            region: the region's name.
+            servers: the cluster's bootstrap servers.
+            settings: the client settings of its connections.
+            partition: the partition of `__kohort_regions` that has this region's records.
+            key: the key that seals the records.
+            table: decides which records are valid; None: those that this key has sealed.
+        """
         self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
         self._key = key
         self._reader = self._new_reader()
@@ -365,11 +416,12 @@ class RegionLogWriter:
         self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
     def begin(self, host: str, port: int, pin: bytes = b"") -> RegionFacts:
-        """Begin a new term.
+        """Begin a new term: fence the control plane before, then write the term's record with this process's address.
 
         Raises:
-            TermOverError: another control plane has begun one meanwhile.
-            KafkaError: the topic can't be read or written, or the outcome is unknown. A new attempt continues from what
+            InvalidInputError: the topic has records of the region, and none is valid by this process's key.
+            TermOverError: another control plane has begun a term meanwhile.
+            KafkaError: the topic can't be read or written, or the outcome is unknown. Another call continues from what
                 was written.
         """
         for attempt in range(1, BEGIN_ATTEMPTS + 1):
@@ -405,7 +457,7 @@ class RegionLogWriter:
         return saved.known(self._region, self._term)
 
     def _settled(self) -> SavedFacts:
-        """Fence earlier producers, so that every pending write has an outcome; then return the current facts."""
+        """Fence earlier producers, so that no transaction is pending any more; then return the current records."""
         self._drop_producer()
         producer = self._new_producer()
         try:
@@ -426,11 +478,11 @@ class RegionLogWriter:
         return saved
 
     def _new_reader(self) -> TopicReader:
-        """Create the reader of the region's partition of the topic."""
+        """Create the reader of the partition that has this region's records."""
         return TopicReader(self._servers, self._settings, self._partition, self._key, self._region)
 
     def _new_producer(self) -> Producer:
-        """Create the transactional producer, which is not initialised yet."""
+        """Create the transactional producer; the caller must call `init_transactions` on it."""
         own = {
             "transactional_id": transactional_id_of(self._region),
             "transaction_timeout_ms": TRANSACTION_MS,
@@ -439,14 +491,14 @@ class RegionLogWriter:
         return Producer(self._servers, **{**self._settings, **own})
 
     def _followed(self) -> SavedFacts:
-        """Return the region's current facts; raise TermOverError if a later term has begun."""
+        """Read the topic to its end and return the region's records; raise TermOverError if another term has begun."""
         saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise TermOverError(f"term {saved.term.term} has begun")
         return saved
 
     def check_term(self) -> None:
-        """Raise `TermOverError` if a later term has begun."""
+        """Read the topic to its end; raise `TermOverError` if another control plane has begun a later term."""
         self._followed()
 
     def _drop_producer(self) -> None:
@@ -457,7 +509,11 @@ class RegionLogWriter:
     # -- writing
 
     def save(self, facts: Iterable[Fact]) -> None:
-        """Write facts, in one transaction."""
+        """Write records of the region in one transaction.
+
+        Raises:
+            TimedOutError: the outcome is unknown; the caller may write the same records again.
+        """
         try:
             self._write_facts(facts)
         except UnknownOutcomeError as error:
@@ -472,7 +528,14 @@ class RegionLogWriter:
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
     ) -> dict[str, OffsetsRefusal]:
-        """Commit a sequence in one transaction, or nothing: then return why, by member."""
+        """Commit a checkpoint in one transaction: all acknowledgements, the manifest, and the offsets of all groups.
+
+        The transaction also has tombstones for checkpoints that are no longer needed.
+
+        Returns:
+            Empty if the checkpoint is committed. Otherwise the transaction is aborted, and the result has the reason
+                for each member whose offsets the group coordinator rejected.
+        """
         records: list[tuple[bytes, bytes | None]] = [
             (key_of(contribution), value_of(contribution)) for contribution in contributions
         ]
@@ -504,17 +567,21 @@ class RegionLogWriter:
         return refused
 
     def _send_records(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Send records of the open transaction, sealed under its producer."""
-        author = RecordAuthor(producer.producer_id, producer.epoch)
+        """Send records in the open transaction.
+
+        Each is sealed for this producer's id and epoch, so that a copy is not valid.
+        """
+        author = Author(producer.producer_id, producer.epoch)
         self._sent_by = author.producer_id
         for key, value in (*self._statement(author), *records):
             headers = seal_headers(self._key, self._region, author, key, value)
             self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
 
-    def _statement(self, author: RecordAuthor) -> list[tuple[bytes, bytes | None]]:
-        """Return the term's record again if this producer's id is new, so that readers accept its records.
+    def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
+        """Return the term's record to write again if the producer has a new producer id, or none.
 
-        Kafka gives a transactional id another producer id when it has expired, or its epochs are used up.
+        Readers accept only records of the producer id that wrote the term. Kafka gives a transactional id another
+        producer id when it has expired, or when its epochs are used up.
         """
         if self._stated is None or self._stated_by in (-1, author.producer_id):
             return []
@@ -522,7 +589,11 @@ class RegionLogWriter:
         return [(key_of(self._stated), value_of(self._stated))]
 
     def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
-        """Run one transaction: commit if `commits` accepts what `fill` returns, otherwise abort.
+        """Run one transaction, and return what `fill` returns.
+
+        Args:
+            fill: sends the records.
+            commits: whether to commit, given what `fill` has returned; otherwise the transaction is aborted.
 
         Raises:
             TermOverError: another control plane has taken over.
@@ -554,10 +625,10 @@ class RegionLogWriter:
 
     @staticmethod
     def _commit(producer: Producer) -> None:
-        """End the transaction, after all its records were written.
+        """Commit the transaction, after all its records were acknowledged.
 
-        An error of any kind leaves the outcome unknown. One example is INVALID_TXN_STATE. It answers a request that
-        is repeated because the first answer was lost, when the transaction has ended meanwhile, in either way.
+        Any error except a fencing leaves the outcome unknown. One example is INVALID_TXN_STATE. The client repeats a
+        request whose answer was lost, and the transaction has meanwhile been committed or aborted.
         """
         try:
             producer.commit_transaction()
@@ -568,7 +639,10 @@ class RegionLogWriter:
             raise UnknownOutcomeError(f"whether a transaction was committed is not known: {error}") from error
 
     def _abort(self, producer: Producer) -> None:
-        """Abort the transaction; if the answer is lost, the next transaction settles the outcome."""
+        """Abort the transaction.
+
+        If the answer is lost, close the producer: the next `init_transactions` ends the transaction.
+        """
         try:
             producer.abort_transaction()
         except KafkaError as error:
@@ -579,20 +653,28 @@ class RegionLogWriter:
             )
             self._drop_producer()
 
-    def adopt(self, place: str, was: str, shows: int) -> None:
-        """Write the facts with which the region continues from what a sink shows."""
-        facts = records_after_adoption(self._settled().history(self._region), place, was, shows, _now_ms())
+    def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
+        """Write the records with which the region continues from a sink's last checkpoint (`RegionLogView.adopt`)."""
+        facts = facts_after_adoption(
+            self._settled().history(self._region), place, previous_name, published_sequence, _now_ms()
+        )
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 
     def delete_region(self) -> None:
-        """Delete all records of the region by tombstones, in one transaction, also those of strangers. Claims stay."""
+        """Write a tombstone for each record of the region, also for invalid ones, in one transaction.
+
+        Group claims stay.
+        """
         self._settled()
         keys = self._reader.table.keys_of(self._region)
         self._transact(lambda producer: self._send_records(producer, [(key, None) for key in keys]))
 
     def reseal(self) -> int:
-        """Write all facts once more, with this key; the reader has taken them whichever key sealed them."""
+        """Write all records of the region once more, sealed with this process's key; return how many they are.
+
+        The reader must accept records of any key (`TrustingTable`).
+        """
         term = self._settled().term
         facts = [fact for fact in self._reader.table.in_order() if fact.region == self._region and fact != term]
         if term is not None:
@@ -602,7 +684,11 @@ class RegionLogWriter:
         return len(records)
 
     def settle(self) -> int:
-        """Return the last complete sequence after a commit's answer was lost; settle pending transactions first."""
+        """Find out which checkpoint was committed last, after the answer to a commit was lost; return its sequence.
+
+        A new producer is initialised first, so that the pending transaction is committed or aborted before the topic is
+        read.
+        """
         try:
             return self._settled().sequence
         except TermOverError:
@@ -612,10 +698,17 @@ class RegionLogWriter:
 
     # -- clients outside the region
 
-    def outsiders(
-        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
-    ) -> tuple[OutsideClient, ...] | None:
-        """Return the clients outside the region that hold these partitions; None: the group is not stable."""
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+        """Return members of a consumer group that own some of these partitions and do not belong to the region.
+
+        Args:
+            group: the consumer group.
+            parts: the partitions.
+            members: the ids that Kafka has given to the region's members.
+
+        Returns:
+            The foreign members with these partitions. None: the group is rebalancing, so that owners can't be told.
+        """
         if self._admin is None:
             self._admin = Admin(self._servers, **self._settings)
         found = self._admin.describe_consumer_groups([group]).result(group)
@@ -630,7 +723,7 @@ class RegionLogWriter:
         return tuple(seen)
 
     def close(self) -> None:
-        """Close the connections; an open transaction ends by its timeout."""
+        """Close all connections. An open transaction is not aborted; the broker does so after its timeout."""
         with contextlib.suppress(KafkaError):
             self._drop_producer()
         self._reader.close()

@@ -58,27 +58,36 @@ _FETCH_BYTES = 1 << 20
 
 
 def partition_of(region: str, partitions: int) -> int:
-    """Return the partition of a region's facts: by the CRC-32 (ISO-HDLC) of its name, so it never changes."""
+    """Return the partition of `__kohort_regions` that has a region's records: by the CRC-32 (ISO-HDLC) of its name.
+
+    Partition 0 is left out: it has the claims of consumer groups.
+
+    Args:
+        region: the region's name.
+        partitions: the number of partitions of the topic.
+    """
     return 1 + zlib.crc32(region.encode()) % (partitions - 1)
 
 
 def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
-    """Create the topic, compacted, or check it; return the number of its partitions.
+    """Create `__kohort_regions` as a compacted topic, or check the existing one; return the number of its partitions.
 
     Raises:
-        InvalidInputError: it exists and is not compacted, or has one partition; or kohort's coordinators keep the
-            groups apart from the cluster.
-        NotAuthorizedError: no permission to describe it, or to create it if it is missing.
+        InvalidInputError: the topic is not compacted or has only one partition; or separate kohort coordinators serve
+            the cluster's groups.
+        NotAuthorizedError: no permission to describe the topic, or to create it if it is missing.
+        TimedOutError: the topic was created and does not appear.
     """
     return _checked(servers, settings, creates=True)
 
 
 def check_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
-    """Check the topic, and create nothing; return the number of its partitions, 0 if it is missing.
+    """Check `__kohort_regions` without creating it; return the number of its partitions, 0 if it does not exist.
 
     Raises:
-        InvalidInputError: as `make_or_check`.
-        NotAuthorizedError: no permission to describe it.
+        InvalidInputError: the topic is not compacted or has only one partition; or separate kohort coordinators serve
+            the cluster's groups.
+        NotAuthorizedError: no permission to describe the topic.
     """
     return _checked(servers, settings, creates=False)
 
@@ -115,7 +124,10 @@ def _checked(servers: Servers, settings: Mapping[str, Any], *, creates: bool) ->
 
 
 def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
-    """Refuse a cluster with separate coordinators: group offsets and manifest could not share a transaction there."""
+    """Refuse a cluster whose groups are coordinated by separate kohort processes.
+
+    A region commits group offsets and its manifest in one transaction, and these coordinators take no part in it.
+    """
     client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
     try:
         client.call(client.cluster.refresh_metadata())
@@ -141,12 +153,18 @@ def _describe(admin: Admin) -> int | None:
 
 @dataclass(slots=True)
 class SavedFacts:
-    """The facts of one region in the topic.
+    """The valid records of one region in `__kohort_regions`, the newest of each key.
 
     Attributes:
+        birth: the record that created the region; None: there is no region.
+        term: the newest control plane's term and address.
+        epoch: the epoch of the members, which grows with each start and reset.
+        stopped: the last stop for an operator, or with an empty cause the last resume; None: neither has happened.
+        initial: the offset at which the region began to read each partition.
         began: for each group, the topics that its pattern matched when it began.
-        manifests: by sequence; contributions by sequence and member.
-        shown: the last sequence that each sink is known to show.
+        manifests: the manifests of the last complete checkpoints, by sequence.
+        contributions: the members' acknowledgements, by sequence and member.
+        shown: the last sequence that each sink is known to have published.
         ignored_because: why the records of a region without a `Birth` are ignored; empty: there are none.
     """
 
@@ -163,14 +181,16 @@ class SavedFacts:
 
     @property
     def sequence(self) -> int:
-        """The last complete sequence; 0: none."""
+        """The sequence (checkpoint number) of the last complete checkpoint; 0: none."""
         return max(self.manifests, default=0)
 
     def refuse_only_ignored(self, region: str) -> None:
-        """Refuse to create a region if the topic has records of that name, none of them valid under this key.
+        """Raise an error if the topic has records under this region's name, and none is valid by this process's key.
+
+        Otherwise a second region of the same name would be created.
 
         Raises:
-            InvalidInputError: so it is; the message says what to do.
+            InvalidInputError: all records are ignored; the message says what to do.
         """
         if self.birth is None and self.ignored_because:
             raise InvalidInputError(
@@ -181,7 +201,7 @@ class SavedFacts:
             )
 
     def add(self, fact: Fact) -> None:
-        """Apply a fact that was read from the region's topic; facts come in the order of the log."""
+        """Apply the next valid record of the region, in the order of the log; it replaces an earlier one of its key."""
         match fact:
             case Birth():
                 self.birth = fact
@@ -205,9 +225,9 @@ class SavedFacts:
                 pass
 
     def states(self) -> dict[str, bytes]:
-        """Return the states from which members continue.
+        """Return each member's saved application state (`state` of its acknowledgement), by member.
 
-        Those of the last sequence, and those that wait for absent members.
+        The result has the members of the last checkpoint, and absent members whose return the region waits for.
         """
         last = self.manifests.get(self.sequence)
         if last is None:
@@ -216,8 +236,8 @@ class SavedFacts:
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
         return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
-    def history(self, region: str) -> AdoptionHistory:
-        """Return the facts that adopting a sink needs."""
+    def history(self, region: str) -> History:
+        """Return the records that `RegionLogView.adopt` needs: the last checkpoint, or the region's start offsets."""
         assert self.birth is not None
         known = self.known(region, 0)
         last = self.manifests.get(self.sequence)
@@ -238,9 +258,9 @@ class SavedFacts:
         )
 
     def known(self, region: str, term: int, region_id: UUID | None = None) -> RegionFacts:
-        """Return the facts with which a control plane of this term begins.
+        """Return the state with which a control plane begins this term: that of the last complete checkpoint.
 
-        `region_id` is that of a region without a `Birth`.
+        `region_id` is needed only for a region that has no `Birth` record yet.
         """
         if region_id is None:
             assert self.birth is not None
@@ -280,12 +300,15 @@ class SavedFacts:
 
 
 class TopicReader:
-    """The reader of one partition of the topic. Any thread may call its methods; calls are serialised."""
+    """A read_committed reader of one partition of `__kohort_regions`. Thread-safe: calls are serialised."""
 
     def __init__(
         self, servers: Servers, settings: Mapping[str, Any], partition: int, key: RegionKey, region: str
     ) -> None:
-        """Initialise the reader of a region's application; an empty name: of an operator who reads all regions."""
+        """Initialise the reader of one partition; the first call connects.
+
+        `region` is the region whose process reads; empty: an operator's command reads all regions.
+        """
         self.partition = TopicPartition(TOPIC, partition)
         self.table = FactTable(key, region)
         self._lock = threading.Lock()
@@ -296,7 +319,9 @@ class TopicReader:
         self._at = 0
 
     def follow(self) -> list[Fact]:
-        """Return all current facts, in the order of the log, up to the current end.
+        """Read on to the partition's present end, and return all current valid records (facts) in the order of the log.
+
+        Records that later ones have replaced are left out.
 
         Raises:
             TimedOutError: a transaction stays open.
@@ -308,7 +333,9 @@ class TopicReader:
             return self.table.in_order()
 
     def advance(self) -> list[Fact]:
-        """Return the facts since the last call in the order of the log, those that others have replaced too.
+        """Read on to the partition's present end; return the valid records (facts) since the last call that read.
+
+        Records that later ones have replaced are included.
 
         Raises:
             TimedOutError: a transaction stays open.
@@ -336,7 +363,13 @@ class TopicReader:
 
 
 def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] = MappingProxyType({})) -> SavedFacts:
-    """Return the facts of one region; a partition may have several regions."""
+    """Return the records of one region among the records of a partition, which several regions may share.
+
+    Args:
+        region: the region's name.
+        facts: the partition's valid records, in the order of the log.
+        ignored_because: why the records of regions were ignored, by region.
+    """
     saved = SavedFacts(ignored_because=ignored_because.get(region, ""))
     for fact in facts:
         if not isinstance(fact, Claim) and fact.region == region:
@@ -345,25 +378,25 @@ def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] 
 
 
 def first_claim(group: str, facts: list[Fact]) -> Claim | None:
-    """Return the valid claim of a group: the first one."""
+    """Return the claim that decides which region owns a consumer group: the first in the log; None: there is none."""
     return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
 
 
 def claim_key(group: str, region: str) -> bytes:
-    """Return the record key under which a region claims a group."""
+    """Return the key of the record by which a region claims a consumer group."""
     return key_of(Claim(group, region, "", 0))
 
 
 def is_of(region: str, client_id: str) -> bool:
-    """Return whether a client id belongs to a member of a region, which may be dead and not removed yet."""
+    """Return whether a Kafka client id names a member of this region, perhaps a dead one that is still in its group."""
     return client_id.startswith(client_id_of(region, ""))
 
 
 def transactional_id_of(region: str) -> str:
-    """Return the transactional id that fences a region's control planes."""
+    """Return the transactional id that all control planes of a region use, so that a new one fences the one before."""
     return f"kohort-region-{region}"
 
 
 def client_id_of(region: str, member: str) -> str:
-    """Return the Kafka client id of a region member: `REGION/MEMBER`. A region's name never contains a `/`."""
+    """Return the Kafka client id of a region's member, `REGION/MEMBER`. A region's name never contains a `/`."""
     return f"{region}/{member}"

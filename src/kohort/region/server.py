@@ -56,7 +56,7 @@ AGAIN_S = (0.1, 0.2, 0.5, 1.0)
 
 
 class TermOverError(KafkaError):
-    """The error that another control plane has taken over: this one may write nothing more."""
+    """The error that another control plane has begun a later term, so that this one may write nothing more."""
 
 
 FINAL = (NotAuthorizedError, InvalidInputError)
@@ -64,14 +64,15 @@ FINAL = (NotAuthorizedError, InvalidInputError)
 
 
 class UnknownOutcomeError(KafkaError):
-    """The error that the outcome of a commit is unknown; `settle` finds it out."""
+    """The error that a transaction may or may not have been committed; `RegionLog.settle` finds it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsRefusal:
-    """The reason why the coordinator rejected a member's offsets.
+    """The reason why the group coordinator rejected a member's offsets, so that the checkpoint was not committed.
 
     Attributes:
+        why: the coordinator's error as text.
         gone: the coordinator does not know the member any more.
     """
 
@@ -80,56 +81,65 @@ class OffsetsRefusal:
 
 
 class RegionLog(Protocol):
-    """The region's topic as a control plane writes it.
+    """The writer of the region's records in its topic, as the control plane uses it.
 
-    All methods block; `TermOverError` means that another has taken over.
+    All methods block. They raise `TermOverError` when another control plane has taken over.
     """
 
     def save(self, facts: Iterable[Fact]) -> None:
-        """Write facts, in one transaction."""
+        """Write records of the region in one transaction."""
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
     ) -> dict[str, OffsetsRefusal]:
-        """Commit a sequence in one transaction, or nothing: then return why, by member.
+        """Commit a checkpoint in one transaction: all acknowledgements, the manifest, and the offsets of all groups.
+
+        Returns:
+            Empty if the checkpoint is committed. Otherwise nothing is, and the result has the reason for each member
+                whose offsets the group coordinator rejected.
 
         Raises:
             UnknownOutcomeError: the answer was lost, or does not show whether the transaction was committed.
         """
 
     def settle(self) -> int:
-        """Return the last complete sequence, after an answer was lost."""
+        """Find out which checkpoint was committed last, after the answer to a commit was lost; return its sequence."""
 
     def check_term(self) -> None:
-        """Raise `TermOverError` if this is no longer the newest term. Any thread may call this."""
+        """Raise `TermOverError` if another control plane has begun a later term. Any thread may call this."""
 
-    def outsiders(
-        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
-    ) -> tuple[OutsideClient, ...] | None:
-        """Return the clients outside the region that hold these partitions; None: the group is not stable."""
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+        """Return members of a consumer group that own some of these partitions and do not belong to the region.
+
+        None: the group is rebalancing, so that owners can't be told.
+        """
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to the cluster."""
 
 
 class FactWriter:
-    """The writes of a control plane, each retried until it is known to be committed.
+    """The control plane's writes to the region's topic, each retried until its outcome is known.
 
-    Each method is a generator: it yields how many seconds to wait before it continues, and returns the resulting
-    event. `TermOverError` ends it when another control plane has taken over.
+    Each method is a generator. It yields the seconds to wait before the next attempt, and returns the event for the
+    control plane's machine. It raises `TermOverError` when another control plane has taken over.
     """
 
     def __init__(self, region_log: RegionLog, region: str) -> None:
         self._region_log, self._region = region_log, region
 
     def save(self, effect: events.SaveFacts) -> Pauses[Event]:
-        """Write facts."""
+        """Write the region's records, stamped with the wall-clock time; return `FactsSaved`."""
         facts = [_stamped(fact) for fact in effect.facts]
         yield from self._retry_until_written("facts", lambda: self._region_log.save(facts))
         return events.FactsSaved(effect.token)
 
-    def commit(self, effect: events.CommitCheckpoint) -> Pauses[Event]:
-        """Write a sequence; if the outcome of a commit is unknown, continue from what was committed."""
+    def commit(self, effect: events.Commit) -> Pauses[Event]:
+        """Commit a checkpoint; if the outcome is unknown, look it up in the topic, and retry if it was not committed.
+
+        Returns:
+            `CommitEnded`, with the reason for each member whose offsets the group coordinator rejected.
+        """
         manifest = _stamped(effect.manifest)
         unknown = 0
         while True:
@@ -153,7 +163,14 @@ class FactWriter:
             return events.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
     def _retry_until_written(self, what: str, write: Callable[[], T]) -> Pauses[T]:
-        """Retry a write until it succeeds: while the topic can't be written, the region waits."""
+        """Retry a call until it succeeds. The region does nothing else while its topic can't be written.
+
+        An error that is not retriable ends the term after a few attempts.
+
+        Raises:
+            TermOverError: another control plane has taken over, or an error that is not retriable has lasted.
+            UnknownOutcomeError: the outcome of a commit is unknown.
+        """
         failures = 0
         while True:
             try:
@@ -172,11 +189,12 @@ class FactWriter:
 
 @dataclass(frozen=True, slots=True)
 class ListeningSocket:
-    """A bound socket.
+    """The server socket of a control plane.
 
     Attributes:
+        socket: the bound socket.
         tls: the TLS settings of connections; None: no TLS, as on loopback.
-        pin: the SHA-256 of its certificate; empty: without TLS.
+        pin: the SHA-256 of the TLS certificate; empty: without TLS.
     """
 
     socket: socket.socket
@@ -185,17 +203,17 @@ class ListeningSocket:
 
     @property
     def port(self) -> int:
-        """The port."""
+        """The TCP port on which the socket listens."""
         port: int = self.socket.getsockname()[1]
         return port
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the socket, so that no further connection is accepted."""
         self.socket.close()
 
 
 def listen(host: str) -> ListeningSocket:
-    """Listen on a free port; on another address than loopback with TLS, under a certificate made for it.
+    """Listen on a free port of this host; use TLS with a new self-signed certificate, except on loopback.
 
     Raises:
         OSError: the address is not this machine's.
@@ -208,7 +226,7 @@ def listen(host: str) -> ListeningSocket:
 
 
 class ControlPlane:
-    """One term of a region's control plane. It ends by `close`, or when another control plane has taken over.
+    """A region's control plane during one term. The term ends by `close`, or when another control plane has taken over.
 
     Attributes:
         over: set when the term has ended, for any reason.
@@ -252,11 +270,14 @@ class ControlPlane:
         self._thread = threading.Thread(target=self._run, name=f"kohort-plane-{self.region}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that serves."""
+        """Start the thread that accepts members and steps the control plane's state machine."""
         self._thread.start()
 
     def close(self) -> None:
-        """End like a process that dies: members look for another control plane."""
+        """End the term abruptly, without a message to members.
+
+        They then look for another control plane, as after a crash.
+        """
         self._closed = True
         loop = self._loop
         if loop is not None:
@@ -267,9 +288,9 @@ class ControlPlane:
         self._pool.shutdown(wait=False)
 
     def describe(self) -> RegionSeen | None:
-        """Return the description of the region; None: the term has ended or not begun.
+        """Return a description of the region for operators; None: the term has ended or has not begun.
 
-        Any thread but the loop's may call this.
+        Any thread except the control plane's own may call this.
         """
         loop = self._loop
         if loop is None or self.over.is_set():
@@ -449,7 +470,7 @@ class ControlPlane:
     # -- the topic
 
     async def _keep_looking(self) -> None:
-        """Check at intervals without a write whether another control plane has taken over; if so, end this one."""
+        """End this control plane when another has taken over, by reading the topic after each 5 s without a write."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -484,7 +505,7 @@ class ControlPlane:
             self._step(event)
 
     def _written(self, writing: Pauses[Event]) -> Event:
-        """Run a write with its retries to the end, on a thread that may block."""
+        """Run a write with all its retries, and return its event. Runs on a thread that may block."""
         while True:
             try:
                 pause_s = next(writing)
@@ -526,5 +547,8 @@ def _now_ms() -> int:
 
 
 def _stamped(fact: Any) -> Any:
-    """Return the fact with wall-clock time; the machine's clock is valid in this process only."""
+    """Return the record with the wall-clock time in `at_ms`, if it has that field.
+
+    The machine's own clock is monotonic, and has no meaning in another process.
+    """
     return replace(fact, at_ms=time.time_ns() // 1_000_000) if hasattr(fact, "at_ms") else fact

@@ -21,7 +21,7 @@ _ESCAPE: Final = re.compile(r"((?:~[0-9A-F]{2})+)")
 
 
 def check_member(name: str) -> str:
-    """Check a member's name: printable text, including spaces, slashes and any script; return it.
+    """Check a member's name, and return it; it may have spaces, slashes and any script.
 
     Raises:
         InvalidInputError: the name is empty, too long, or has characters that can't be printed.
@@ -40,13 +40,15 @@ def check_member(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagedKey:
-    """The key of one unit that a member has staged: unique, also across restarts of the member.
+    """The key under which a member stages one unit of rows: up to 32 MiB, or the rest at a checkpoint.
+
+    Each call of `Sink.stage` gets a new key, also after a restart of the member.
 
     Attributes:
         region_id: the region's id, created once with the region.
-        epoch: new at each start and each reset.
+        epoch: the members' epoch, which is new at each start and each reset.
         member: the member's name.
-        unit: the unit's number; the member counts.
+        unit: a number that is unique for the member and the epoch, and grows.
     """
 
     region_id: UUID
@@ -55,7 +57,7 @@ class StagedKey:
     unit: int
 
     def file_stem(self) -> str:
-        """Return the key as a file name without a suffix: readable, unique, and never hidden from readers.
+        """Return the key as text that can be a file name without a suffix; `parse` is the inverse.
 
         Raises:
             InvalidInputError: the member's name is invalid; a number is negative or longer than 63 bits.
@@ -67,7 +69,7 @@ class StagedKey:
 
     @classmethod
     def parse(cls, text: str) -> StagedKey | None:
-        """Parse the text form of a key (`file_stem`); return None for any other text."""
+        """Return the key for a text that `file_stem` has made; None for any other text."""
         found = _TEXT.fullmatch(text)
         if found is None:
             return None
@@ -80,7 +82,7 @@ class StagedKey:
 
 
 def check_sequence(sequence: int) -> None:
-    """Check the number of a sequence that is to be published.
+    """Check that a sequence (checkpoint number) can be published.
 
     Raises:
         InvalidInputError: it is below 1.
@@ -90,24 +92,29 @@ def check_sequence(sequence: int) -> None:
 
 
 def gone_text(is_there: Mapping[str, bool], what: str = "staged pieces") -> str:
-    """Return the error text for missing staged pieces of a sequence; empty if none is missing."""
+    """Return the error text for staged rows that are missing; empty if none is.
+
+    Args:
+        is_there: whether the rows of each staged key are there, by the key's text.
+        what: the plural noun for them in the message.
+    """
     gone = [name for name, there in is_there.items() if not there]
     return f"of {len(is_there)} {what} {len(gone)} are gone, {gone[0]} among them" if gone else ""
 
 
 def _escape(name: str) -> str:
-    """Escape bytes that file systems, shells and Hadoop's paths may not accept, as `~` and two digits."""
+    """Escape each byte that file systems, shells or Hadoop's paths may not accept as `~` and two hexadecimal digits."""
     return _ESCAPED.sub(lambda character: "".join(f"~{byte:02X}" for byte in character[0].encode()), name)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The keys that a member has staged for a sequence.
+    """The keys under which a member has staged rows for one checkpoint.
 
     Attributes:
-        keys: the keys for its sink.
-        letters: the keys for its dead-letter sink.
-        dead_letters: the number of dead letters.
+        keys: the keys in the sink of its rows.
+        letters: the keys in its dead-letter sink.
+        dead_letters: the number of rows in the dead-letter sink.
     """
 
     keys: tuple[StagedKey, ...] = ()
@@ -116,7 +123,7 @@ class Staged:
 
 
 def merge_staged(pieces: Iterable[Staged]) -> Staged:
-    """Return the staged keys of several pieces and dead letters, as one `Staged`."""
+    """Combine several `Staged` into one: all keys, and the sum of dead letters."""
     those = list(pieces)
     return Staged(
         tuple(key for piece in those for key in piece.keys),

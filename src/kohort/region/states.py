@@ -15,7 +15,7 @@ Machine = TypeVar("Machine")
 
 
 class RegionState(Enum):
-    """The state of a region, as its control plane knows it."""
+    """The states of a region in its control plane's state machine."""
 
     FORMING = "the control plane has just begun: members register, with their partitions"
     RUNNING = "members read, submit and stage"
@@ -27,7 +27,7 @@ class RegionState(Enum):
 
 
 class RegionMemberState(Enum):
-    """The state of a member, as the member knows it."""
+    """The states of a member in its own state machine."""
 
     SUBSCRIBED = "subscribed, nothing fetched yet"
     RECORDS_FETCHED = "the member reads and submits"
@@ -39,11 +39,12 @@ class RegionMemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Machine, State]):
-    """An entry of a transition table: a handler and its possible next states, or why an event is ignored.
+    """An entry of a state machine's transition table, for one state and one event.
 
     Attributes:
+        why: why the event is handled so, or ignored.
         do: the handler; None: the event is ignored.
-        to: the possible next states other than the present one.
+        to: the states that may follow, besides the present one.
     """
 
     why: str

@@ -1,7 +1,7 @@
 """A region's partition of the topic and its transaction coordinator, which answers with every error that Kafka has.
 
-The `RegionLogWriter` and the `FactWriter` that ship write through it. The producer's own requests are left out: an
-error is what the writer's call raises.
+The `RegionLogWriter` and the `FactWriter` that ship write through it. The producer's own requests are left
+out: an error is what the writer's call raises.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The staged rows that a sweep must keep.
+    """The staged rows that `Sink.sweep` must not remove, because they may still be published.
 
     Attributes:
-        floor: the oldest epoch in which a member may still stage; rows staged in this or a later epoch are kept.
-        keys: keys in a manifest that may still have to be published.
+        floor: the minimum valid epoch; rows that were staged in this epoch or a later one are kept.
+        keys: keys that a manifest names and that may not be published yet; they are kept too.
     """
 
     floor: int
@@ -39,28 +39,36 @@ class Keep:
 
 
 class Sink(Protocol):
-    """A destination that is written to exactly once. Several threads and processes may call its methods at once.
+    """The interface of a destination (folder, table or topic) in which a region's rows appear exactly once.
 
-    A sink can be pickled: Spark's executors stage too. An `OSError` or a `RetriableError` means that the same call
-    may succeed later, when only the disk has changed. Any other error is final.
+    Members call `stage`, which readers do not see. When a checkpoint is complete, one member calls `publish` with its
+    number, the sequence. Several threads and processes may call the methods at once. A sink can be pickled, because
+    Spark's executors stage too.
+
+    An `OSError` or a `RetriableError` means that the same call may succeed later, for example when the disk has space
+    again. Any other error is final.
     """
 
     @property
     def place(self) -> str:
-        """The name of the destination, before and after `bind`: equal for all members that write there, and unique.
+        """The unique name of the destination: equal for all members that write there, before and after `bind`.
 
         An example is `parquet:/data/out`. Humans read the name, so it contains no password. One of the members with
-        this name publishes for all of them. The destination keeps the first name under which it was written; `check`
+        this name publishes for all of them. The destination stores the name under which it was first written; `check`
         and `published` refuse another one.
         """
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """Return this sink, bound to a region. Every other method needs that first. The destination is not accessed."""
+        """Return a copy of this sink that is bound to a region.
+
+        All other methods need it. The destination is not accessed.
+        """
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create what is missing.
+        """Check that tables of this schema can be staged and published; create the destination if it is missing.
 
-        Each member calls it before its first record, any number of times. The first schema is fixed.
+        Each member calls this before its first record, and may repeat it. The schema of the first call is stored, and
+        holds for all later rows.
 
         Raises:
             InvalidInputError: the schema can't be written, or does not fit the fixed one; the destination belongs to
@@ -69,77 +77,78 @@ class Sink(Protocol):
         """
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably and invisibly, even one without rows.
+        """Stage a table durably under a key, so that readers do not see it; a table without rows too.
 
         A caller takes a new key for each call, also after an error. A store may still carry out a request whose answer
         was lost. It would put rows of an earlier call with the key in the place of later ones.
 
         Raises:
-            InvalidInputError: the table does not fit the schema; or the key is another region's.
+            InvalidInputError: the table does not fit the schema; or the key belongs to another region.
             OSError: nothing is staged that a reader could see. The key must not be published.
         """
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows of these keys as this sequence, all at once; they are durable when the call returns.
+        """Publish the rows staged under these keys atomically, as one sequence (checkpoint).
 
-        The effect happens once per (region, sequence), however often, by however many callers and after whatever
-        interruption it is called. Sequences are published in order: a caller knows that the earlier ones are done.
+        The rows are durable when the call returns. They appear once per region and sequence, even if the call is
+        repeated, interrupted, or made by several processes at once. Sequences are published in order: the caller
+        guarantees that all earlier ones are published.
 
         Raises:
-            InvalidInputError: something else is in the place of this sequence.
-            CorruptDataError: staged rows of a key are missing, and the sequence is not published.
-            OSError: the call failed this time. Nothing is shown, or everything.
+            InvalidInputError: the destination has something else under this sequence's name.
+            CorruptDataError: staged rows of a key are missing; nothing is published.
+            OSError: the call failed this time. Readers see all rows of the sequence or none.
         """
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows. This counts as the sequence: earlier ones are never shown again.
+        """Remove all published rows, and record this sequence (checkpoint) as published.
 
-        A sink that shows this number may contain rows nevertheless. The topic may be an older copy, and the number
-        may come from a sequence that the copy lacks. The call may therefore skip its work only if the sink was
-        emptied as this sequence, or shows a later one.
+        Earlier sequences can't be published any more.
+
+        A region does so when it resets to its initial state. A sink that shows this number may contain rows
+        nevertheless. The topic may be an older copy, and the number may come from a sequence that the copy lacks. The
+        call may therefore skip its work only if the sink was emptied as this sequence, or shows a later one.
 
         Rows that were staged in epochs before `floor` are discarded too. Those of later epochs stay, since members may
         be staging them now. The effect is durable when the call returns. The call is retried as `publish` is.
 
-        Another caller may still be publishing an earlier sequence. It may then get an error, or learn that the
-        sequence is done.
+        Another caller may still be publishing an earlier sequence. Its call may then fail, or find the sequence done.
 
         Raises:
-            InvalidInputError: something else is in the place of a sequence.
+            InvalidInputError: the destination has something else under a sequence's name.
             OSError: the call failed this time. Some sequences may be removed, each of them completely.
         """
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published, with or without rows; 0: none."""
+        """Return the last sequence (checkpoint number) that is published or emptied, and durable; 0: none."""
 
     def adopt(self) -> str:
-        """Rename the sink in its destination's owner marker, after an operator has said that the destination moved.
+        """Store this sink's present name in the destination, after an operator has declared that the destination moved.
 
         A sink that also has `known` gets this call after the region's topic has the new name
         (`stored_name_and_sequence` explains it).
 
         Returns:
-            The earlier name of the sink; empty: the region has written nothing there yet.
+            The name that was stored before; empty: the region has written nothing there yet.
 
         Raises:
             InvalidInputError: the destination belongs to another region.
         """
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published, and leftovers of crashes.
+        """Remove staged rows that will never be published, and temporary files of processes that crashed.
 
-        It may run beside all other methods.
+        Other processes may call any method meanwhile.
         """
 
 
 def check_rows(sink: Sink, table: pa.Table) -> None:
-    """Check that a sink accepts each row of a table whose schema was checked.
+    """Check each row of a table that is submitted to a sink, if the sink has a method `check_rows(table)`.
 
-    A sink with a method `check_rows(table)` checks each submitted table. Without one, a bad row is refused when it is
-    staged, with all rows of its checkpoint.
+    Without that method a bad row is refused only when it is staged, together with all rows of its checkpoint.
 
     Raises:
-        InvalidInputError: the first row that the sink refuses, with its position.
+        InvalidInputError: the sink refuses a row; the message has the position of the first one.
     """
     check = getattr(sink, "check_rows", None)
     if check is not None:
@@ -147,9 +156,13 @@ def check_rows(sink: Sink, table: pa.Table) -> None:
 
 
 def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
-    """Publish a sequence, with `publish_with(sequence, keys, positions)` if the sink can record its end offsets.
+    """Publish a checkpoint's rows; call `publish_with` instead of `publish` if the sink can store the end offsets too.
 
-    That method keeps the promises of `publish`. `positions` has the next offset of each partition of the region.
+    Args:
+        sink: the sink; its `publish_with(sequence, keys, positions)` must keep the promises of `publish`.
+        sequence: the checkpoint's number.
+        keys: the staged keys to publish.
+        positions: the next offset of each partition of the region after this checkpoint.
     """
     publish: Callable[..., None] | None = getattr(sink, "publish_with", None)
     if publish is None:
@@ -159,17 +172,19 @@ def publish_rows(sink: Sink, sequence: int, keys: Iterable[StagedKey], positions
 
 
 def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
-    """Return the sink's name as its destination stores it, and the sequence that the destination shows.
+    """Return the sink's name as stored in its destination, and the last sequence (checkpoint) published there.
 
-    A sink provides this in a method `known()`. It lets an operator repeat an interrupted `adopt`: the topic has the
-    new name before the destination has it. None: the sink has no such method.
+    None: the sink has no method `known()`, which returns them.
+
+    An operator's `adopt` writes the new name into the region's topic first, then into the destination. With the stored
+    name, an adoption that was interrupted in between can be repeated.
     """
     known: Callable[[], tuple[str, int]] | None = getattr(sink, "known", None)
     return None if known is None else known()
 
 
 def place_of(sink: Sink | None) -> str:
-    """Return the name of a sink's destination, by which a control plane identifies the sink; empty without a sink.
+    """Return the unique name of a sink's destination, such as `parquet:/data/out`; empty if there is no sink.
 
     Raises:
         InvalidInputError: the sink has no name.

@@ -45,7 +45,10 @@ others pass: a disk that is full (ENOSPC, EDQUOT) or fails (EIO), a file server 
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether neither waiting nor a reset can make a sink accept what it refused with this error."""
+    """Return whether a sink's error is permanent: only an operator can repair it, such as a missing permission.
+
+    False: the sink may accept the same call later, or the error is none of a sink's known ones.
+    """
     if isinstance(error, FINAL):
         return True
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError):  # whose numbers are OpenSSL's
@@ -54,5 +57,5 @@ def is_final(error: BaseException) -> bool:
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether a sink that raised this error may accept the same call later."""
+    """Return whether a sink's error may be temporary, such as a full disk, so that the same call is worth a retry."""
     return isinstance(error, AWAY) and not is_final(error)

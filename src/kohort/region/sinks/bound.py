@@ -24,15 +24,15 @@ _PROBES: Final = 5
 
 
 def folder_path(path: str, storage_options: Mapping[str, str], what: str) -> str:
-    """Return the absolute path of a sink's folder.
+    """Return the absolute path of a sink's local folder.
 
     Args:
-        path: the path as given.
-        storage_options: options of an object store, which a folder does not take.
-        what: the sink, as the subject of the message.
+        path: the path or `file:` URL as the user gave it.
+        storage_options: options of an object store, which a local folder must not have.
+        what: the sink, as the subject of an error message.
 
     Raises:
-        InvalidInputError: there are options, or the path is none of this machine.
+        InvalidInputError: there are options, or the path is not one of this machine.
     """
     if storage_options:
         raise InvalidInputError(f"storage_options are for object stores: {path} is a folder")
@@ -40,7 +40,7 @@ def folder_path(path: str, storage_options: Mapping[str, str], what: str) -> str
 
 
 class BoundSink:
-    """A sink, before and after `bind`."""
+    """The base class of this package's sinks: the region to which `bind` binds a sink, and the sink's name."""
 
     _region: str = ""
     _id: UUID | None = None
@@ -49,33 +49,39 @@ class BoundSink:
     """Cached content of the destination; another region does not share it."""
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """Bind the sink to a region, and fix its name now, because another host may resolve the path differently."""
+        """Return a copy that is bound to a region.
+
+        The copy's name is fixed: another host may resolve the path differently.
+        """
         bound = type(self).__new__(type(self))
         bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None, _place=self.place)
         return bound
 
     @property
     def place(self) -> str:
-        """The name of the destination, equal for all members that write there."""
+        """The unique name of the destination, such as `parquet:/data/out`; equal for all members that write there."""
         return self._place or self._place_name()
 
     def _place_name(self) -> str:
-        """Resolve the destination's path or address in this process, and return the name made from it."""
+        """Return the destination's name, made from its path or address as this process resolves them."""
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
-        """Return the name stored in the destination, and the sequence that it shows, for `stored_name_and_sequence`."""
+        """Return the sink's name as stored in the destination, and the last sequence (checkpoint) published there.
+
+        The name is empty if the region has written nothing there yet. `stored_name_and_sequence` calls this.
+        """
         name = self._written_name()
         there = type(self).__new__(type(self))
         there.__dict__.update(self.__dict__, _kept=None, _place=name or self.place)
         return name, there.published()
 
     def _written_name(self) -> str:
-        """Return the name stored in the destination; empty: the region has written nothing there yet."""
+        """Return the sink's name as stored in the destination; empty: the region has written nothing there yet."""
         raise NotImplementedError
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint) that is certainly published; 0: none."""
         raise NotImplementedError
 
     def _bound(self) -> UUID:
@@ -89,7 +95,7 @@ class BoundSink:
 
 
 class FolderSink(BoundSink):
-    """The base of sinks that write into a folder."""
+    """The base class of sinks whose files are below one folder. Its file operations follow no symbolic link there."""
 
     KIND: ClassVar[str]
     path: str
@@ -97,8 +103,8 @@ class FolderSink(BoundSink):
 
     @property
     def _files(self) -> FileCalls:
-        """The file operations of this process, which follow no symbolic link in the folder; or a test's."""
-        return confine_files(self._given_files, self.path)
+        """The file operations for this folder, which follow no symbolic link in it. A test may set others."""
+        return confined(self._given_files, self.path)
 
     @_files.setter
     def _files(self, files: FileCalls) -> None:
@@ -108,20 +114,21 @@ class FolderSink(BoundSink):
         return f"{type(self).__name__}({self.path!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without the file operations of this process: another process uses the system's files."""
+        """Return the state for pickling, without file operations that a test has set."""
         return {name: value for name, value in self.__dict__.items() if name != "_given_files"}
 
     def _place_name(self) -> str:
-        """Return the path of the folder with all links resolved."""
+        """Return the sink's kind and the folder's path with all symbolic links resolved: `parquet:/data/out`."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
 
     def _probe_in(
         self, folders: Iterable[str], remove: Callable[[FileCalls, str], None], attempt: Callable[[], None]
     ) -> None:
-        """Remove leftovers of earlier probes, then run `attempt`, which tries in the folders what `publish` will do.
+        """Run `attempt`, which checks by trial files that `publish` can work in these folders.
 
-        Another process that begins may take this one's files for leftovers. It removes them once, so a few attempts
-        suffice.
+        First remove trial files that crashed processes left. Another process that starts may remove this one's files in
+        the same way, but only once. After a FileNotFoundError the attempt is therefore repeated, at most five times in
+        all.
         """
         for folder in folders:
             for name in self._files.listdir(folder):
@@ -141,11 +148,11 @@ class FolderSink(BoundSink):
             raise owner_marker.other_name(self._region, claim.place, self.place)
 
     def _read_claim(self, folder: str) -> OwnerMarker:
-        """Return the owner marker of a folder; raise FileNotFoundError if there is none."""
+        """Return the owner marker that is stored in a folder; raise FileNotFoundError if there is none."""
         return owner_marker.read_owner_marker(self._files, folder)
 
     def _own_claim(self, folder: str) -> OwnerMarker | None:
-        """Return the owner marker of a folder, checked to be this region's; None: there is none."""
+        """Return the owner marker in a folder, after checking that it names this region; None: there is no marker."""
         try:
             claim = self._read_claim(folder)
         except FileNotFoundError:
@@ -162,7 +169,10 @@ class FolderSink(BoundSink):
         return "" if claim is None else claim.place
 
     def _adopt(self, folder: str) -> str:
-        """Write this sink's name into the owner marker of a folder, in place of the earlier one."""
+        """Store this sink's present name in a folder's owner marker.
+
+        Return the earlier name; empty: there is no marker.
+        """
         claim = self._own_claim(folder)
         if claim is None:
             return ""
@@ -178,7 +188,10 @@ anew. About 1,000 partitions fit."""
 
 
 def offsets_text(positions: Iterable[Position]) -> str:
-    """Return next offsets as JSON, by group, topic and partition; empty if there are none, or too many."""
+    """Return next offsets as JSON `{group: {topic: {partition: offset}}}`, for the metadata of a published snapshot.
+
+    Empty if there are no offsets, or if the text would exceed 16,384 characters.
+    """
     groups: dict[str, dict[str, dict[str, int]]] = {}
     for position in positions:
         topics = groups.setdefault(position.group, {})

@@ -17,7 +17,7 @@ _Stored = TypeVar("_Stored", bound=Sink)
 
 
 def sink_of(place: str) -> Sink:
-    """Return the sink of a destination, with default options.
+    """Return a sink for the name of its destination, such as `parquet:/data/out`, with default options.
 
     Raises:
         InvalidInputError: the name is not one of this package's sinks, or can't be resolved to one.
@@ -54,7 +54,10 @@ def sink_of(place: str) -> Sink:
 
 
 def folder_of(name: str) -> ParquetFolder:
-    """Return the folder at a path or at a store's URL, behind which `[…]` may name the server or the account."""
+    """Return the Parquet folder for a path, an object store's URL, or a name as in `ObjectStore.name`.
+
+    In the latter, `[…]` behind the URL names the server or the account.
+    """
     return ParquetFolder(name) if not is_store_url(name) else _stored(ParquetFolder, name)
 
 
@@ -66,7 +69,7 @@ def _stored(kind: Callable[..., _Stored], name: str) -> _Stored:
 
 
 def _with_options(url: str) -> str:
-    """Return the URL in libpq's form, which has no parameter `search_path`."""
+    """Return a PostgreSQL URL with its parameter `search_path` rewritten as `options=-csearch_path=…` for libpq."""
     if url.startswith("sqlite:"):
         return url
     parts = urlsplit(url)

@@ -16,11 +16,11 @@ from kohort.errors import InvalidInputError
 
 
 def in_column_order(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
-    """Return the table with the columns of a schema, in its order; None: it has others, or of other types.
+    """Return the table with its columns reordered to a schema; None: it has other columns, or columns of other types.
 
     Args:
-        table: a table of the same columns in any order; those that hold only nulls may have no type.
-        schema: a schema with checked types.
+        table: the table. A column that holds only nulls may have Arrow's null type: it is cast to the schema's type.
+        schema: the sink's schema.
     """
     if table.schema.equals(schema):
         return table
@@ -30,67 +30,81 @@ def in_column_order(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
     return table.select(schema.names).cast(schema) if fitting else None
 
 
-def _fits(given: pa.Field[Any], kept: pa.Field[Any]) -> bool:
-    return with_types_filled(given.type, kept.type).equals(kept.type) and (kept.nullable or not given.nullable)
+def _fits(table_field: pa.Field[Any], sink_field: pa.Field[Any]) -> bool:
+    return with_types_filled(table_field.type, sink_field.type).equals(sink_field.type) and (
+        sink_field.nullable or not table_field.nullable
+    )
 
 
-def typed_schema(given: pa.Schema, kept: Callable[[], pa.Schema | None], evolve: str = "refuse") -> pa.Schema:
-    """Return a schema with the sink's type for each column that holds only nulls.
+def typed_schema(
+    table_schema: pa.Schema, sink_schema_of: Callable[[], pa.Schema | None], evolve: str = "refuse"
+) -> pa.Schema:
+    """Replace Arrow's null type in a schema by the types that the sink's columns have.
 
-    With `evolve="add"` a new column without any value is left out, until a table gives it a type.
+    A table's column has the null type if it holds only nulls. With `evolve="add"` a new column of that type is left
+    out: a later table may give it a type.
 
     Args:
-        given: the schema of a table.
-        kept: returns the sink's columns; None: no table has fixed them yet.
+        table_schema: the schema of a table.
+        sink_schema_of: returns the sink's columns; None: no table has fixed them yet.
         evolve: add or refuse.
 
     Raises:
-        InvalidInputError: a column has only nulls, and the sink does not know its type.
+        InvalidInputError: a column has the null type, and the sink does not know its type.
     """
-    if any(has_null_type(field.type) for field in given):
-        if (there := kept()) is not None:
-            given = filled_schema(given, there)
+    if any(has_null_type(field.type) for field in table_schema):
+        if (there := sink_schema_of()) is not None:
+            table_schema = filled_schema(table_schema, there)
             if evolve == "add":
-                given = pa.schema([field for field in given if not is_empty(field)])
-        refuse_untyped(given)
-    return given
+                table_schema = pa.schema([field for field in table_schema if not is_empty(field)])
+        refuse_untyped(table_schema)
+    return table_schema
 
 
-def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
-    """Return a schema whose columns without a type have that of the sink; the others are unchanged."""
+def filled_schema(table_schema: pa.Schema, sink_schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the sink's types in place of Arrow's null type; other columns are unchanged."""
     return pa.schema(
         [
-            field.with_type(with_types_filled(field.type, kept.field(field.name).type))
-            if kept.names.count(field.name) == 1 and given.names.count(field.name) == 1
+            field.with_type(with_types_filled(field.type, sink_schema.field(field.name).type))
+            if sink_schema.names.count(field.name) == 1 and table_schema.names.count(field.name) == 1
             else field
-            for field in given
+            for field in table_schema
         ]
     )
 
 
-def with_types_filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
-    """Return a type whose untyped parts are replaced by those of the other type."""
-    if pa.types.is_null(given):
-        return kept
-    if isinstance(given, pa.ListType) and isinstance(kept, pa.ListType):
-        return kept if with_types_filled(given.value_type, kept.value_type).equals(kept.value_type) else given
-    if isinstance(given, pa.StructType) and isinstance(kept, pa.StructType):
-        names = [field.name for field in kept]
-        if [field.name for field in given] == names and all(
-            with_types_filled(given.field(name).type, kept.field(name).type).equals(kept.field(name).type)
+def with_types_filled(table_type: pa.DataType, sink_type: pa.DataType) -> pa.DataType:
+    """Return the sink's type if the given one differs from it only by Arrow's null type, else the given one.
+
+    Null types in lists and structs count too.
+    """
+    if pa.types.is_null(table_type):
+        return sink_type
+    if isinstance(table_type, pa.ListType) and isinstance(sink_type, pa.ListType):
+        return (
+            sink_type
+            if with_types_filled(table_type.value_type, sink_type.value_type).equals(sink_type.value_type)
+            else table_type
+        )
+    if isinstance(table_type, pa.StructType) and isinstance(sink_type, pa.StructType):
+        names = [field.name for field in sink_type]
+        if [field.name for field in table_type] == names and all(
+            with_types_filled(table_type.field(name).type, sink_type.field(name).type).equals(
+                sink_type.field(name).type
+            )
             for name in names
         ):
-            return kept
-    return given
+            return sink_type
+    return table_type
 
 
 def is_empty(field: pa.Field[Any]) -> bool:
-    """Return whether a column holds only nulls, and thus has no type."""
+    """Return whether a column has Arrow's null type, so that a table holds only nulls there."""
     return pa.types.is_null(field.type) and field.nullable
 
 
 def has_null_type(kind: pa.DataType) -> bool:
-    """Return whether a type, or one within it, is the null type."""
+    """Return whether a type is Arrow's null type, or is a list or struct that contains it."""
     if isinstance(kind, pa.ListType):
         return has_null_type(kind.value_type)
     if isinstance(kind, pa.StructType):
@@ -99,10 +113,10 @@ def has_null_type(kind: pa.DataType) -> bool:
 
 
 def refuse_untyped(schema: pa.Schema) -> None:
-    """Check that each column of a sink's first table has a type.
+    """Check that no column has Arrow's null type: the first table that a sink gets fixes the types of its columns.
 
     Raises:
-        InvalidInputError: a column has only nulls.
+        InvalidInputError: a column has it, since it holds only nulls.
     """
     names = [repr(field.name) for field in schema if has_null_type(field.type)]
     if names:

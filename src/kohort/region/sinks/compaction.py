@@ -47,7 +47,7 @@ _FENCE_ATTEMPTS: Final = 30
 
 
 class CompactedFile(msgspec.Struct, frozen=True):
-    """A file in a generation.
+    """The size of a Parquet file, and the range of sequences (checkpoint numbers) whose rows it has.
 
     Attributes:
         size: the size in bytes.
@@ -61,16 +61,19 @@ class CompactedFile(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A generation: the list of all files of the sequences up to a number, as readers take it.
+    """A file list that compaction has created: all Parquet files with rows of the sequences (checkpoints) up to `upto`.
+
+    Readers take the generation with the highest number, and list the files of later sequences themselves.
 
     Attributes:
         format: the format's version, 1.
         region: the region's id.
-        generation: the number; 0: there is none yet.
-        upto: the last sequence whose files are here.
-        files: all files of the sequences up to that one, by their path below the folder.
-        replaced: files that are not named any more, with the time in ms when they were replaced.
-        attempt: a name that is unique to the process that created the generation.
+        generation: this generation's number; 0: the folder was never compacted.
+        upto: the last sequence whose rows are in these files.
+        files: the files, by their path below the folder.
+        replaced: files that an earlier generation had and this one has not, with the time in ms since 1970 when they
+            were replaced.
+        attempt: a UUID of the attempt that created the generation.
     """
 
     format: int
@@ -82,10 +85,10 @@ class Generation(msgspec.Struct, frozen=True):
     attempt: str
 
     def files_after(self, sequence: int, place: str) -> list[tuple[int, str]]:
-        """Return the files with rows of sequences after a number, each with its last sequence, in order.
+        """Return the files with rows of checkpoints after `sequence` only, each with its last sequence, in order.
 
         Raises:
-            InvalidInputError: a file has rows of that sequence, or of an earlier one, and of later ones.
+            InvalidInputError: a merged file has rows of later sequences and also of this one or earlier ones.
         """
         if mixed := [file for file in self.files.values() if file.first <= sequence < file.last]:
             raise InvalidInputError(
@@ -97,10 +100,14 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 def decoded_generation(data: bytes, place: str) -> Generation:
-    """Return a generation from its content.
+    """Decode a generation (file list) from JSON, and refuse paths that no published file can have.
+
+    Args:
+        data: the content.
+        place: the folder, for messages.
 
     Raises:
-        CorruptDataError: the content can't be read.
+        CorruptDataError: the content can't be read, or has such a path.
         InvalidInputError: a newer kohort has written it.
     """
     try:
@@ -120,26 +127,26 @@ _OF_ROWS: Final = re.compile(rf"(?:sequence=[0-9]+|_data|{COMPACTED})/.*\.parque
 
 
 class PublishedFile(NamedTuple):
-    """A file of published rows: its path below the folder, and what a generation says of it."""
+    """A published Parquet file: its path below the folder, and its size and sequences (checkpoints)."""
 
     path: str
     about: CompactedFile
 
     @property
     def partition(self) -> str:
-        """The folders of its partition; empty: none."""
+        """The Hive partition's folders in the path, such as `day=2026-11-26`; empty: the file has no partition."""
         return "/".join(self.path.split("/")[1:-1])
 
 
 class CompactionResult(NamedTuple):
-    """The outcome of a compaction.
+    """The counts of one compaction.
 
     Attributes:
         merged: the number of small files that were merged.
-        written: the number of files that they became.
-        bytes: their size.
+        written: the number of files that they were merged into.
+        bytes: the total size of these.
         removed: the number of files that an earlier compaction had replaced, and that were removed now.
-        waiting: the number of replaced files whose grace time is not over.
+        waiting: the number of replaced files that stay until their grace time is over.
     """
 
     merged: int = 0
@@ -150,51 +157,57 @@ class CompactionResult(NamedTuple):
 
 
 class GenerationStore(Protocol):
-    """The operations that compaction needs of a folder or store: its generations, and the files below it."""
+    """The interface to a folder or object store, as compaction needs it: generations (file lists) and Parquet files."""
 
     one_at_a_time: bool
     """Whether nothing is merged before the grace time of the last compaction is over."""
 
     def newest(self) -> Generation:
-        """Return the newest generation, durably; number 0 if there is none."""
+        """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
 
     def create_generation(self, generation: Generation) -> bool:
-        """Create a generation durably; return False if another process has created this number."""
+        """Store a generation (file list) durably under its number; return False if another process has taken it."""
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the files of published sequences after a number, up to another."""
+        """Return the files of the published sequences (checkpoints) in the range `after < sequence <= upto`."""
 
     def merged_files(self) -> list[str]:
-        """Return the paths of all files in the folder for merged rows, also of those that no generation names."""
+        """Return the paths of all files in the folder of compaction's files, also of those that no generation has."""
 
     def read_content(self, path: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError if it is gone."""
+        """Return the content of a Parquet file; raise FileNotFoundError if it is gone."""
 
     def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
-        """Write a new file durably, and return its size; its name is durable when a generation is created."""
+        """Write a merged file durably, and return its size in bytes. Its name is durable after `create_generation`."""
 
     def keep_file(self, path: str, to: str) -> str:
-        """Keep a file that is not merged, perhaps linked to the free path `to`; return its path for the generation."""
+        """Return the path by which the next generation (file list) lists a file that is not merged.
+
+        A local folder links the file of a sequence to the unused path `to`, since its own folder will be removed.
+        """
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove files that no generation names."""
+        """Remove files that are in no generation (file list)."""
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Remove replaced files of which nobody reads any more."""
+        """Remove the files `due`, which were replaced longer ago than the grace time for readers.
+
+        Also remove, or rebuild from the generation's files, the sequences that the generation replaces.
+        """
 
 
 class FileMerge(NamedTuple):
-    """The settings of a merge: the schema, the compression and the sizes of the merged files.
+    """The schema, compression and target size of merged files.
 
     Attributes:
         schema: the schema of the merged rows.
-        added: columns that older files lack; their rows get null.
+        added: columns that older files may lack; their rows get null.
         compression: the compression of Parquet's pages.
         row_group_size: the maximum number of rows in a row group; None: Arrow's default.
-        target: the size in bytes that is aimed at.
+        target: the size of a merged file in bytes that is aimed at.
     """
 
     schema: pa.Schema
@@ -204,18 +217,22 @@ class FileMerge(NamedTuple):
     target: int
 
 
-def plan_merges(files: Iterable[PublishedFile], target: int) -> list[list[PublishedFile]]:
-    """Return lists of files to merge into one each: neighbours of a partition, below half the target size."""
+def plan_merges(files: Iterable[PublishedFile], target_bytes: int) -> list[list[PublishedFile]]:
+    """Return groups of at least two files, each to be merged into one file.
+
+    Only files smaller than half the target size are merged. A group has neighbouring files of one partition, in the
+    order of sequences, and not more bytes than the target.
+    """
     partitions: dict[str, list[PublishedFile]] = {}
     for file in sorted(files, key=lambda file: (file.about.first, file.path)):
-        if file.about.size < target // 2:
+        if file.about.size < target_bytes // 2:
             partitions.setdefault(file.partition, []).append(file)
     merges = []
     for small in partitions.values():
         merge: list[PublishedFile] = []
         size = 0
         for file in small:
-            if merge and size + file.about.size > target:
+            if merge and size + file.about.size > target_bytes:
                 merges.append(merge)
                 merge, size = [], 0
             merge.append(file)
@@ -229,8 +246,13 @@ def merge_files(
 ) -> None:
     """Write the rows of several Parquet files into one.
 
+    Args:
+        merge: the schema, compression and row group size of the new file.
+        sources: a function for each path, which reads that file.
+        output: the new file.
+
     Raises:
-        CorruptDataError: a file can't be read, or its rows are not all there.
+        CorruptDataError: a file can't be read, or the new file has another number of rows.
     """
     rows = size = 0
     with pq.ParquetWriter(
@@ -262,10 +284,10 @@ def merge_files(
 
 
 def _row_groups(path: str, data: bytes, merge: FileMerge) -> Iterator[pa.Table]:
-    """Yield the row groups of a file, one in memory at a time: a small file may decompress to gigabytes.
+    """Yield a file's row groups in the merged schema, one at a time: a small file may decompress to gigabytes.
 
     Raises:
-        CorruptDataError: the file can't be read, or has other columns.
+        CorruptDataError: the file can't be read, or its columns can't be cast to the merged schema.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -276,7 +298,7 @@ def _row_groups(path: str, data: bytes, merge: FileMerge) -> Iterator[pa.Table]:
 
 
 def _in_merged_schema(table: pa.Table, merge: FileMerge) -> pa.Table:
-    """Return the rows with all columns; those that were added after they were written hold null."""
+    """Cast rows to the merged schema. Columns that were added after the rows were written hold null."""
     if table.schema.equals(merge.schema):
         return table
     table = with_added_columns(table, merge.schema, merge.added)
@@ -286,27 +308,27 @@ def _in_merged_schema(table: pa.Table, merge: FileMerge) -> pa.Table:
 
 
 def _rows_written(writer: Any) -> int:
-    """Return the number of rows in a file that was closed."""
+    """Return the number of rows in a Parquet file, after its writer was closed."""
     return int(writer.writer.metadata.num_rows)
 
 
 class Compactor:
-    """The compaction of one folder."""
+    """The compaction of one folder: merges small Parquet files and creates the next generation (file list)."""
 
     def __init__(self, store: GenerationStore, region: UUID, place: str) -> None:
         self._store, self._region, self._place = store, region, place
 
     def run(self, merge: FileMerge, upto: int, grace_s: float) -> CompactionResult:
-        """Remove what an earlier compaction has replaced, if its grace time is over; then merge small files.
+        """Remove files that were replaced longer ago than the grace time; then merge small files into a new file list.
 
         Args:
-            merge: how files are merged.
-            upto: the last sequence that may be merged; it is published, and so are all before it.
-            grace_s: the seconds for which replaced files stay.
+            merge: the schema, compression and target size of merged files.
+            upto: the last sequence that may be merged; all sequences up to it must be published.
+            grace_s: how many seconds replaced files stay for readers that still use an older list.
 
         Raises:
-            RetriableError: other compactors were faster, several times.
-            CorruptDataError: a file that is published is gone, or can't be read.
+            RetriableError: other compactors created the next generation (file list) first, three times.
+            CorruptDataError: a published file is missing or can't be read.
         """
         gone: FileNotFoundError | None = None
         for _ in range(_ATTEMPTS):
@@ -364,7 +386,10 @@ class Compactor:
     def _written(
         self, merge: FileMerge, merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Write the merged files of a compaction; `written` gets each path before its file is begun."""
+        """Write the merged files, and return their sizes and sequences (checkpoints) by path.
+
+        `written` gets each path before its file is begun, so that the caller can remove it after an error.
+        """
         files = {}
         for sources in merges:
             path = _new_path(sources[0].partition)
@@ -378,7 +403,7 @@ class Compactor:
     def _kept(
         self, there: list[PublishedFile], merges: list[list[PublishedFile]], written: list[str]
     ) -> dict[str, CompactedFile]:
-        """Return the published files that stay unmerged, under the paths that the new generation will name."""
+        """Return the published files that are not merged, by the paths under which the new file list has them."""
         merged = {file.path for sources in merges for file in sources}
         kept = {}
         for file in there:
@@ -391,12 +416,16 @@ class Compactor:
         return kept
 
     def fence_emptied(self, sequence: int) -> None:
-        """Create an empty generation up to a sequence that empties the folder, unless a later one is compacted.
+        """Create an empty generation (file list) when the folder is emptied, and remove compaction's files.
 
-        A compactor that still merges files of these sequences can't create its generation any more.
+        A compactor that is still merging files of earlier checkpoints can't create its generation any more. Nothing is
+        done if the newest generation is a later one or is this one already.
+
+        Args:
+            sequence: the sequence (checkpoint) as which the folder is emptied.
 
         Raises:
-            RetriableError: other compactors were faster, many times.
+            RetriableError: other compactors created the next generation first, 30 times.
         """
         for _ in range(_FENCE_ATTEMPTS):
             base = self._store.newest()
@@ -427,6 +456,6 @@ def _merging(
 
 
 def old_generations(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers of generations that are older than those to keep."""
+    """Return the numbers of generations (file lists of compaction) that may be removed: all but the newest 64."""
     known = list(numbers)
     return [number for number in known if number <= max(known) - GENERATIONS_KEPT]

@@ -45,7 +45,7 @@ SAY_S: Final = 30.0
 
 
 def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink | None) -> None:
-    """Check a member's options for bad records and dead letters.
+    """Check a member's options for bad records: `on_bad_record`, its sink `into`, and the sink `dead_letters`.
 
     Raises:
         InvalidInputError: the options are invalid; the message says what to do.
@@ -76,10 +76,10 @@ def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink
 
 
 def split_refused(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
-    """Return the rows that a sink accepts, and for each refused row its index in the table and the reason.
+    """Return the rows of a table that a sink accepts, and the reason for each refused row, by its index in the table.
 
     Raises:
-        InvalidInputError: the sink rejects the table with another error.
+        InvalidInputError: the sink rejects the table with an error that names no row.
     """
     refused: dict[int, str] = {}
     rest, at = table, list(range(table.num_rows))
@@ -105,15 +105,15 @@ def letters_of(
     records: pa.Table | None = None,
     read: pa.Table | None = None,
 ) -> pa.Table:
-    """Return the dead letters of some rows of a table.
+    """Return the dead letters of refused rows: the row as JSON, the reason, the member and the Kafka record behind it.
 
     Args:
         table: the table with the rows.
-        reasons: the reasons, by the rows' index.
-        member: the member that submitted them.
-        records: the records of the rows, one by one; None: the rows name their records, if they have the source's
-            columns.
-        read: the records in which those of the rows are then looked up.
+        reasons: the reason for each refused row, by its index in the table.
+        member: the member that submitted the table.
+        records: the Kafka records of all rows of the table, in the same order; None: they are found by the rows'
+            columns `topic`, `partition` and `offset`, or are null without these.
+        read: records in which to look up those columns; None: the record is taken from the row's own columns.
     """
     rows = list(reasons)
     bad = table.take(pa.array(rows, pa.int64()))
@@ -130,9 +130,11 @@ def letters_of(
 
 
 def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
-    """Return the dead letters of records that do not decode.
+    """Return the dead letters of Kafka records whose values could not be decoded.
 
-    Structs of the record's columns and the reason, or null.
+    Args:
+        letters: a struct of the record's columns and the reason for each such record; null for other records.
+        member: the member that read them.
     """
     found = letters.drop_null()
     columns = [
@@ -143,19 +145,19 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
 
 
 def _without_zeros(texts: Any) -> Any:
-    """Escape zero bytes in error texts, which may quote a value: PostgreSQL can never store them."""
+    """Escape zero bytes in texts of errors, which may quote a value: PostgreSQL can't store them."""
     return pc.replace_substring(texts, "\0", "\\0")
 
 
 def _without_far_times(column: Any) -> Any:
-    """Replace timestamps outside the years 1 to 9999 by null, because some sinks can never store them."""
+    """Replace timestamps outside the years 1 to 9999 by null, which some sinks can't store."""
     if not pa.types.is_timestamp(column.type):
         return column
     return pc.if_else(is_far_time(column), pa.scalar(None, column.type), column)
 
 
 def _is_record(rows: pa.Table) -> bool:
-    """Return whether the rows are unchanged source records: with topic, partition, offset, and binary key and value."""
+    """Return whether the rows are unchanged Kafka records, with topic, partition, offset, and binary key and value."""
     return _says_its_record(rows) and all(
         rows.column_names.count(name) == 1 and rows.schema.field(name).type.equals(pa.binary())
         for name in ("key", "value")
@@ -170,7 +172,7 @@ def _says_its_record(rows: pa.Table) -> bool:
 
 
 def _as_record(rows: pa.Table) -> dict[str, Any]:
-    """Return the columns of the record that the rows have, named as the source names them."""
+    """Return the Kafka record's columns (topic to value) as far as the rows have them; the others are null."""
     found: dict[str, Any] = {}
     for name in RECORD:
         kind = LETTERS.field(name).type
@@ -191,7 +193,7 @@ def _is_alike(given: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _looked_up(bad: pa.Table, read: pa.Table) -> dict[str, Any]:
-    """Find the full records of bad rows that name topic, partition and offset, in the records `read`."""
+    """Return the Kafka records of refused rows, found in `read` by the rows' topic, partition and offset."""
     near = read.filter(pc.is_in(read.column("offset"), bad.column("offset").cast(pa.int64())))
     where = {record: row for row, record in enumerate(_names_of(near))}
     rows = pa.array([where.get(record) for record in _names_of(bad)], pa.int64())
@@ -203,7 +205,7 @@ def _names_of(rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _row_text(table: pa.Table, row: int) -> str:
-    """Return a refused row as JSON for its dead letter; a value that JSON can't express becomes text."""
+    """Return a refused row as a JSON object for its dead letter; a value that JSON can't express becomes text."""
     values = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
@@ -230,14 +232,14 @@ def _plain(value: Any) -> Any:
 
 
 class LetterLog:
-    """The throttled log of a member's dead letters."""
+    """Warnings of a member about its dead letters, at most one in 30 s, with the number of rows since the last."""
 
     def __init__(self, member: str, place: str) -> None:
         self._member, self._place = member, place
         self._throttle = IntervalThrottle(SAY_S)
 
     def add(self, count: int, reason: str = "see the column reason there") -> None:
-        """Count rows, and log the count unless that was done a moment ago."""
+        """Count dead letters; log the count since the last warning, unless that is less than 30 s ago."""
         if since := self._throttle.count_event(number=count):
             log.warning(
                 "[member %s] refused rows become dead letters in %s with the next checkpoint: %s rows since "

@@ -34,23 +34,23 @@ from kohort.region.files import FileCalls, read_file, sync_file, sync_folder
 
 
 class DeltaLog:
-    """The log of one table, for one region."""
+    """The transaction log (`_delta_log`) of one Delta table, as one region reads and writes it."""
 
     def __init__(self, path: str, region_id: UUID, files: FileCalls) -> None:
         self._path, self._app, self._files = path, str(region_id), files
         self._folder = f"{path}/_delta_log"
 
     def refuse_link(self) -> None:
-        """Refuse a log that is a symbolic link, which the library would follow."""
+        """Raise an error if `_delta_log` is a symbolic link, which the Delta library would follow."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._files.listdir(self._folder)
 
     def exists(self) -> bool:
-        """Return whether the table exists."""
+        """Return whether the Delta table exists."""
         return bool(deltalake.DeltaTable.is_deltatable(self._path))
 
     def load(self) -> deltalake.DeltaTable:
-        """Load the newest version of the table.
+        """Load the newest version of the Delta table.
 
         Raises:
             InvalidInputError: the table does not exist.
@@ -67,7 +67,7 @@ class DeltaLog:
         return deltalake.DeltaTable(self._path)
 
     def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
-        """Create the table durably, or load the one that another writer has created meanwhile."""
+        """Create the Delta table and sync its first commit; load the one that another writer has created meanwhile."""
         self.refuse_link()
         with contextlib.suppress(RetriableError), self._errors():
             kept = deltalake.Schema.from_arrow(schema)
@@ -80,7 +80,7 @@ class DeltaLog:
         return table
 
     def last_sequence(self, table: deltalake.DeltaTable) -> int:
-        """Return the last sequence with rows in this version of the table; 0: none."""
+        """Return the last sequence (checkpoint number) that this version of the table has for the region; 0: none."""
         return self._number(table, self._app)
 
     def _number(self, table: deltalake.DeltaTable, name: str) -> int:
@@ -88,24 +88,24 @@ class DeltaLog:
             return table.transaction_version(name) or 0
 
     def has_sequence(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether the sequence, or a later one, is in this version of the table."""
+        """Return whether this version of the table has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
     def row_count(self, table: deltalake.DeltaTable) -> int:
-        """Return how many rows the region has added to this version of the table."""
+        """Return how many rows the region has appended, since it last emptied the table, up to this version."""
         return self._number(table, f"{self._app}:rows")
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether the table was emptied by this sequence, or has a later sequence, in this version."""
+        """Return whether the region emptied the table as this checkpoint, or has a later one, by this version."""
         return self.last_sequence(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
     def is_empty(self, table: deltalake.DeltaTable) -> bool:
-        """Return whether this version of the table has no file."""
+        """Return whether this version of the table has no data file."""
         with self._errors():
             return not table.file_uris()
 
     def files_of(self, table: deltalake.DeltaTable) -> list[dict[str, Any]]:
-        """Return the files of this version of the table, according to the log."""
+        """Return the `add` entries of this version's data files."""
         with self._errors():
             return pa.table(table.get_add_actions(flatten=False)).to_pylist()
 
@@ -117,14 +117,14 @@ class DeltaLog:
         rows: int,
         empties: bool = False,
     ) -> bool:
-        """Commit the next version of the table; return False if another writer has committed it.
+        """Commit a checkpoint's files as the next version; return False if another writer has committed that version.
 
         Args:
             table: the table in the version before.
-            sequence: the sequence of the commit.
-            actions: the files that are added and removed.
-            rows: the new value of `counted`.
-            empties: whether `is_emptied` becomes true.
+            sequence: the checkpoint's number; it is stored as the version of the region's `txn` action.
+            actions: the data files that are added and removed.
+            rows: the new value of `row_count`.
+            empties: whether this commit empties the table of the region's rows (`is_emptied`).
         """
         with self._errors():
             try:
@@ -137,7 +137,7 @@ class DeltaLog:
         return True
 
     def add_columns(self, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> bool:
-        """Commit the next version of the table, which has these columns too. Return as `commit`.
+        """Commit a version with additional columns; return False if another writer has committed that version first.
 
         Raises:
             InvalidInputError: the table can't have a column.
@@ -153,13 +153,13 @@ class DeltaLog:
             raise InvalidInputError(f"{self._path} can't be given a column: {error}") from error
         return True
 
-    def settle_columns(self, newest: int) -> None:
-        """Sync the commits up to this version through which the table's columns last changed.
+    def settle_columns(self, newest_version: int) -> None:
+        """Fsync the commit up to this version that last changed the table's columns, so that it survives a power loss.
 
-        The commits of others since the region's last one are synced too: a log with a gap can't be read.
+        The commits before it are synced back to the region's last one or a checkpoint: a log with a gap can't be read.
         """
         found, durable = False, -1
-        for version in range(newest, -1, -1):
+        for version in range(newest_version, -1, -1):
             if found and version <= durable:
                 break
             actions = self._actions(version)
@@ -177,7 +177,7 @@ class DeltaLog:
         return f"{self._folder}/{version:020}.json"
 
     def _actions(self, version: int) -> list[Any] | None:
-        """Return the actions of a commit; None: log cleanup has removed the old commit."""
+        """Return the actions of the commit with this version; None: log cleanup has removed it."""
         try:
             lines = read_file(self._files, self._commit_path(version)).splitlines()
         except FileNotFoundError:
@@ -188,9 +188,9 @@ class DeltaLog:
         return any(action.get("txn", {}).get("appId") == self._app for action in actions)
 
     def _synced_checkpoint(self, newest: int) -> int:
-        """Sync the table's last Delta checkpoint, and return its version; readers need no commit before it.
+        """Fsync the Delta checkpoint that `_last_checkpoint` names; return its version. Readers need no older commit.
 
-        -1: there is none up to a version, or it has more files than one.
+        -1: there is no checkpoint up to version `newest`, or it consists of several files.
         """
         pointer = f"{self._folder}/_last_checkpoint"
         try:
@@ -205,9 +205,9 @@ class DeltaLog:
         return version
 
     def merge(self, table: deltalake.DeltaTable, sequence: int, rows: pa.Table, keys: Sequence[str]) -> bool:
-        """Commit the next version of the table, in which these rows replace those of the same keys.
+        """Commit rows as the next version by Delta's MERGE: each replaces the row with the same keys, or is inserted.
 
-        Return as `commit`.
+        Return False if another writer has committed that version first.
         """
         same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
         with self._errors():
@@ -229,18 +229,18 @@ class DeltaLog:
             said.append(deltalake.Transaction(f"{self._app}:emptied", sequence))
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
-    def settle(self, newest: int, synced: re.Pattern[str]) -> None:
-        """Make the region's last commit up to this version survive a power loss, which the library does not do.
+    def settle(self, newest_version: int, durable_names: re.Pattern[str]) -> None:
+        """Fsync the region's last commit up to this version and its data files, which the Delta library does not do.
 
-        The commits of others since the sequence before, or since the table's last checkpoint, are synced too: a log
-        with a gap can't be read.
+        The commits of others before it are synced too, back to the region's commit before or to the table's last
+        checkpoint. A log with a gap can't be read.
 
         Args:
-            newest: the version where the search begins.
-            synced: the pattern of files that are durable already.
+            newest_version: the version where the search begins.
+            durable_names: the pattern of data file names that are durable already.
         """
         files, found, durable = self._files, False, -1
-        for version in range(newest, -1, -1):
+        for version in range(newest_version, -1, -1):
             if found and version <= durable:
                 break
             actions = self._actions(version)
@@ -253,7 +253,7 @@ class DeltaLog:
             if ours:
                 found, durable = True, self._synced_checkpoint(version)
                 added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
-                self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
+                self._settle_files([f"{self._path}/{file}" for file in added if not durable_names.fullmatch(file)])
         sync_folder(files, self._path)
         sync_folder(files, self._folder)
 
@@ -267,7 +267,10 @@ class DeltaLog:
 
 @contextlib.contextmanager
 def _translated_errors(path: str) -> Iterator[None]:
-    """Translate the library's errors."""
+    """Translate errors of the Delta library: InvalidInputError for an unsupported protocol, RetriableError for others.
+
+    Errors of a conflicting commit, a schema mismatch and a missing table pass unchanged.
+    """
     try:
         yield
     except (CommitFailedError, SchemaMismatchError, TableNotFoundError):
@@ -279,12 +282,12 @@ def _translated_errors(path: str) -> Iterator[None]:
 
 
 def schema_of(table: deltalake.DeltaTable) -> pa.Schema:
-    """Return the table's columns in Arrow's types."""
+    """Return a Delta table's columns as an Arrow schema."""
     return _arrow(table.schema())
 
 
 def arrow_of(schema: pa.Schema) -> pa.Schema:
-    """Return the types in which a table with these columns would be read; raise any error of the library."""
+    """Return the Arrow schema in which a Delta table with these columns would be read; errors of the library pass."""
     return _arrow(deltalake.Schema.from_arrow(schema))
 
 
@@ -294,7 +297,7 @@ def _arrow(schema: deltalake.Schema) -> pa.Schema:
 
 
 def remove_action(file: Mapping[str, Any]) -> RemoveAction:
-    """Return the action that removes a file from the table."""
+    """Return the Delta `remove` action for a file, given its `add` entry."""
     parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
     return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)
 

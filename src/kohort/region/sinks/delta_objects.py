@@ -59,24 +59,30 @@ a publication makes 7 requests for each commit since the last checkpoint."""
 
 
 class StoreDeltaLog(DeltaLog):
-    """The log of one table in a store, for one region. What the store has answered is durable."""
+    """The transaction log (`_delta_log`) of a Delta table in an object store, as one region reads and writes it."""
 
     def __init__(self, store: ObjectStore, region_id: UUID) -> None:
         super().__init__(store.url, region_id, SYSTEM)
         self._store, self._given = store, store.library_options()
 
     def refuse_link(self) -> None:
-        """Do nothing: a store has no links."""
+        """Do nothing: an object store has no symbolic links."""
 
     def exists(self) -> bool:
-        """Return whether the table exists. The library's own question would stop all threads of the process."""
+        """Return whether `_delta_log` has an object.
+
+        The Delta library's own check would block all threads of the process.
+        """
         return any(self._store.list_pages(_LOG))
 
     def _open_table(self) -> deltalake.DeltaTable:
         return deltalake.DeltaTable(self._path, storage_options=self._given)
 
     def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
-        """Create the table, or load the one that another writer has created meanwhile, or whose answer was lost."""
+        """Create the Delta table, and load it.
+
+        If another writer created it, or the answer was lost, load what is there.
+        """
         kept = deltalake.Schema.from_arrow(schema)
         refused = ""
         try:
@@ -95,9 +101,10 @@ class StoreDeltaLog(DeltaLog):
             raise
 
     def reaches(self, folder: str) -> bool:
-        """Check by a trial table that the Delta library can commit to the store; return whether it reads it back.
+        """Return whether the Delta library commits to the place that this process reads, by a trial table in `folder`.
 
-        The library's functions that read an object would stop all threads of the process meanwhile.
+        The trial also checks that the library's commits never replace others. The library's functions that read an
+        object would block all threads of the process, so the object is read by obstore.
 
         Raises:
             InvalidInputError: the library's commits replace others.
@@ -152,7 +159,7 @@ class StoreDeltaLog(DeltaLog):
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Translate the library's errors, whose text may have the request with its signature."""
+        """Translate the Delta library's errors, and remove secrets: their text may contain a signed request."""
         try:
             yield
         except CommitFailedError:
@@ -166,23 +173,23 @@ class StoreDeltaLog(DeltaLog):
             said = self._store.error_text(error)
             raise RetriableError(f"The Delta table {self._path} does not answer: {said}") from None
 
-    def settle(self, newest: int, synced: object) -> None:
-        """Do nothing."""
+    def settle(self, newest_version: int, durable_names: object) -> None:
+        """Do nothing: an object is durable when the store has answered."""
 
-    def settle_columns(self, newest: int) -> None:
-        """Do nothing."""
+    def settle_columns(self, newest_version: int) -> None:
+        """Do nothing: an object is durable when the store has answered."""
 
 
 class DeltaObjects(DeltaTable):
-    """A `DeltaTable` in an object store, which `DeltaTable(url)` makes of a store's URL.
+    """The `DeltaTable` for an object store; `DeltaTable(url)` returns one for a store's URL.
 
     Attributes:
         path: the URL.
-        mode: as of `DeltaTable`.
-        keys: as of `DeltaTable`.
-        partition_by: as of `DeltaTable`.
-        compression: as of `DeltaTable`.
-        evolve: as of `DeltaTable`.
+        mode: as in `DeltaTable`.
+        keys: as in `DeltaTable`.
+        partition_by: as in `DeltaTable`.
+        compression: as in `DeltaTable`.
+        evolve: as in `DeltaTable`.
     """
 
     _LATE: ClassVar = True
@@ -219,7 +226,10 @@ class DeltaObjects(DeltaTable):
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
 
     def _prepare_place(self) -> None:
-        """Refuse a store that can't be written exactly once, before the table or the owner marker is created there."""
+        """Refuse a store that can't be written exactly once, before the table or the owner marker is created there.
+
+        Conditional puts, copies, and the Delta library's access are tried.
+        """
         if not self._is_claimed() and not self._log.exists():
             self._refuse_strangers()
         self._store.check_conditional(f"{self._own}/{_TRIED}")
@@ -231,7 +241,7 @@ class DeltaObjects(DeltaTable):
             )
 
     def _check_copies(self) -> None:
-        """Check that an object can be copied into the table and removed, as `publish` does."""
+        """Check by a trial object that objects can be copied into the table's folder and removed, as `publish` does."""
         name = f"_probe-{uuid.uuid4().hex}"
         try:
             self._store.copy_objects({f"{self._own}/{_TRIED}": name})
@@ -257,7 +267,7 @@ class DeltaObjects(DeltaTable):
         return self._store.create_object(owner_marker.columns_path(self._own, number), data) == data
 
     def _sync_own(self) -> None:
-        """Do nothing: what the store has answered is durable."""
+        """Do nothing: an object is durable when the store has answered."""
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         return owner_marker.decode_owner_marker(self._store.read_object(f"{folder}/{owner_marker.CLAIM}"), self.path)
@@ -294,7 +304,10 @@ class DeltaObjects(DeltaTable):
             raise RetriableError(f"The store of {self.path} has not copied all staged files yet")
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Remove staged pieces: their data first, so that another process can finish after a crash here."""
+        """Remove staged rows that are published: the Parquet files first, then the `KEY.json` that names them.
+
+        After a crash in between, another process still finds the rest by `KEY.json`.
+        """
         pieces = dict(zip(names, self._pieces(list(names)), strict=True))
         self._remove_staged(file.name for piece in pieces.values() for file in piece or ())
         self._remove_staged(name + PIECE for name, piece in pieces.items() if piece is not None)

@@ -34,7 +34,7 @@ _SETTINGS: Final = {
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the types in which a Delta table stores these columns.
+    """Return the Arrow types in which a Delta table gives these columns back to readers.
 
     Raises:
         InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
@@ -59,10 +59,10 @@ def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Check that these columns can partition the files.
+    """Check that these columns can partition a Delta table's files.
 
     Raises:
-        InvalidInputError: a column can't; the message says which can.
+        InvalidInputError: a column has another type than text, integer or date; or no column is left for the files.
     """
     for name in partition_by:
         kind = schema.field(name).type
@@ -73,10 +73,10 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
-    """Check that a table uses no Delta feature beyond those that this package can write.
+    """Check that a Delta table has no feature or setting with which this package can't write it exactly once.
 
     Raises:
-        InvalidInputError: it uses one; the message names it.
+        InvalidInputError: it has one; the message names it.
     """
     settings: Mapping[str, str | None] = table.metadata().configuration
     protocol = table.protocol()
@@ -97,12 +97,13 @@ def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
 
 
 def check_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
-    """Check that columns can be added to a table without a feature that some of its readers may lack.
+    """Check that adding these columns to a Delta table does not enable a table feature that its readers may lack.
 
-    The library would enable the feature by itself, and so shut these readers out.
+    A timestamp without a zone needs `timestampNtz`. The Delta library would enable it, and programs without that
+    feature could no longer read the table.
 
     Raises:
-        InvalidInputError: a column needs one; the message says what to do.
+        InvalidInputError: a column needs it; the message says what to do.
     """
     needing = [f"{field.name!r} of type {field.type}" for field in columns if _has_local_time(field.type)]
     if needing and _LOCAL_TIMES not in (table.protocol().reader_features or ()):
@@ -120,7 +121,7 @@ def _has_local_time(kind: pa.DataType) -> bool:
 
 
 def statistics(table: pa.Table) -> str:
-    """Return a file's statistics for the log, with which readers can skip the file."""
+    """Return a data file's row count, minima, maxima and null counts as JSON, for `stats` in its Delta `add` action."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -145,7 +146,10 @@ def statistics(table: pa.Table) -> str:
 
 
 def _value_of(scalar: Any) -> object:
-    """Return a scalar as a Python value, times as text: Arrow's `as_py` of a time would import pandas (36 MB)."""
+    """Return a scalar as a Python value; a timestamp becomes text.
+
+    Arrow's `as_py` of a timestamp would import pandas (36 MB).
+    """
     kind = scalar.type
     if not pa.types.is_timestamp(kind):
         return scalar.as_py()
@@ -165,7 +169,7 @@ def _said(value: object) -> int | str | None:
 
 
 def rows_by_partition(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
-    """Return the rows of each partition, without the partition columns. An empty text is null, as in Delta."""
+    """Return each partition's values and its rows without the partition columns. An empty text is null, as in Delta."""
     if not table.num_rows:
         return []
     if not partition_by:

@@ -107,7 +107,7 @@ _DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parque
 
 
 class _File(msgspec.Struct, frozen=True):
-    """A staged file, as the log will describe it."""
+    """A staged Parquet file, as its Delta `add` action will describe it: size, rows, statistics, partition values."""
 
     name: str
     size: int
@@ -117,12 +117,12 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """The content of `KEY.json`, which has one of the two.
+    """The content of `KEY.json`: the Parquet files with the rows staged under a key, in one of two fields.
 
     Attributes:
-        files: the files of the key's rows.
-        grown: the same, if the rows replace others and have columns that were added. A publisher that does not know
-            added columns would leave their values out of its merge. It finds no `files`, and refuses the piece.
+        files: the files, except in the case of `grown`.
+        grown: the files, if `mode` is update and columns were added. A publisher that does not know added columns would
+            leave their values out of its merge. It finds no `files`, and refuses to publish.
     """
 
     files: tuple[_File, ...] = ()
@@ -130,13 +130,13 @@ class _Piece(msgspec.Struct, frozen=True):
 
 
 class DeltaTable(FolderSink):
-    """A Delta table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+    """A sink that writes a Delta table: each checkpoint of the region is one commit. The sink can be pickled.
 
-    The table is in a folder that all members see, or in an object store; it is created if missing. The folder is on a
-    file system with hard links, the store has conditional puts. Rows are appended; with `mode="update"` a row replaces
-    the one with the same keys.
+    `Sink` documents the guarantees of its methods. The table is in a folder that all members see, or in an object
+    store; it is created if missing. The folder's file system needs hard links, and the store conditional puts. Rows are
+    appended; with `mode="update"` a row replaces the one with the same keys.
 
-    If a sequence has two rows of one key, the later is written. The order is by epoch, unit and member of the staged
+    If a checkpoint has two rows of one key, the later is written. The order is by epoch, unit and member of the staged
     keys, then by the order in the table.
 
     Attributes:
@@ -154,7 +154,7 @@ class DeltaTable(FolderSink):
     _kept: OwnerMarker | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> DeltaTable:
-        """Return a table in a folder, or for a store's URL a `DeltaObjects`."""
+        """Return a `DeltaTable` for a path, or a `DeltaObjects` for an object store's URL."""
         if cls is DeltaTable and is_store_url(path):
             stored: type[DeltaTable] = import_module(_OBJECTS).DeltaObjects  # it derives from this class
             return object.__new__(stored)
@@ -217,10 +217,10 @@ class DeltaTable(FolderSink):
         self._evolve(given)
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add columns that a submitted table has and the Delta table lacks; of several writers, one commits them.
+        """Add columns to the Delta table that a submitted table has and it lacks; record them beside the owner marker.
 
-        A process that ends after that commit leaves a column that no marker names. Whoever finds it next takes it for
-        one that others have added.
+        Of several writers, one commits them. If a process ends between commit and record, the next one takes the column
+        for one that a stranger has added.
         """
         for _ in range(COMMITS_MAX):
             claim, number = self._reload()
@@ -244,7 +244,12 @@ class DeltaTable(FolderSink):
         raise self._too_late()
 
     def _adds_columns(self, table: deltalake.DeltaTable, columns: Sequence[pa.Field[Any]]) -> bool:
-        """Try to commit the columns that the table lacks. Return True if one was missing: load the table again then."""
+        """Try to commit those of these columns that the Delta table lacks.
+
+        Returns:
+            True if one was missing, whether or not the commit succeeded: the caller must load the table again. False:
+                it has all columns.
+        """
         there = schema_of(table)
         missing = [field for field in columns if field.name not in there.names]
         if missing:
@@ -283,7 +288,10 @@ class DeltaTable(FolderSink):
             )
 
     def _refuse_other_partitions(self, claim: OwnerMarker, there: Sequence[str]) -> None:
-        """Refuse a table that was created again with other partition columns than the staged files have."""
+        """Raise an error if the table's partition columns differ from those when the region began to write.
+
+        Staged files are divided by these columns. The table may have been deleted and created again.
+        """
         if claim.partition_by != tuple(there):
             raise InvalidInputError(
                 f"{self.path} is parted by {list(there)}, and region {self._region!r} began to write it parted by "
@@ -291,9 +299,10 @@ class DeltaTable(FolderSink):
             )
 
     def _fitting(self, there: pa.Schema, schema: pa.Schema) -> pa.Schema:
-        """Return the submitted columns that the Delta table must have, after checking their types against it.
+        """Return the submitted columns that the Delta table has, after checking their types against it.
 
-        Others may have added columns that may be null since the region began to write.
+        Columns are ignored that may be null and that others have added to the table. So are columns that the sink will
+        add (`evolve="add"`).
         """
         if self._is_claimed():
             claim = self._reload()[0]
@@ -309,7 +318,7 @@ class DeltaTable(FolderSink):
         return schema
 
     def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
-        """Return the table; create it if it is missing."""
+        """Load the Delta table; create it if it is missing and the folder is empty."""
         self._log.refuse_link()
         try:
             return self._log.load()
@@ -325,7 +334,7 @@ class DeltaTable(FolderSink):
             ) from None
 
     def _probe(self) -> None:
-        """Check that a staged file can be linked into the table, and that the log can be written."""
+        """Check by trial files that a staged file can be hard-linked into the table and into its log's folder."""
         folders = (self._staging, self.path, f"{self.path}/_delta_log")
         self._probe_in(folders, remove, lambda: self._try(folders))
 
@@ -369,10 +378,10 @@ class DeltaTable(FolderSink):
         return True
 
     def _reload(self) -> tuple[OwnerMarker, int]:
-        """Read the region's owner marker again; return it with the number of times that columns were added.
+        """Read and cache the region's owner marker; return it with the number of times that columns were added.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no marker: the region has not written here yet.
         """
         claim, number = owner_marker.read_grown(self._content, self._own)
         self._refuse_other_name(claim)
@@ -389,11 +398,15 @@ class DeltaTable(FolderSink):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
+        """Check each row of a table, and return the rows in the sink's schema, as `stage` writes them.
+
+        Raises:
+            RowRefusedError: the sink can't write a row.
+        """
         return self._checked(table)[1]
 
     def _checked(self, table: pa.Table) -> tuple[OwnerMarker, pa.Table]:
-        """Return the owner marker whose schema the rows fit, and the rows in the form that is staged.
+        """Check the rows of a table; return the owner marker whose schema they fit, and the rows as they are staged.
 
         The marker is returned because another thread may cache an older one meanwhile.
         """
@@ -419,7 +432,10 @@ class DeltaTable(FolderSink):
         return claim, rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        """Write a table's rows to Parquet files that readers do not see yet, durably.
+
+        A repeated call with the same key replaces the rows.
+        """
         self._refuse_others(key)
         claim, table = self._checked(table)
         if self.mode == "update":  # before the partitions, which lose the order of the rows
@@ -444,7 +460,7 @@ class DeltaTable(FolderSink):
         self._remove_staged([old.name for old in before])
 
     def _piece(self, name: str) -> tuple[_File, ...] | None:
-        """Return the files of a staged key; None: nothing is staged under it, or no longer."""
+        """Return the Parquet files with the rows staged under a key; None: nothing is staged under it, or no longer."""
         piece = read_json(self._content, f"{self._staging}/{name}{PIECE}", _Piece)
         return None if piece is None else piece.files + piece.grown
 
@@ -454,7 +470,7 @@ class DeltaTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as this sequence, by one commit in the Delta log."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one commit in the Delta log."""
         check_sequence(sequence)
         self._claim()
         named = in_order(keys)
@@ -468,7 +484,14 @@ class DeltaTable(FolderSink):
         self._forget([key.file_stem() for key in named])
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
-        """Commit the staged rows to the Delta log under this sequence, unless another process has done so."""
+        """Commit staged files to the Delta log as this sequence (checkpoint), unless another process has done so.
+
+        Args:
+            sequence: the sequence.
+            staged: the staged files.
+            lost: why staged files are missing; empty: none is. It is an error only if no process has committed the
+                sequence.
+        """
         claim = self._reload()[0]  # other members may have added columns, which the staged rows have
         kept = claim.rows()
         shown: dict[str, str] = {}
@@ -498,7 +521,11 @@ class DeltaTable(FolderSink):
     def _until_there(
         self, is_there: Callable[[deltalake.DeltaTable], bool], commit: Callable[[deltalake.DeltaTable], bool]
     ) -> None:
-        """Retry until a commit of the sequence is in the log and durable, whichever process made it."""
+        """Load the table and call `commit` until the loaded version satisfies `is_there`; then make it durable.
+
+        Raises:
+            RetriableError: other writers committed first, 30 times.
+        """
         for _ in range(COMMITS_MAX):
             table = self._log.load()
             if is_there(table):
@@ -536,7 +563,7 @@ class DeltaTable(FolderSink):
         return pa.Table.from_arrays(columns, schema=kept)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows: one commit removes its files and records that under the sequence."""
+        """Remove the region's rows by one Delta commit, which removes its data files and records this checkpoint."""
         if not self._is_claimed():
             return
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
@@ -548,7 +575,12 @@ class DeltaTable(FolderSink):
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
-        """Return the Delta log actions that remove this region's files, and no others."""
+        """Return Delta `remove` actions for all data files of this region.
+
+        Raises:
+            InvalidInputError: other writers have rewritten files (OPTIMIZE, DELETE), so that the region's rows can't be
+                told from others.
+        """
         there = self._log.files_of(table)
         if self.mode == "update":
             ours = there
@@ -571,7 +603,7 @@ class DeltaTable(FolderSink):
     # -- progress and cleanup
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint number) that is published and durable; 0: none."""
         self._bound()
         if not self._is_claimed():
             return 0
@@ -584,16 +616,19 @@ class DeltaTable(FolderSink):
         return max(last, marked)
 
     def adopt(self) -> str:
-        """Write this sink's name into the place of the table, and return the earlier one."""
+        """Store this sink's present name in the region's owner marker.
+
+        Return the earlier name; empty: there was none.
+        """
         return self._adopt(self._own)
 
     def _written_name(self) -> str:
         return self._written_in(self._own)
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published.
+        """Remove staged rows that will never be published, and those that are published already.
 
-        Files beside the log that no commit names are left to VACUUM: a commit that is under way may name them.
+        Data files in the table's folder that no commit has are left to VACUUM: a commit that is under way may add them.
         """
         self._bound()
         if not self._is_claimed():
@@ -617,7 +652,7 @@ class DeltaTable(FolderSink):
         self._files.listdir(self.path)
 
     def _keep_claim(self, mine: OwnerMarker | None) -> None:
-        """Write the region's owner marker beside the table, if it is not there yet."""
+        """Write the region's owner marker if one is given and there is none yet, and make the marker durable."""
         make_folder(self._files, self._staging)
         if mine is not None:
             owner_marker.write_owner_marker(self._files, self._own, mine)
@@ -636,7 +671,7 @@ class DeltaTable(FolderSink):
         return read_file(self._files, path)
 
     def _write_rows(self, name: str, rows: pa.Table) -> int:
-        """Write a staged file, and return its size."""
+        """Write rows to a staged Parquet file, durably, and return its size in bytes."""
         with contextlib.closing(Output(self._files, f"{self._staging}/{name}")) as output:
             staged_files.write_parquet(rows, output, self.path, self.compression, None)
             output.sync()
@@ -650,11 +685,11 @@ class DeltaTable(FolderSink):
             remove(self._files, f"{self._staging}/{name}")
 
     def _show_files(self, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
-        """Give staged files second names in the table, where no reader sees them before the log names them.
+        """Link staged Parquet files into the table's folder. Readers ignore them until a commit adds them.
 
         Args:
-            sizes: the sizes of the files.
-            names: their second names, which nobody has used before.
+            sizes: the sizes of the staged files, by name.
+            names: the new name of each, which must be unused.
         """
         for name in sizes:
             staged, second = f"{self._staging}/{name}", f"{self.path}/{names[name]}"
@@ -676,9 +711,10 @@ class DeltaTable(FolderSink):
         return staged_files.last_published(self._files, self._own)
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Give staged pieces to the sweep: their data first, so that another process can finish after a crash here.
+        """Rename the staged files of published rows, so that a later sweep removes them: `KEY.json` after the others.
 
-        A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
+        After a crash in between, another process still finds the rest by `KEY.json`. Removing a file takes a hundred
+        times as long as renaming it, and the next checkpoint waits for this.
         """
         for name in names:
             piece = self._piece(name)
@@ -688,6 +724,6 @@ class DeltaTable(FolderSink):
 
 
 def _second_name(name: str) -> str:
-    """Return the name that a staged file gets in the table: its own, with a new attempt id."""
+    """Return a new unique name for a staged Parquet file in the table: the same with another attempt id."""
     epoch, region, _, number = name.split("-")
     return f"{epoch}-{region}-{uuid.uuid4().hex[:16]}-{number}"

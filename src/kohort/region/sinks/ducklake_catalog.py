@@ -75,36 +75,47 @@ _OPENED: Final[dict[int, duckdb.DuckDBPyConnection]] = {}
 
 
 class CommitOpenError(RetriableError):
-    """The error of a commit with an unknown outcome (refused, or its answer lost) until the catalog is read again."""
+    """The error of a commit that was refused or whose answer was lost.
+
+    Only reading the catalog again shows whether it succeeded.
+    """
 
 
 class NoLakeError(RetriableError):
-    """The error of a catalog in which no DuckLake was made yet: its file is there before its tables."""
+    """The error that the catalog's file or database has no DuckLake yet; another process may be creating it."""
 
 
 class LakeTransaction:
-    """A transaction on a lake, in which the statements name the lake `{lake}`; `verbatim` escapes others' names."""
+    """A DuckDB transaction on an attached DuckLake.
+
+    In statements, `{lake}` stands for the name under which it is attached.
+
+    `verbatim` escapes `{lake}` in names and values.
+    """
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection, name: str) -> None:
         self._cursor, self.name = cursor, name
         self.changed = False
 
     def ask(self, statement: str, *values: object) -> list[Any]:
-        """Return the rows of a query."""
+        """Execute a query and return its rows."""
         return self._run(statement, *values).fetchall()
 
     def execute_change(self, statement: str, *values: object) -> int:
-        """Execute a statement that changes the lake; return the number of its rows."""
+        """Execute a statement that changes the lake, so that `transaction` commits; return the number of its rows."""
         self.changed = True
         found = self._run(statement, *values).fetchall()
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
 
     def call(self, statement: str) -> None:
-        """Execute a statement that changes the lake only together with others."""
+        """Execute a statement that needs no commit by itself.
+
+        Without a call of `execute_change` the transaction is rolled back.
+        """
         self._run(statement).fetchall()
 
     def tables(self, schema: str) -> dict[str, str]:
-        """Return the UUIDs of the tables in a schema by their names, all in lower case."""
+        """Return the UUID (in hexadecimal) of each table in a schema, by the table's name in lower case."""
         found = self.ask(
             "SELECT lower(t.table_name), t.table_uuid FROM __ducklake_metadata_{lake}.ducklake_table t JOIN "
             "__ducklake_metadata_{lake}.ducklake_schema s USING (schema_id) JOIN ducklake_current_snapshot('{lake}') c "
@@ -115,7 +126,7 @@ class LakeTransaction:
         return {name: UUID(str(table_id)).hex for name, table_id in found}
 
     def schema(self, table: str) -> pa.Schema:
-        """Return the columns of a table in Arrow's types; `table` is its quoted name."""
+        """Return a table's columns as an Arrow schema; `table` is the table's name, quoted for SQL."""
         found = self._run(f"SELECT * FROM {{lake}}.{table} LIMIT 0").to_arrow_table().schema
         must = {
             name
@@ -132,7 +143,7 @@ class LakeTransaction:
 
 
 class DuckLake:
-    """The lake in a folder: its catalog and, below `data`, the files that DuckDB writes."""
+    """A DuckLake in a local folder: the catalog is a SQLite file, and `data` has the files that DuckDB writes."""
 
     _kind: ClassVar[str] = "sqlite"
 
@@ -150,9 +161,9 @@ class DuckLake:
             raise NotAuthorizedError(f"No right to write {self.catalog}, the catalog of {self._place}")
 
     def is_there(self) -> bool:
-        """Return whether there is a catalog's file; attaching it would create one.
+        """Return whether the catalog's file exists and is not empty. Attaching a missing file would create it.
 
-        The file is not opened: when it is closed, the system drops every lock that this process has on it.
+        The file is only looked at, never opened: closing it would drop all locks that this process has on it.
         """
         try:
             return os.stat(self.catalog).st_size > 0
@@ -161,13 +172,16 @@ class DuckLake:
 
     @contextlib.contextmanager
     def transaction(self, *, create: bool = False) -> Iterator[LakeTransaction]:
-        """Run one transaction, which becomes one snapshot if it changes something.
+        """Run one transaction.
+
+        If `execute_change` was called in it, commit it as one snapshot of the lake; else roll it back.
 
         Args:
             create: create the lake if it is missing.
 
         Raises:
             CommitOpenError: another has committed since the transaction began, or the answer was lost.
+            NoLakeError: there is no lake, and `create` is not set.
             RetriableError: the catalog is locked, or can't be read now.
             InvalidInputError: a statement is refused for good; the message says why.
         """
@@ -188,7 +202,7 @@ class DuckLake:
         return LakeTransaction(cursor, name)
 
     def _attach(self, at: LakeTransaction, create: bool) -> None:
-        """Attach the lake under the transaction's name."""
+        """Attach the lake under the transaction's name; create it if it is missing and `create` is set."""
         make = create and not self._has_lake(at)
         make_or_not = f"DATA_PATH {literal(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false"
         options = [*self._attach_options(), make_or_not]
@@ -206,7 +220,7 @@ class DuckLake:
         return [f"META_BUSY_TIMEOUT {_LOCK_WAIT_MS}", "META_JOURNAL_MODE 'WAL'"]
 
     def _has_lake(self, at: LakeTransaction) -> bool:
-        """Return whether the catalog has the tables of a DuckLake, without making them."""
+        """Return whether the catalog already has DuckLake's own tables, without creating them."""
         if not self.is_there():
             return False
         at.call(f"ATTACH {literal(self.catalog)} AS {{lake}}_file (TYPE {self._kind}, READ_ONLY)")
@@ -235,10 +249,10 @@ class DuckLake:
 
 
 class PostgresLake(DuckLake):
-    """A lake whose catalog is a database of PostgreSQL; its files are below a folder.
+    """A DuckLake whose catalog is a PostgreSQL database, and whose data files are in a local folder.
 
-    A statement has the connection's parameters, and so have errors of DuckDB. They are without a password, which libpq
-    takes from a file or from the environment.
+    The connection's parameters occur in statements, and so in DuckDB's errors. They contain no password: libpq takes it
+    from a file or from the environment.
     """
 
     _kind: ClassVar[str] = "postgres"
@@ -248,10 +262,10 @@ class PostgresLake(DuckLake):
         self.catalog = parameters
 
     def check_rights(self) -> None:
-        """Do nothing: the tables are made, and PostgreSQL checks the rights."""
+        """Do nothing: PostgreSQL checks rights itself when the sink creates its tables."""
 
     def is_there(self) -> bool:
-        """Return True: the database exists before the lake, or no connection can be opened."""
+        """Return True: the database must exist before the lake, or else no connection can be opened."""
         return True
 
     def _attach_options(self) -> list[str]:
@@ -272,17 +286,17 @@ class PostgresLake(DuckLake):
 
 
 def _abandon_transaction(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Roll back the transaction, detach the lake and release all its locks, as the end of the process would."""
+    """Roll back the transaction if it is not committed, and detach the lake, so that all its locks are released."""
     for statement in ("ROLLBACK", f"DETACH DATABASE IF EXISTS {name}", f"DETACH DATABASE IF EXISTS {name}_file"):
         with contextlib.suppress(duckdb.Error):
             cursor.execute(statement)
 
 
 def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
-    """Return the Arrow types in which a DuckLake stores these columns.
+    """Return the Arrow types in which a DuckLake gives these columns back to readers.
 
     Raises:
-        InvalidInputError: it can't keep a column unchanged; the message names the columns.
+        InvalidInputError: DuckLake can't store a column unchanged; the message names the columns.
     """
     _database()  # without which no column is at fault
 
@@ -300,19 +314,22 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
 
 
 def column_types(place: str, schema: pa.Schema) -> dict[str, str]:
-    """Return DuckDB's types of columns that it keeps unchanged."""
+    """Return the SQL type of each column in DuckDB, by name.
+
+    DuckDB must be able to store them unchanged (`given_schema`).
+    """
     with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
         found = cursor.from_arrow(schema.empty_table())
         return dict(zip(schema.names, (str(kind) for kind in found.types), strict=True))
 
 
 def comparable_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema of DuckDB's as the sink compares it: plain types, and UTC under one name."""
+    """Normalise an Arrow schema that DuckDB returns, to compare it with the sink's: plain types, UTC under one name."""
     return pa.schema([pa.field(field.name, _loose(field.type), field.nullable) for field in with_plain_types(schema)])
 
 
 def _loose(kind: Any) -> Any:
-    """Return a type with all nested fields nullable, as in DuckDB."""
+    """Return a type as DuckDB would give it back: all nested fields may be null, and UTC has one name."""
     if pa.types.is_timestamp(kind) and kind.tz in ("Etc/UTC", "Z", "+00:00"):
         return pa.timestamp(kind.unit, "UTC")
     if isinstance(kind, pa.StructType):
@@ -329,10 +346,10 @@ def _micros(kind: Any) -> Any:
 
 
 def columns_with_statistics(rows: pa.Table) -> bool | list[str]:
-    """Return the columns whose statistics a Parquet file may contain; True: all.
+    """Return the columns for which a Parquet file may have statistics, or True if it may for all.
 
-    The statistics of floating-point columns leave NaN out, which DuckDB takes for the greatest number. DuckLake takes
-    them as they are, and would skip the file when a reader asks for values above its maximum.
+    Floating-point columns with a NaN are left out. A Parquet maximum ignores NaN, which DuckDB takes for the greatest
+    number. DuckLake would therefore skip the file when a reader asks for values above its maximum.
     """
     doubtful = [name for name in rows.column_names if _may_have_nan(rows.column(name))]
     if not doubtful:
@@ -353,12 +370,12 @@ def _holds_floats(kind: Any) -> bool:
 
 
 def verbatim(text: str) -> str:
-    """Escape `{lake}` in a name or path, so that a transaction does not replace it by the lake's name."""
+    """Escape `{lake}` in a name or path, since a transaction replaces `{lake}` in statements by the lake's name."""
     return text.replace("{lake}", _ESCAPED_NAME)
 
 
 def literal(text: str) -> str:
-    """Quote a text as an SQL string literal for a transaction's statement."""
+    """Quote a text as an SQL string literal for a statement of a `LakeTransaction`."""
     return verbatim(_sql_text(text))
 
 
@@ -367,13 +384,16 @@ def _sql_text(text: str) -> str:
 
 
 def sql_list(values: Sequence[str]) -> str:
-    """Return texts as a list in SQL."""
+    """Return texts as a list literal in SQL, for a transaction's statement."""
     return "[" + ", ".join(literal(value) for value in values) + "]"
 
 
 @contextlib.contextmanager
 def lake_errors(place: str) -> Iterator[None]:
-    """Translate the errors of DuckDB."""
+    """Translate DuckDB's errors inside the block to the package's own.
+
+    After a fatal one, drop this process's DuckDB.
+    """
     try:
         yield
     except duckdb.PermissionException as error:
@@ -403,7 +423,10 @@ def line_of(error: Exception) -> str:
 
 
 def _database() -> duckdb.DuckDBPyConnection:
-    """Return this process's DuckDB with its extensions; a forked process opens its own."""
+    """Return this process's in-memory DuckDB with its extensions loaded; open it at the first call.
+
+    A fork opens its own.
+    """
     process = os.getpid()
     with _OPENING:
         if process not in _OPENED:
@@ -412,7 +435,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 def _forget_database() -> None:
-    """Drop this process's DuckDB after a fatal error, after which it refuses everything; the next use opens another."""
+    """Make the next use open another DuckDB in this process: after a fatal error, DuckDB refuses all statements."""
     with _OPENING:
         _OPENED.pop(os.getpid(), None)
 
@@ -443,7 +466,7 @@ def _load_extension(execute: Callable[[str], object], name: str) -> None:
 
 
 def _extension(name: str) -> str:
-    """Return the file of an extension in its package; without one for this DuckDB, its name."""
+    """Return the path of a DuckDB extension that a Python package has installed; without one, the extension's name."""
     try:
         package = importlib.import_module(f"duckdb_extension_{name}")
     except ImportError:

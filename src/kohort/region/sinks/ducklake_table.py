@@ -87,13 +87,13 @@ _FILE: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}\.parque
 
 
 class _LakePiece(msgspec.Struct, frozen=True):
-    """The content of `KEY.json`.
+    """The content of `KEY.json`: the Parquet files with the rows staged under a key.
 
     Attributes:
-        files: names of the files with the rows.
-        row_count: the number of these rows.
-        whole: the files are written. Otherwise `others` may be, in part.
-        others: names of further files, which no publication needs.
+        files: the names of the files with the rows.
+        row_count: the number of rows in these files.
+        whole: whether the files are completely written. If not, staging is in progress or has failed.
+        others: names of files of this key that are not to be published: partly written, or of earlier attempts.
     """
 
     files: tuple[str, ...]
@@ -104,14 +104,14 @@ class _LakePiece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _LakeState:
-    """The table in one snapshot.
+    """The state of the lake's table in one snapshot, as this region sees it.
 
     Attributes:
-        table_id: its UUID, which a table that is made anew does not share.
-        claim: the region's owner marker; None: it has none.
-        sequence: the last sequence with rows; 0: none.
-        row_count: how many rows the region has added.
-        emptied: the sequence as which the table was emptied; 0: it never was.
+        table_id: the table's UUID; a table that was deleted and created again has another.
+        claim: the region's owner marker; None: the region has not written here yet.
+        sequence: the last sequence (checkpoint number) published here; 0: none.
+        row_count: how many rows the region has added since the table was emptied.
+        emptied: the last sequence as which the region emptied the table; 0: it never did.
     """
 
     table_id: str
@@ -122,11 +122,11 @@ class _LakeState:
 
 
 class DuckLakeTable(FolderSink):
-    """A DuckLake table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+    """A sink that writes a DuckLake table: each checkpoint of the region is one snapshot. The sink can be pickled.
 
-    Rows are appended. The lake is a folder with a catalog in SQLite, which all members see; it is created if missing,
-    and so is the table. With `catalog` the catalog is a database of PostgreSQL instead. Other programs may write into
-    the same lake and the same table.
+    `Sink` documents the guarantees of its methods. Rows are appended. The lake is a folder with a catalog in SQLite,
+    which all members see; it is created if missing, and so is the table. With `catalog` the catalog is a database of
+    PostgreSQL instead. Other programs may write into the same lake and the same table.
 
     Attributes:
         path: the absolute path of the folder.
@@ -158,7 +158,7 @@ class DuckLakeTable(FolderSink):
         return f"DuckLakeTable({self.table!r}, lake={self.path!r})"
 
     def _place_name(self) -> str:
-        """Return the catalog, without what differs between members, and the table's name in lower case."""
+        """Return a name made of the catalog's location and the table's name in lower case, equal for all members."""
         home = PostgresUrl(self.catalog).home() if self.catalog else os.path.realpath(self.path)
         return f"{self.KIND}:{home}#{self.table.lower()}"
 
@@ -178,7 +178,7 @@ class DuckLakeTable(FolderSink):
         return verbatim(quoted(*self._names))
 
     def _state(self, at: LakeTransaction) -> _LakeState | None:
-        """Return the table as the transaction sees it; None: it does not exist."""
+        """Return the table's state in the transaction's snapshot; None: the table does not exist."""
         found = at.tables(self._names[0])
         table_id = found.get(self._names[1].lower())
         if table_id is None:
@@ -211,10 +211,10 @@ class DuckLakeTable(FolderSink):
         return claim
 
     def _claimed(self, state: _LakeState | None) -> tuple[_LakeState, OwnerMarker]:
-        """Check that a state has this region's owner marker, cache the marker, and return the state.
+        """Check that the table's state has this region's owner marker with this sink's name; cache and return both.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: the table or the marker is missing, or the marker has another name of the sink.
         """
         if state is None or state.claim is None:
             raise self._unknown_table()
@@ -224,7 +224,7 @@ class DuckLakeTable(FolderSink):
         return state, state.claim
 
     def _newest_state(self) -> _LakeState | None:
-        """Return the newest state; None: the lake or the table does not exist."""
+        """Return the table's state in the newest snapshot; None: the lake or the table does not exist."""
         self._bound()
         if not self._lake.is_there():
             return None
@@ -235,7 +235,7 @@ class DuckLakeTable(FolderSink):
             return None
 
     def _find(self) -> _LakeState | None:
-        """Return the table's newest state with this region's owner marker; None: it has no such marker."""
+        """Return the table's newest state; None: the region has not written there yet."""
         state = self._newest_state()
         return None if state is None or state.claim is None else self._claimed(state)[0]
 
@@ -250,7 +250,14 @@ class DuckLakeTable(FolderSink):
         is_there: Callable[[_LakeState], bool],
         change: Callable[[LakeTransaction, _LakeState], None],
     ) -> bool:
-        """Retry until a change is in the lake; return whether this process made it."""
+        """Commit `change` in one transaction, unless the table's state satisfies `is_there`; retry refused commits.
+
+        Returns:
+            Whether this process's commit made the change. False: another's did, or this one's after a lost answer.
+
+        Raises:
+            RetriableError: other writers committed first, several times.
+        """
         for _ in range(COMMITS_MAX):
             try:
                 with self._lake.transaction() as at:
@@ -297,7 +304,10 @@ class DuckLakeTable(FolderSink):
             return at.schema(self._target)
 
     def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
-        """Return the state with this region's owner marker; create lake, table and marker in repeatable steps."""
+        """Return the table's state with this region's owner marker.
+
+        Create lake, table and marker if they are missing.
+        """
         for step in (self._make_tables, self._inline_own_tables, self._claim_table):
             for again in reversed(range(COMMITS_MAX)):
                 try:
@@ -328,7 +338,7 @@ class DuckLakeTable(FolderSink):
             at.execute_change(f"CREATE TABLE {{lake}}.{self._table_of_sink(_SEQUENCES)} ({', '.join(columns)})")
 
     def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
-        """Set the sink's own tables to keep their rows inlined in the catalog, whatever limit the lake has."""
+        """Set the sink's own two tables to store rows in the catalog (data inlining), whatever the lake's limit is."""
         for table in (_REGIONS, _SEQUENCES):
             if not at.ask(
                 "SELECT 1 FROM ducklake_options(?) WHERE option_name = 'data_inlining_row_limit' AND scope = 'TABLE' "
@@ -358,14 +368,21 @@ class DuckLakeTable(FolderSink):
     # -- staging
 
     def _folder(self, state: _LakeState) -> str:
-        """Return the path of the region's own files; a table that is created again gets a new one."""
+        """Return the folder of this region's staged files for this table.
+
+        A table that is created again gets another.
+        """
         return f"{self.path}/_kohort/{state.table_id}/{self._bound().hex}"
 
     def _file(self, state: _LakeState, name: str) -> str:
         return f"{self._folder(state)}/data/{name}"
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be written; return the rows as they are staged."""
+        """Check each row of a table, and return the rows in the sink's schema, as `stage` writes them.
+
+        Raises:
+            RowRefusedError: the sink can't write a row.
+        """
         claim = self._kept
         return self._shaped(table, self._load()[1] if claim is None else claim)
 
@@ -378,7 +395,10 @@ class DuckLakeTable(FolderSink):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        """Write a table's rows to Parquet files that readers do not see yet, durably.
+
+        A repeated call with the same key replaces the rows.
+        """
         self._refuse_others(key)
         state, claim = self._load()
         rows = self._shaped(table, claim)
@@ -386,7 +406,7 @@ class DuckLakeTable(FolderSink):
         self._remove_unknown(state, written.others)
 
     def _write(self, state: _LakeState, key: StagedKey, rows: pa.Table, before: _LakePiece | None) -> _LakePiece:
-        """Write the rows of a key as files, then the entry that names them; files of earlier attempts stay in it."""
+        """Write rows to a Parquet file, then the `KEY.json` that lists it and the files of earlier attempts."""
         named = [f"kohort-e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}.parquet"] if rows.num_rows else []
         old = _LakePiece((), 0, False) if before is None else before
         try:
@@ -408,7 +428,7 @@ class DuckLakeTable(FolderSink):
         return piece
 
     def _write_rows(self, path: str, rows: pa.Table) -> None:
-        """Write a new file that survives a power loss, under its own name at once."""
+        """Write rows to a new Parquet file, and sync the file and its folder."""
         folder = os.path.dirname(path)
         try:
             output = Output(self._files, path)
@@ -429,7 +449,7 @@ class DuckLakeTable(FolderSink):
             staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
 
     def _try_empty_file(self, state: _LakeState, schema: pa.Schema) -> None:
-        """Check with an empty file that DuckLake accepts files of these columns, before rows are staged."""
+        """Check with an empty Parquet file that DuckLake accepts files with these columns."""
         path = f"{self._folder(state)}/{_TRIALS}/{uuid.uuid4().hex}.parquet"
         self._write_rows(path, schema.empty_table())
         try:
@@ -438,7 +458,7 @@ class DuckLakeTable(FolderSink):
             remove(self._files, path)
 
     def _try_file(self, path: str) -> None:
-        """Add a file to the table in a transaction that is not committed."""
+        """Check that DuckLake accepts a Parquet file: add it to the table in a transaction that is rolled back."""
         with self._lake.transaction() as at:
             at.call(self._adding([path]))
 
@@ -455,11 +475,11 @@ class DuckLakeTable(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as this sequence, by one snapshot of the lake."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one snapshot of the lake."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
-        """Publish as `publish` does; the snapshot's extra info says where the sequence ends."""
+        """Publish as `publish` does, and store the end offsets (`positions`) in the snapshot's extra info."""
         check_sequence(sequence)
         state = self._load()[0]
         named, committed = in_order(keys), False
@@ -482,7 +502,15 @@ class DuckLakeTable(FolderSink):
             return False
 
     def _bring(self, sequence: int, staged: Sequence[_LakePiece], lost: str, offsets: str) -> bool:
-        """Commit the sequence, unless another process has; return whether this one did."""
+        """Commit staged files as one checkpoint, unless another process has done so; return whether this process did.
+
+        Args:
+            sequence: the checkpoint's number.
+            staged: the staged files of the keys.
+            lost: why staged files are missing; empty: none is. It is an error only if no process has committed the
+                sequence.
+            offsets: the end offsets as JSON; empty: unknown.
+        """
 
         def add_sequence(at: LakeTransaction, state: _LakeState) -> None:
             if lost:
@@ -495,7 +523,7 @@ class DuckLakeTable(FolderSink):
         return self._until_there(lambda state: state.sequence >= sequence, add_sequence)
 
     def _set_commit_message(self, at: LakeTransaction, sequence: int, offsets: str = "") -> None:
-        """Write region and sequence into the snapshot's commit message, by which readers find its origin."""
+        """Set the snapshot's commit message and extra info: region, checkpoint number and perhaps end offsets."""
         said: dict[str, object] = {"region": self._region, "region-id": str(self._bound()), "sequence": sequence}
         if offsets:
             said["offsets"] = json.loads(offsets)
@@ -506,7 +534,7 @@ class DuckLakeTable(FolderSink):
         )
 
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
-        """Update the region's row in the lake's table of sequences to another sequence."""
+        """Update the region's row in the sink's table of sequences (checkpoints), in this transaction."""
         moved = at.execute_change(
             f"UPDATE {{lake}}.{self._table_of_sink(_SEQUENCES)} SET sequence = ?, row_count = ?, emptied = ? "
             "WHERE table_id = ? AND region_id = ? AND sequence = ?",
@@ -516,7 +544,7 @@ class DuckLakeTable(FolderSink):
             raise CorruptDataError(f"{self.place} has moved {moved} rows of {_SEQUENCES}, and not one")
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows: one transaction deletes them and records that under the sequence."""
+        """Remove the region's rows in one transaction, which also records this sequence (checkpoint)."""
         state = self._find()
         if state is None:
             return
@@ -567,12 +595,15 @@ class DuckLakeTable(FolderSink):
             staged_files.mark_published(self._files, self._folder(state), sequence)
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint number) that is published and durable; 0: none."""
         state = self._find()
         return 0 if state is None else max(self._marked(state), state.sequence)
 
     def adopt(self) -> str:
-        """Write this sink's name into the lake, and return the earlier one."""
+        """Store this sink's present name in the region's owner marker.
+
+        Return the earlier name; empty: there was none.
+        """
         for _ in range(COMMITS_MAX):
             self._bound()
             if self._newest_state() is None:
@@ -600,7 +631,7 @@ class DuckLakeTable(FolderSink):
         return "" if state is None or state.claim is None else state.claim.place
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published."""
+        """Remove staged rows that will never be published, and leftover trial files."""
         state = self._find()
         if state is None:
             return
@@ -617,17 +648,20 @@ class DuckLakeTable(FolderSink):
             remove(self._files, f"{self._folder(state)}/{_TRIALS}/{name}")  # a check under way tries again
 
     def _drop(self, state: _LakeState, name: str) -> None:
-        """Remove a staged piece, and those of its files that the lake does not have."""
+        """Remove a key's `KEY.json` and those of its Parquet files that are not in the lake."""
         piece = self._piece(state, name)
         if piece is not None:
             self._remove_unknown(state, (*piece.files, *piece.others))
             remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _forget(self, state: _LakeState, name: str, committed: bool) -> None:
-        """Remove the entry of a staged piece, whose files belong to the lake by now.
+        """Remove the `KEY.json` of a published key, and its files that are not in the lake.
 
-        If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
-        are then nobody's.
+        Args:
+            state: the table's state.
+            name: the key.
+            committed: whether this process has committed the files. Otherwise they are looked up in the lake: another
+                process may have emptied the table as this sequence.
         """
         piece = self._piece(state, name)
         if piece is not None:
@@ -635,7 +669,7 @@ class DuckLakeTable(FolderSink):
             remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _remove_unknown(self, state: _LakeState, names: Sequence[str]) -> None:
-        """Remove those of these files that no snapshot of the lake has and that the lake will not remove itself."""
+        """Remove files that no snapshot of the lake has, and that the lake has not scheduled for deletion itself."""
         if not names:
             return
         listed = ", ".join(literal(name) for name in names)

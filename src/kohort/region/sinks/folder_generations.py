@@ -5,9 +5,9 @@
     out/_staging/showing-17-ATTEMPT      a folder on its way to `sequence=17`
 
 One rename can't replace several folders, so that readers which list `sequence=*` see the change in steps. They see the
-old folders until the grace time of a compaction is over. Then `retire_replaced` hides these, one after the other, and
-shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them, and
-none is there twice. If a process dies there, the next sweep or compaction finishes the change.
+old folders until the grace time of a compaction is over. Then `retire_replaced` hides these, one after the other,
+and shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them,
+and none is there twice. If a process dies there, the next sweep or compaction finishes the change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SHOW_ATTEMPTS: Final = 10
 
 
 def files_below(files: FileCalls, folder: str) -> list[str]:
-    """Return the paths of the files with rows, relative to a folder."""
+    """Return the paths of all Parquet files in a folder and its Hive partition folders, relative to the folder."""
     found = []
     for name in names_in(files, folder):
         if name.endswith(".parquet"):
@@ -69,7 +69,7 @@ def files_below(files: FileCalls, folder: str) -> list[str]:
 
 
 def make_partitions(files: FileCalls, folder: str, path: str, made: set[str]) -> None:
-    """Create the folders of a file's partition in a new folder; `made` has those that are there."""
+    """Create the Hive partition folders in the path of a file; `made` has those that exist, and gets the new ones."""
     above = folder
     for segment in path.split("/")[:-1]:
         above += f"/{segment}"
@@ -79,7 +79,7 @@ def make_partitions(files: FileCalls, folder: str, path: str, made: set[str]) ->
 
 
 class FolderGenerations:
-    """The generations of a folder, and its files."""
+    """The generations (file lists of compaction) and the published Parquet files of a local folder."""
 
     one_at_a_time: bool = True
 
@@ -93,11 +93,11 @@ class FolderGenerations:
         return [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
     def read_newest(self) -> Generation:
-        """Return the newest generation; number 0 if there is none."""
+        """Return the newest generation (file list); if there is none, return an empty one with number 0."""
         for _ in range(_READ_ATTEMPTS):
             if not (number := self.newest_number()):
                 return Generation(1, self._id or UUID(int=0), 0, 0, {}, {}, "")
@@ -106,7 +106,7 @@ class FolderGenerations:
         raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
 
     def newest(self) -> Generation:
-        """Return the newest generation, durably; number 0 if there is none."""
+        """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
         found = self.read_newest()
         if found.generation:
             sync_folder(self._files, f"{self._path}/_region")
@@ -116,7 +116,7 @@ class FolderGenerations:
         return f"{self._path}/_region/{GENERATION}{number}"
 
     def create_generation(self, generation: Generation) -> bool:
-        """Create a generation durably; return False if another process has created this number."""
+        """Store a generation (file list) durably under its number; return False if another process has taken it."""
         files, folder = self._files, f"{self._path}/_region"
         for above in sorted({path.rpartition("/")[0] for path in generation.files}):
             sync_folder(files, f"{self._path}/{above}")
@@ -138,7 +138,7 @@ class FolderGenerations:
     # -- files
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the files of published sequences after a number, up to another."""
+        """Return the Parquet files in the folders of published checkpoints with `after < sequence <= upto`."""
         return [
             PublishedFile(path, CompactedFile(self._files.stat(f"{self._path}/{path}").st_size, number, number))
             for number in self.shown_numbers()
@@ -147,24 +147,24 @@ class FolderGenerations:
         ]
 
     def shown_numbers(self) -> list[int]:
-        """Return the sequences that have a folder, in order."""
+        """Return the numbers N of all folders `sequence=N`, in ascending order."""
         return sorted(int(found[1]) for name in names_in(self._files, self._path) if (found := SHOWN.fullmatch(name)))
 
     def shown_files(self, number: int) -> list[str]:
-        """Return the paths of the files in a sequence's folder, in order."""
+        """Return the sorted paths of the Parquet files in the folder `sequence=N`."""
         folder = f"sequence={number}"
         return [f"{folder}/{path}" for path in sorted(files_below(self._files, f"{self._path}/{folder}"))]
 
     def merged_files(self) -> list[str]:
-        """Return the paths of all files in the folder for merged rows, also of those that no generation names."""
+        """Return the paths of all Parquet files in compaction's folder, also of those that no generation has."""
         return [f"{COMPACTED}/{path}" for path in files_below(self._files, f"{self._path}/{COMPACTED}")]
 
     def read_content(self, path: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError if it is gone."""
+        """Return the content of a Parquet file; raise FileNotFoundError if it is gone."""
         return read_file(self._files, f"{self._path}/{path}")
 
     def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
-        """Write a new file, sync it, and return its size; `create_generation` later syncs its folder."""
+        """Write a merged file, sync it, and return its size in bytes; `create_generation` syncs its folder later."""
         make_folder(self._files, f"{self._path}/{path.rpartition('/')[0]}")
         with contextlib.closing(Output(self._files, f"{self._path}/{path}")) as output:
             write(output)
@@ -172,7 +172,10 @@ class FolderGenerations:
             return output.tell()
 
     def keep_file(self, path: str, to: str) -> str:
-        """Link a file of a sequence's folder to a second path, so that it survives the removal of that folder."""
+        """Hard-link a sequence's file to a path in compaction's folder, since the sequence's folder will be removed.
+
+        Return that path. A file that is in compaction's folder already keeps its path.
+        """
         if path.startswith(f"{COMPACTED}/"):
             return path
         make_folder(self._files, f"{self._path}/{to.rpartition('/')[0]}")
@@ -180,7 +183,10 @@ class FolderGenerations:
         return to
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove files that compactions have written; those of sequences go with their folders."""
+        """Remove those of these files that are in compaction's folder.
+
+        Others disappear with their sequence's folder.
+        """
         for path in paths:
             if path.startswith(f"{COMPACTED}/"):
                 remove(self._files, f"{self._path}/{path}")
@@ -188,14 +194,17 @@ class FolderGenerations:
     # -- the folders that readers without a list see
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Show the generation's files in the `sequence=N` folders instead of replaced ones; remove the `due` files."""
+        """Make the folders `sequence=N` contain the files of this file list, and remove the replaced files `due`."""
         self.show_generation(generation)
         self.remove_files(due)
 
     def show_generation(self, generation: Generation) -> None:
-        """Make the `sequence=N` folders up to the generation's last sequence contain exactly its files.
+        """Make the folders `sequence=N` up to `upto` of this generation (file list) contain exactly its files.
 
-        Another process may do the same, and hide what was just shown: so it is looked at again.
+        Another process may do the same and hide a folder just shown, so this repeats until it holds.
+
+        Raises:
+            RetriableError: it did not hold after ten attempts.
         """
         wanted: dict[int, list[str]] = {}
         for path, file in generation.files.items():
@@ -229,7 +238,7 @@ class FolderGenerations:
         return have == {path.partition("/")[2] for path in paths}
 
     def _prepared(self, number: int, paths: list[str]) -> str:
-        """Create a folder with second names of files, to be renamed to the sequence's."""
+        """Create a temporary folder with hard links to these files, to be renamed to `sequence=N`; return its path."""
         files, folder = self._files, f"{self._path}/_staging/showing-{number}-{uuid.uuid4().hex}"
         files.mkdir(folder)
         made: set[str] = set()
@@ -249,7 +258,7 @@ class FolderGenerations:
             self._files.rename(folder, f"{self._path}/_staging/{GONE}{uuid.uuid4().hex}")
 
     def _tidy(self) -> None:
-        """Remove hidden folders, and those that were prepared and not shown."""
+        """Remove folders that were hidden, and temporary ones that were never renamed to `sequence=N`."""
         for name in names_in(self._files, f"{self._path}/_staging"):
             if SHOWING.fullmatch(name):
                 self._hide(f"{self._path}/_staging/{name}")

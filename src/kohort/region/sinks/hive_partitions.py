@@ -35,10 +35,10 @@ _SHORT_BYTES: Final = 60
 
 
 def partition_columns(partition_by: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of the option `partition_by`.
+    """Return the value of the option `partition_by` as a tuple of column names.
 
     Raises:
-        InvalidInputError: the option is a text, or names a column twice.
+        InvalidInputError: it is a text and not a list, or names a column twice.
     """
     if isinstance(partition_by, str):
         raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
@@ -48,10 +48,11 @@ def partition_columns(partition_by: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Check that these columns can partition files.
+    """Check that these columns of a schema can be Hive partition columns.
 
     Raises:
-        InvalidInputError: a column is missing, or can't; the message says which can.
+        InvalidInputError: a column is missing, or has another type than text, integer, date or boolean; or its name
+            can't be a folder's; or no column is left for the files.
     """
     if not partition_by:
         return
@@ -71,22 +72,25 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def without_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
-    """Return the columns of the files."""
+    """Return the schema without the partition columns: the columns that the Parquet files have."""
     return pa.schema([field for field in schema if field.name not in partition_by])
 
 
 def split_rows(table: pa.Table, partition_by: Sequence[str]) -> dict[str, pa.Table]:
-    """Return the rows of each partition by its folders, without the partition columns; their order is kept."""
+    """Split rows by their Hive partition: the result maps its folders, such as `day=2026-11-26`, to its rows.
+
+    The rows keep their order, and lack the partition columns.
+    """
     rest = table.drop_columns(list(partition_by))
     return {folder: rest.take(pa.array(rows, pa.int64())) for folder, rows in _rows_of(table, partition_by).items()}
 
 
-def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema) -> None:
-    """Check that each row's values can be the names of folders.
+def refuse_values(table: pa.Table, partition_by: Sequence[str], sink_schema: pa.Schema) -> None:
+    """Check that each row's values of the partition columns can be the names of folders.
 
     Raises:
-        RowRefusedError: the table has too many partitions; a value is too long, or a date beyond the years 1 to 9999;
-            or a text without a name of its own is in a column that is never null.
+        RowRefusedError: the table has more than 10,000 partitions; a value is too long, or a date beyond the years 1 to
+            9999; or a text that readers take for null is in a column that may not be null.
     """
     refuse_far_times(table, partition_by)
     if partition_by and table.num_rows > PARTITIONS_MAX:
@@ -95,8 +99,8 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], kept: pa.Schema)
             why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
             raise refusal_of(dict.fromkeys(beyond, why), table, partition_by[0])
     for name in partition_by:
-        if _is_text(kept.field(name).type):
-            _refuse_texts(table, name, nullable=kept.field(name).nullable)
+        if _is_text(sink_schema.field(name).type):
+            _refuse_texts(table, name, nullable=sink_schema.field(name).nullable)
     if any(_longest(table.column(name)) > _SHORT_BYTES for name in partition_by):
         folders = _rows_of(table, partition_by)
         bad = {row for folder, rows in folders.items() if len(folder.encode()) > FOLDERS_BYTES_MAX for row in rows}
@@ -123,7 +127,7 @@ def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
 
 
 def _longest(column: Any) -> int:
-    """Return the length in bytes of the longest text in a column; 0 if the column has another type."""
+    """Return the length in bytes of the longest text in a column; 0 if the column is not of text or is empty."""
     if not _is_text(column.type) or not len(column):
         return 0
     return pc.max(pc.binary_length(column)).as_py() or 0
@@ -134,7 +138,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _rows_of(table: pa.Table, partition_by: Sequence[str]) -> dict[str, list[int]]:
-    """Return the indices of the rows in each partition, by its folders."""
+    """Return the indices of the rows of each Hive partition, by the partition's folders such as `day=2026-11-26`."""
     at = "".join(table.column_names) + "_"
     numbered = table.select(partition_by).append_column(at, pa.array(range(table.num_rows), pa.int64()))
     found: dict[str, list[int]] = {}

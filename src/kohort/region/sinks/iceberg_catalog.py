@@ -1,8 +1,8 @@
 """Catalogs of Iceberg tables: how they are opened, and what their errors mean.
 
 pyiceberg asks a REST catalog without a limit on the time, and its errors repeat what servers say. `TimedRestCatalog`
-waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's secrets:
-the cause of such an error has the request's address and the server's words.
+waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's
+secrets: the cause of such an error has the request's address and the server's words.
 
 Only the catalog itself says that a table does not exist. A gateway before it also answers 404 while the catalog is
 away, so 404 counts only with the catalog's own error object.
@@ -60,7 +60,7 @@ _NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class TimedRestCatalog(RestCatalog):
-    """pyiceberg's REST catalog with limits on the time that a request takes."""
+    """pyiceberg's REST catalog with timeouts: 10 s to connect and 60 s for the next byte of an answer."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
@@ -78,7 +78,7 @@ class TimedRestCatalog(RestCatalog):
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
-    """Open the catalog that pyiceberg's properties name; raise pyiceberg's errors."""
+    """Open the Iceberg catalog that these properties of pyiceberg describe; pyiceberg's errors pass."""
     given: dict[str, Any] = dict(properties)
     known = merge_config(Config().get_catalog_config(_NAME) or {}, given)
     kind, uri = str(known.get("type") or "").lower(), str(known.get("uri") or "")
@@ -93,7 +93,7 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
 
 
 def _refuse_unsafe(kind: str, uri: str) -> None:
-    """Refuse Hive, whose commits may not fail when the table has changed, and catalogs in one process's memory.
+    """Refuse catalogs that can't commit exactly once: Hive's, and those in the memory of one process.
 
     pyiceberg commits to Hive under a lock that Hive drops after five minutes. A writer that slept for longer replaces
     the table's metadata with its own, and the commits since are lost.
@@ -108,9 +108,9 @@ def _refuse_unsafe(kind: str, uri: str) -> None:
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
-    """Return an error's text without the secrets among the properties of a catalog, and without logins of requests.
+    """Return an error's text with the secrets of a catalog's properties replaced by `…`, and authorization headers too.
 
-    A token that pyiceberg has fetched is in no property, and a login is encoded in a request.
+    A token that pyiceberg has fetched is in no property, and a login is encoded in a request's header.
     """
     for secret in sorted(_secrets(properties), key=len, reverse=True):
         text = text.replace(secret, "…")
@@ -132,7 +132,7 @@ def _secrets(properties: Mapping[str, Any]) -> set[str]:
 
 @contextlib.contextmanager
 def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
-    """Translate catalog errors that are raised inside the block; file errors are `OSError` already and pass.
+    """Translate errors of pyiceberg's catalogs inside the block to the package's own. An `OSError` of a file passes.
 
     Args:
         place: the sink's name, for messages.
@@ -176,7 +176,10 @@ def _translated(error: Exception, place: str, properties: Mapping[str, Any]) -> 
 
 
 def _is_catalogs(error: Exception) -> bool:
-    """Return whether an error is the catalog's own answer; an error of an SQL catalog always is."""
+    """Return whether an error 404 comes from the catalog itself, by its error object, and not from a gateway before it.
+
+    True for a catalog without HTTP, such as an SQL catalog.
+    """
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return True

@@ -50,11 +50,13 @@ _clients: dict[tuple[int, str], pafs.S3FileSystem] = {}
 
 
 def _client(made: pafs.FileSystem, *, in_parts: bool) -> pafs.FileSystem:
-    """Return an S3 client with pyiceberg's settings and our choice of uploads in parts; other clients unchanged.
+    """Return a cached S3 client like the given one, with or without multipart uploads for small objects.
 
-    In parts, an object takes three requests. A request that is repeated, and whose first copy arrives late, changes
-    nothing: its upload has ended. Otherwise an object of up to 10 MB takes one request, and a late copy puts it again.
-    An error is then raised when the file is closed, and a process that dies leaves no upload behind.
+    Other file systems are returned unchanged.
+
+    In parts, an object takes three requests. A late copy of a request changes nothing then: its upload has ended.
+    Otherwise an object of up to 10 MB takes one request, and a late copy writes it again. An error is then raised when
+    the file is closed, and a process that dies leaves no upload behind.
     """
     if not isinstance(made, pafs.S3FileSystem):
         return made
@@ -70,7 +72,7 @@ def _client(made: pafs.FileSystem, *, in_parts: bool) -> pafs.FileSystem:
 
 
 class DurableFileIO(PyArrowFileIO):
-    """pyiceberg's FileIO, with local files that survive a power loss once they are closed, and with few requests to S3.
+    """pyiceberg's FileIO for Arrow, with local files that are synced when they are closed, and fewer requests to S3.
 
     Below the catalog's warehouse, or below the table if a REST catalog has it, it follows no symbolic link when it
     writes or removes.
@@ -78,7 +80,7 @@ class DurableFileIO(PyArrowFileIO):
 
     @property
     def _has_own_retries(self) -> bool:
-        """Whether the user has set a retry class of their own, which a client's settings do not contain."""
+        """Whether the user has set a retry class for S3: such a client can't be copied with other settings."""
         return bool(self.properties.get(S3_RETRY_STRATEGY_IMPL))
 
     def _initialize_s3_fs(self, netloc: str | None) -> pafs.FileSystem:
@@ -86,7 +88,7 @@ class DurableFileIO(PyArrowFileIO):
         return made if self._has_own_retries else _client(made, in_parts=False)
 
     def new_output_in_parts(self, location: str) -> Any:  # as `new_output`
-        """Return a file of a store to write, which a late copy of a request does not write again."""
+        """Return a file in a store to write by a multipart upload: a late copy of its requests can't write it again."""
         if self._has_own_retries:
             return self.new_output(location)
         scheme, host, path = self.parse_location(location)
@@ -94,31 +96,31 @@ class DurableFileIO(PyArrowFileIO):
 
     @property
     def files(self) -> FileCalls:
-        """The file operations of this process, confined to that folder."""
+        """The file operations of this process, which follow no symbolic link below the warehouse or the table."""
         root = self.path_of(self.properties.get(ROOT) or self.properties.get("warehouse", ""))
         return confine_files(SYSTEM, root) if root else SYSTEM
 
     def path_of(self, location: str) -> str | None:
-        """Return the path of a local file; None: it is in a store."""
+        """Return the local path of a location; None: the location is in an object store."""
         if location.startswith("file:"):
             location = location.removeprefix("file:")
             return location.removeprefix("//") if location.startswith("///") else location
         return location if location.startswith("/") else None
 
     def new_input(self, location: str) -> PyArrowFile:
-        """Return a file to read."""
+        """Return the file at this location, to read."""
         path = self.path_of(location)
         if path is None:
             return super().new_input(location)
         return PyArrowFile(location, path, pafs.LocalFileSystem())
 
     def new_output(self, location: str) -> Any:  # pyiceberg's own classes return their own kinds
-        """Return a file to write."""
+        """Return the file at this location, to write. A local file is synced when it is closed."""
         path = self.path_of(location)
         return super().new_output(location) if path is None else _DurableOutput(location, path, self)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Remove a file."""
+        """Remove the file at this location."""
         text = location if isinstance(location, str) else location.location
         path = self.path_of(text)
         if path is None:
@@ -128,7 +130,7 @@ class DurableFileIO(PyArrowFileIO):
 
 
 class _DurableOutput(OutputFile):
-    """A local file that pyiceberg writes."""
+    """A local file for pyiceberg to write, which is synced when it is closed."""
 
     def __init__(self, location: str, path: str, owner: DurableFileIO) -> None:
         super().__init__(location)
@@ -142,18 +144,22 @@ class _DurableOutput(OutputFile):
         return os.path.exists(self._path)
 
     def to_input_file(self) -> InputFile:
-        """Return the same file, to read."""
+        """Return the same file for reading."""
         return self._owner.new_input(self.location)
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        """Return a stream whose bytes become the file when it is closed."""
+        """Return a stream that writes and syncs the file when it is closed.
+
+        Raises:
+            FileExistsError: the file exists, and `overwrite` is not set.
+        """
         if not overwrite and self.exists():
             raise FileExistsError(f"{self.location} is there already")
         return cast("OutputStream", _Whole(self._owner.files, self._path))
 
 
 class _Whole(io.BytesIO):
-    """A stream that collects bytes in memory, and writes them as one durable file when it is closed."""
+    """A stream that collects bytes in memory, and writes and syncs them as one file when it is closed."""
 
     def __init__(self, files: FileCalls, path: str) -> None:
         super().__init__()
@@ -165,7 +171,7 @@ class _Whole(io.BytesIO):
         self.close()
 
     def close(self) -> None:
-        """Write the file."""
+        """Write the collected bytes as the file, and sync it."""
         if not self.closed:
             data = self.getvalue()
             super().close()
@@ -173,13 +179,13 @@ class _Whole(io.BytesIO):
                 output.write(data)
 
     def __del__(self) -> None:
-        """Drop the bytes of a stream that nobody has closed: its file was not written to the end."""
+        """Discard the bytes of a stream that was never closed: its writer has failed."""
         super().close()
 
 
 @contextlib.contextmanager
 def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
-    """Open a new file that survives a power loss, with the folders that it is in, when the block has ended."""
+    """Open a new file for the block, and create missing folders; sync the file and its folder at the block's end."""
     folder = os.path.dirname(path)
     try:
         output = Output(files, path)
@@ -193,38 +199,41 @@ def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
 
 
 class TableStore(Protocol):
-    """Small objects in folders below a table's location. Writes are atomic, and durable when the call returns."""
+    """The interface for small objects that the sink keeps beside an Iceberg table, such as `KEY.json` of staged rows.
+
+    Writes are atomic, and durable when the call returns.
+    """
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object; an older one of this name is replaced, and a newer one never."""
+        """Write an object, or replace the one of this name. A late copy of the request never replaces a later write."""
 
     def put_last(self, folder: str, name: str, data: bytes) -> None:
-        """Write an object whose name is never written again; a store may do that faster than `put_file`.
+        """Write an object whose name is never written again. An object store needs one request for it, not three.
 
         The store may still carry out the request later, after the object was removed.
         """
 
     def read(self, location: str) -> bytes:
-        """Return an object; raise FileNotFoundError if there is none."""
+        """Return an object's content; raise FileNotFoundError if there is none."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, none if it is missing."""
+        """Return the names of the objects in a folder; none if the folder is missing."""
 
     def remove(self, location: str) -> None:
-        """Remove an object if it exists."""
+        """Remove an object, if it exists."""
 
     def mark_published(self, folder: str, sequence: int) -> None:
-        """Mark a sequence as published. A late call can't undo a newer mark."""
+        """Record that a sequence (checkpoint) is published. A late call can't undo the record of a later sequence."""
 
     def last_published(self, folder: str) -> int:
-        """Return the last sequence that is marked as published; 0: none."""
+        """Return the last sequence (checkpoint) that was recorded by `mark_published`; 0: none."""
 
 
 def store_of(table: Table, place: str) -> TableStore:
-    """Return the store for small objects beside a table: local files, or a store that Arrow reaches.
+    """Return access to the small objects beside an Iceberg table: local files, or objects in the table's store.
 
     Raises:
-        InvalidInputError: the table's FileIO can't list a folder.
+        InvalidInputError: the table's FileIO is not Arrow's, and can't list a folder.
     """
     given = table.io
     if isinstance(given, DurableFileIO) and given.path_of(table.location()) is not None:
@@ -238,7 +247,7 @@ def store_of(table: Table, place: str) -> TableStore:
 
 
 class _LocalStore:
-    """Small objects as local files."""
+    """The small objects beside an Iceberg table as local files."""
 
     def __init__(self, given: DurableFileIO) -> None:
         self._io, self._files = given, given.files
@@ -282,7 +291,7 @@ class _LocalStore:
 
 
 class _RemoteStore:
-    """Small objects in an object store, accessed by Arrow's file system."""
+    """The small objects beside an Iceberg table in an object store, accessed by Arrow's file system."""
 
     def __init__(self, given: PyArrowFileIO) -> None:
         self._io = given
@@ -326,13 +335,13 @@ class _RemoteStore:
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """A data file that is not in the table yet, as its manifest will describe it.
+    """A staged Parquet file, described as the Iceberg manifest will describe it. It is not in the table yet.
 
     Attributes:
         path: its location.
-        size: its bytes.
+        size: its size in bytes.
         partition: its values of the table's partition fields.
-        split_offsets: where its row groups begin.
+        split_offsets: the offsets in the file at which its row groups begin.
     """
 
     path: str
@@ -348,7 +357,7 @@ class StagedFile(msgspec.Struct, frozen=True):
     split_offsets: list[int]
 
     def entry(self, spec_id: int) -> DataFile:
-        """Return the description for a manifest."""
+        """Return the file's description as pyiceberg's `DataFile`, for the table's manifest."""
         described = msgspec.structs.asdict(self)
         partition, path, size = described.pop("partition"), described.pop("path"), described.pop("size")
         return DataFile.from_args(
@@ -366,7 +375,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class PlannedFile(msgspec.Struct, frozen=True):
-    """A data file that is planned: its path, rows and partition, before it is written."""
+    """A data file that is still to be written: its path, the values of its partition fields, and its rows."""
 
     path: str
     partition: tuple[int | str | bool | None, ...]
@@ -374,15 +383,16 @@ class PlannedFile(msgspec.Struct, frozen=True):
 
 
 def plan_files(table: Table, rows: pa.Table, stem: str, divided: bool = True) -> list[PlannedFile]:
-    """Return the files that these rows become: one for each partition, named by `stem`.
+    """Divide rows into one data file for each partition of an Iceberg table; return the files' paths and rows.
 
-    Their paths do not have the partition's values, which Iceberg does not need there: a text may be longer than a name.
+    The paths do not contain the partition's values, as Iceberg permits: a text may be longer than a file name.
 
     Args:
         table: the table.
-        rows: the rows.
-        stem: the beginning of the names.
-        divided: whether the files are to be the table's. Otherwise there is one.
+        rows: the rows; without any the result is empty.
+        stem: the beginning of the file names.
+        divided: whether to divide the rows by partition. False: the rows become one file, which will be read and
+            written again.
     """
     if not rows.num_rows:
         return []
@@ -394,7 +404,7 @@ def plan_files(table: Table, rows: pa.Table, stem: str, divided: bool = True) ->
 
 
 def rows_by_partition(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool | None, ...], pa.Table]]:
-    """Return the rows of each partition of the table, with the values of its partition fields."""
+    """Divide rows by the table's partition fields; return the values of the fields and the rows of each partition."""
     return _parted(table, rows) if table.spec().fields else [((), rows)]
 
 
@@ -417,12 +427,11 @@ def _parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool |
 
 
 def write_planned(table: Table, file: PlannedFile, compression: Codec, place: str) -> StagedFile:
-    """Write a data file durably.
+    """Write a data file durably, and return its description for the manifest.
 
     Raises:
-        InvalidInputError: Parquet does not take the rows, or the table has lost a column. Part of the file may be
-            there.
-        OSError: the store has failed; the same.
+        InvalidInputError: Parquet can't store the rows, or the table has lost a column. A part of the file may remain.
+        OSError: the store has failed. A part of the file may remain.
     """
     schema = table.schema()
     there = {field.name for field in schema.fields}
@@ -455,7 +464,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
 
 @contextlib.contextmanager
 def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs know none of the two as a file
-    """Open a data file for Parquet's pages, which need not wait in memory for the last one."""
+    """Open a new data file so that Parquet pages are written one by one, without collecting the file in memory."""
     path = given.path_of(location) if isinstance(given, DurableFileIO) else None
     if isinstance(given, DurableFileIO) and path is not None:
         with durable_output(given.files, path) as output:
@@ -469,7 +478,7 @@ def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs 
 
 
 def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:
-    """Return the rows of staged files."""
+    """Read staged Parquet files in this schema; columns that a file lacks are null."""
     parts = []
     for file in files:
         rows = pq.read_table(pa.BufferReader(store.read(file.path)))
@@ -478,5 +487,5 @@ def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema)
 
 
 def file_stem(epoch: int, region: uuid.UUID) -> str:
-    """Return a new unique beginning of data files' names."""
+    """Return a new unique beginning for names of data files, with the epoch and the region's id."""
     return f"kohort-e{epoch}-{region.hex}-{uuid.uuid4().hex[:16]}"

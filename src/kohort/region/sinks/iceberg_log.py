@@ -58,7 +58,7 @@ _REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
 
 
 class IcebergLog:
-    """The snapshots and properties of one table, for one region."""
+    """Reads and commits of one Iceberg table for one region: its snapshots, and the region's table properties."""
 
     def __init__(self, catalog: Catalog, identifier: str, place: str, region: tuple[str, UUID]) -> None:
         self._catalog, self._identifier, self._place = catalog, identifier, place
@@ -69,7 +69,7 @@ class IcebergLog:
         return catalog_errors(self._place, self._catalog.properties)
 
     def load(self) -> Table:
-        """Load the newest state of the table.
+        """Load the table's current metadata from the catalog.
 
         Raises:
             InvalidInputError: the table does not exist.
@@ -82,7 +82,7 @@ class IcebergLog:
             raise InvalidInputError(f"{self._place} is no Iceberg table: {error}") from error
 
     def find(self) -> Table | None:
-        """Load the newest state of the table; None: it does not exist."""
+        """Load the table's current metadata from the catalog; None: the table does not exist."""
         try:
             with self._errors():
                 return self._catalog.load_table(self._identifier)
@@ -90,11 +90,11 @@ class IcebergLog:
             return None
 
     def create(self, schema: pa.Schema, partition_by: Sequence[tuple[str, str, Transform[object, object]]]) -> Table:
-        """Create the table, or load the one that another writer has created meanwhile.
+        """Create the table and its namespace. If another writer has created the table meanwhile, load that one.
 
         Args:
             schema: the columns.
-            partition_by: column, name and transform of each partition field.
+            partition_by: the column, name and transform of each partition field.
         """
         fields = iceberg_schema_of(schema)
         spec = PartitionSpec(*(
@@ -115,11 +115,11 @@ class IcebergLog:
     # -- the region's properties of a table
 
     def read_owner_marker(self, table: Table) -> OwnerMarker | None:
-        """Return the region's owner marker from the table's properties; None: there is none.
+        """Return the region's owner marker from the table's properties; None: the region has not written here yet.
 
         Raises:
-            InvalidInputError: a newer kohort has written it.
-            CorruptDataError: it can't be read.
+            InvalidInputError: a newer kohort has written the marker.
+            CorruptDataError: the marker can't be read.
         """
         text = table.properties.get(f"{self._prefix}region")
         if text is None:
@@ -138,13 +138,13 @@ class IcebergLog:
     def write_owner_marker(
         self, table: Table, claim: OwnerMarker, columns: Sequence[pa.Field[Any]] | None = None
     ) -> bool:
-        """Commit the region's owner marker as a table property; return as `commit`.
+        """Commit the region's owner marker as a table property; return False if another writer has changed the table.
 
         Args:
-            table: the state.
+            table: the table's metadata on which the commit is based.
             claim: the marker.
-            columns: new columns to commit with it. The marker counts on all others, so that nobody may have changed the
-                columns meanwhile. None: the columns do not matter.
+            columns: new columns, which the commit also adds to the table; it fails if others have changed the columns.
+                None: the commit neither adds nor checks columns.
 
         Raises:
             InvalidInputError: the table can't have a column; the message names it.
@@ -154,26 +154,29 @@ class IcebergLog:
         )
 
     def last_sequence(self, table: Table) -> int:
-        """Return the last sequence with rows in this state of the table; 0: none."""
+        """Return the region's last committed sequence (checkpoint number) in this table metadata; 0: none."""
         return self._number(table, "sequence")
 
     def has_sequence(self, table: Table, sequence: int) -> bool:
-        """Return whether the sequence, or a later one, is in this state of the table."""
+        """Return whether this table metadata has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
     def row_count(self, table: Table) -> int:
-        """Return how many rows the region has added to this state of the table."""
+        """Return how many rows the region has appended since it last emptied the table, by this table metadata."""
         return self._number(table, "rows")
 
     def is_emptied(self, table: Table, sequence: int) -> bool:
-        """Return whether the table was emptied by this sequence, or has a later sequence, in this state."""
+        """Return whether the region emptied the table as this checkpoint or has a later one, by this table metadata."""
         return self.last_sequence(table) > sequence or self._number(table, "emptied") == sequence
 
     def _number(self, table: Table, name: str) -> int:
         return int(table.properties.get(self._prefix + name, "0"))
 
     def used_files(self, table: Table, sequence: int = 0) -> set[str]:
-        """Return the locations of the newest snapshot's data files, and of those that a sequence has added."""
+        """Return the locations of the current snapshot's files.
+
+        With a sequence, add those of the files that the region's snapshots of that sequence have added.
+        """
         found = {file.file_path for file in current_files(table)}
         for snapshot in table.snapshots() if sequence else ():
             said = {} if snapshot.summary is None else snapshot.summary.additional_properties
@@ -184,7 +187,7 @@ class IcebergLog:
         return found
 
     def all_files(self, table: Table) -> set[str]:
-        """Return the locations of the data files of all snapshots."""
+        """Return the locations of the files of all snapshots in this table metadata."""
         manifests = {
             manifest.manifest_path: manifest
             for snapshot in table.snapshots()
@@ -197,7 +200,7 @@ class IcebergLog:
         }
 
     def region_count(self, table: Table) -> int:
-        """Return how many regions have an owner marker in the table."""
+        """Return how many regions have an owner marker among the table's properties."""
         return sum(_REGION.fullmatch(name) is not None for name in table.properties)
 
     # -- commits
@@ -210,15 +213,15 @@ class IcebergLog:
         offsets: str,
         removed: Sequence[DataFile] | None = None,
     ) -> bool:
-        """Commit the rows of a sequence on top of this state; return False if another writer has changed it.
+        """Commit a checkpoint's data files as one snapshot; return False if another writer has changed the table.
 
         Args:
-            table: the state.
-            sequence: the sequence.
-            added: its files.
-            offsets: where it ends, for the summary; empty: unknown.
-            removed: the files whose rows are replaced, or are in `added` too. None: the rows are only added, and
-                `row_count` counts them.
+            table: the table's metadata on which the commit is based.
+            sequence: the checkpoint's number.
+            added: the data files to add.
+            offsets: the end offsets as JSON, for the snapshot's summary; empty: unknown.
+            removed: the data files that the added ones replace (`mode="update"`). None: rows are only appended, and
+                `row_count` grows by their number.
         """
         properties = {"sequence": str(sequence)}
         if removed is None:
@@ -227,7 +230,7 @@ class IcebergLog:
         return self._commit_changes(table, properties, summary, added, removed or ())
 
     def commit_emptied(self, table: Table, sequence: int, removed: Sequence[DataFile]) -> bool:
-        """Commit the removal of files under this sequence; return False if another writer has changed the table."""
+        """Commit the removal of data files as this checkpoint; return False if another writer has changed the table."""
         properties = {"sequence": str(sequence), "rows": "0", "emptied": str(sequence)}
         return self._commit_changes(table, properties, {"sequence": str(sequence), "emptied": "true"}, (), removed)
 
@@ -290,7 +293,10 @@ class IcebergLog:
             ) from error
 
     def _discard(self, table: Table, refused: Snapshot) -> None:
-        """Delete the manifests of a snapshot whose commit was refused, if the table can no longer get it."""
+        """Delete the manifests of a snapshot whose commit was refused.
+
+        They stay if the commit may have succeeded, or may still succeed.
+        """
         now = self.load()
         before, head = table.current_snapshot(), now.current_snapshot()
         moved_on = head is not None and (before is None or before.snapshot_id != head.snapshot_id)
@@ -309,7 +315,7 @@ class IcebergLog:
 
 
 class _Overwrite(_OverwriteFiles):
-    """A snapshot that removes files. It merges small manifests, as appends do.
+    """pyiceberg's overwrite snapshot, changed so that it merges small manifests, as appends do.
 
     pyiceberg's own keeps each manifest, also those of files that are all gone. After a thousand updates a table would
     have some thousand, and each reader must read them.
@@ -344,7 +350,7 @@ class _Overwrite(_OverwriteFiles):
 
 
 def current_files(table: Table) -> list[DataFile]:
-    """Return the data files of the newest snapshot."""
+    """Return the data files of the table's current snapshot."""
     snapshot = table.current_snapshot()
     found = []
     for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
@@ -361,17 +367,17 @@ def _line(error: Exception) -> str:
 
 
 def iceberg_schema_of(schema: pa.Schema) -> Schema:
-    """Return the columns as Iceberg's; raise any error of the library."""
+    """Convert an Arrow schema to an Iceberg schema; errors of pyiceberg pass."""
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
 
 
 def arrow_of(schema: Schema) -> pa.Schema:
-    """Return a table's columns in Arrow's types."""
+    """Convert a table's Iceberg schema to an Arrow schema."""
     return with_plain_types(schema_to_pyarrow(schema, include_field_ids=False))
 
 
 def kept_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the types in which an Iceberg table stores these columns.
+    """Return the Arrow types in which an Iceberg table gives these columns back to readers.
 
     Raises:
         InvalidInputError: an Iceberg table can't store a column unchanged; the message names the columns.

@@ -44,7 +44,7 @@ _KNOWN: Final = (
 
 
 class PartitionBy(NamedTuple):
-    """A partition field: the column, the field's name and its transform."""
+    """An Iceberg partition field: its source column, its name and its transform."""
 
     column: str
     name: str
@@ -52,10 +52,10 @@ class PartitionBy(NamedTuple):
 
 
 def parse_partition_fields(given: Iterable[str]) -> tuple[PartitionBy, ...]:
-    """Return the partition fields that a user has written, such as `day(at)`, `bucket(16, id)` or `country`.
+    """Parse the texts of the option `partition_by`, such as `day(at)`, `bucket(16, id)` or `country`.
 
     Raises:
-        InvalidInputError: one can't be read.
+        InvalidInputError: a text has another form.
     """
     return tuple(_parsed(text) for text in given)
 
@@ -78,13 +78,13 @@ def _parsed(text: str) -> PartitionBy:
 
 
 def named_for_readers(fields: Iterable[PartitionBy], columns: Sequence[str]) -> tuple[PartitionBy, ...]:
-    """Return partition fields under names for a new table: no column's, and without letters beyond ASCII.
+    """Rename the partition fields of a new table: ASCII letters only, and no name of a column.
 
-    Manifests have these names as Avro does, and some readers refuse other letters there (iceberg-python #2123).
+    A manifest has these names in its Avro schema, and some readers refuse other letters there (iceberg-python #2123).
 
     Args:
         fields: the partition fields.
-        columns: the table's columns. A field that keeps its column's values may have its name.
+        columns: the table's columns. A field with the identity transform may have its own column's name.
     """
     found: list[PartitionBy] = []
     for field in fields:
@@ -99,7 +99,7 @@ def named_for_readers(fields: Iterable[PartitionBy], columns: Sequence[str]) -> 
 
 
 def fields_of(table: Table) -> tuple[PartitionBy, ...]:
-    """Return the partition fields of a table."""
+    """Return the fields of an Iceberg table's current partition spec."""
     schema = table.schema()
     return tuple(
         PartitionBy(schema.find_column_name(field.source_id) or "", field.name, field.transform)
@@ -108,10 +108,11 @@ def fields_of(table: Table) -> tuple[PartitionBy, ...]:
 
 
 def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> None:
-    """Check that rows can be divided by these partition fields.
+    """Check that pyiceberg can divide rows of this schema by these partition fields.
 
     Raises:
-        InvalidInputError: they can't; the message names the field.
+        InvalidInputError: a column is missing, a transform is not supported or does not fit its column, or two fields
+            have one column.
     """
     columns: dict[str, NestedField] = {field.name: field for field in schema.fields}
     for field in fields:
@@ -133,5 +134,5 @@ def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> N
 
 
 def columns_and_transforms(fields: Iterable[PartitionBy]) -> list[tuple[str, str]]:
-    """Return column and transform of each field, to compare them."""
+    """Return the column and the transform's text of each partition field, to compare two partition specs."""
     return [(field.column, str(field.transform)) for field in fields]

@@ -103,12 +103,13 @@ _DATA: Final = re.compile(r"kohort-e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\
 
 
 class _IcebergPiece(msgspec.Struct, frozen=True):
-    """The content of `KEY.json`.
+    """The content of `KEY.json`: the Parquet files with the rows staged under a key.
 
     Attributes:
-        spec_id: the partition spec by which the rows are divided.
-        whole: the files are written. Otherwise `others` may be, in part.
-        others: locations of further files, which no publication needs.
+        files: the files with the rows.
+        spec_id: the id of the partition spec by which the rows are divided into files.
+        whole: whether the files are completely written. If not, staging is in progress or has failed.
+        others: locations of files of this key that are not to be published: partly written, or of earlier attempts.
     """
 
     files: tuple[StagedFile, ...]
@@ -118,16 +119,16 @@ class _IcebergPiece(msgspec.Struct, frozen=True):
 
 
 class IcebergTable(BoundSink):
-    """An Iceberg table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+    """A sink that writes an Iceberg table: each checkpoint of the region is one snapshot. The sink can be pickled.
 
-    The table is created if missing, and its namespace. With `warehouse` the catalog is a SQLite file in that folder,
-    `catalog.db`, which all members see. A pyiceberg catalog of the name `default` opens it by
-    `uri="sqlite:///FOLDER/catalog.db"`. With `catalog`, it is whichever catalog these properties of pyiceberg
-    name, and the files are where that catalog puts them.
+    `Sink` documents the guarantees of its methods. The table is created if missing, and its namespace. With `warehouse`
+    the catalog is a SQLite file in that folder, `catalog.db`, which all members see. A pyiceberg catalog of the name
+    `default` opens it by `uri="sqlite:///FOLDER/catalog.db"`. With `catalog`, pyiceberg opens the catalog that these
+    properties describe, and files are where that catalog puts them.
 
-    Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a sequence has two rows of one
-    key, the later is written. The order is by epoch, unit and member of the staged keys, then by the order in the
-    table. A publisher holds the rows of a sequence in memory, and those of one data file of the table.
+    Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a checkpoint has two rows of
+    one key, the later is written. The order is by epoch, unit and member of the staged keys, then by the order in the
+    table. A publisher holds the rows of a checkpoint in memory, and those of one data file of the table.
 
     Attributes:
         table: the namespace and the name of the table, with dots.
@@ -191,11 +192,14 @@ class IcebergTable(BoundSink):
         return f"IcebergTable({self._place_name()!r})"  # without the catalog's credentials
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without this process's connection to the catalog."""
+        """Return the state for pickling, without this process's connection to the catalog."""
         return {name: value for name, value in self.__dict__.items() if name != "_open"}
 
     def _place_name(self) -> str:
-        """Return the catalog's address and the table's name, without credentials."""
+        """Return a name made of the catalog's address and the table's name, without credentials.
+
+        All members agree on it.
+        """
         if self.warehouse:
             return f"iceberg:{os.path.realpath(self.warehouse)}#{self.table}"
         address = urlsplit(self._properties.get("uri", ""))
@@ -233,11 +237,11 @@ class IcebergTable(BoundSink):
         return IcebergLog(self._catalog(), self.table, self.place, (self._region, self._bound()))
 
     def _is_there(self) -> bool:
-        """Return whether there is a catalog; opening SQLite's would create it."""
+        """Return whether the catalog exists. Opening a missing SQLite catalog would create its file."""
         return not self.warehouse or os.path.exists(f"{self.warehouse}/catalog.db")
 
     def _find(self) -> Table | None:
-        """Return the table with this region's claim; None: there is none."""
+        """Load the table; None: the catalog or the table is missing, or the table lacks this region's owner marker."""
         self._bound()
         if not self._is_there():
             return None
@@ -245,10 +249,10 @@ class IcebergTable(BoundSink):
         return table if table is not None and self._claim_in(table) is not None else None
 
     def _load_table(self) -> Table:
-        """Return the table with this region's claim.
+        """Load the table, which must have this region's owner marker.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: the table is missing or lacks the marker: `check` was not called yet.
         """
         return self._load_claimed()[0]
 
@@ -266,7 +270,11 @@ class IcebergTable(BoundSink):
         return InvalidInputError(f"{self.place} is not known to region {self._region!r}: call check(schema) first")
 
     def _claim_in(self, table: Table) -> OwnerMarker | None:
-        """Return this region's claim in a state of the table, and cache it; None: there is none."""
+        """Return this region's owner marker in the given table metadata, and cache it; None: it has none.
+
+        Raises:
+            InvalidInputError: the marker has another name of the sink.
+        """
         claim = self._log.read_owner_marker(table)
         if claim is None:
             return None
@@ -276,7 +284,10 @@ class IcebergTable(BoundSink):
         return claim
 
     def _claim(self) -> OwnerMarker:
-        """Return the cached claim. Another thread may have cached one that is older than a column."""
+        """Return the cached owner marker, or load it.
+
+        Columns that were added to the table since may be missing in it.
+        """
         kept = self._kept
         return self._load_claimed()[1] if kept is None else kept
 
@@ -306,9 +317,11 @@ class IcebergTable(BoundSink):
         self._evolve(given)
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add columns that a submitted table has and the Iceberg table lacks; of several writers, one commits them.
+        """Add columns to the Iceberg table that a submitted table has and it lacks.
 
-        Columns that were added so and that others have dropped are added again.
+        Of several writers, one commits them.
+
+        Columns that the sink has added before and that others have dropped are added again.
         """
         for _ in range(COMMITS_MAX):
             lake, claim = self._load_claimed()
@@ -335,7 +348,7 @@ class IcebergTable(BoundSink):
         return None if table is None else arrow_of(table.schema())
 
     def _made(self, schema: pa.Schema) -> Table:
-        """Return the table with this region's claim; create what is missing."""
+        """Return the table with this region's owner marker; create the table and the marker if they are missing."""
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
             named = iceberg_partitions.named_for_readers(fields, schema.names)
@@ -378,7 +391,7 @@ class IcebergTable(BoundSink):
         return RetriableError(f"{self.place} is written by others all the time: {COMMITS_MAX} commits were too late")
 
     def _folder(self, table: Table) -> str:
-        """Return the location of the region's own files; a table that is created again gets a new one."""
+        """Return the location of this region's files beside the table. A table that is created again gets another."""
         return f"{table.location().rstrip('/')}/_kohort/{table.metadata.table_uuid.hex}/{self._bound().hex}"
 
     def _staging(self, table: Table) -> str:
@@ -390,7 +403,11 @@ class IcebergTable(BoundSink):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
+        """Check each row of a table, and return the rows in the sink's schema, as `stage` writes them.
+
+        Raises:
+            RowRefusedError: the sink can't write a row.
+        """
         claim = self._claim()
         unknown = set(table.column_names).difference(claim.rows().names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):
@@ -412,7 +429,10 @@ class IcebergTable(BoundSink):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        """Write a table's rows to Parquet files that readers do not see yet, durably.
+
+        A repeated call with the same key replaces the rows.
+        """
         self._refuse_others(key)
         lake, claim = self._load_claimed()
         if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
@@ -427,7 +447,15 @@ class IcebergTable(BoundSink):
     def _write(
         self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None, *, divided: bool = True
     ) -> _IcebergPiece:
-        """Write the rows of a key as files, then the entry that names them; files of earlier attempts stay in it."""
+        """Write rows to Parquet files, then the `KEY.json` that lists them and the files of earlier attempts.
+
+        Args:
+            lake: the Iceberg table.
+            key: the key under which the rows are staged.
+            rows: the rows.
+            before: the present content of `KEY.json`; None: there is none.
+            divided: whether to write a file for each partition. False: one file, whose rows a publisher will merge.
+        """
         store, folder, name = store_of(lake, self.place), self._staging(lake), key.file_stem() + _PIECE
         plan = plan_files(lake, rows, file_stem(key.epoch, key.region_id), divided)
         spec_id = lake.metadata.default_spec_id
@@ -458,11 +486,11 @@ class IcebergTable(BoundSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as this sequence, by one snapshot of the table."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one snapshot of the table."""
         self.publish_with(sequence, keys, ())
 
     def publish_with(self, sequence: int, keys: Iterable[StagedKey], positions: Iterable[Position]) -> None:
-        """Publish as `publish` does; the snapshot's summary says where the sequence ends."""
+        """Publish as `publish` does, and store the end offsets (`positions`) in the snapshot's summary."""
         check_sequence(sequence)
         lake, claim = self._load_claimed()
         named, committed = in_order(keys), False
@@ -481,7 +509,15 @@ class IcebergTable(BoundSink):
                 self._forget(lake, key.file_stem(), 0 if committed else sequence)
 
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
-        """Commit the sequence, unless another process has; return whether this one did."""
+        """Commit staged files as one checkpoint, unless another process has done so; return whether this process did.
+
+        Args:
+            sequence: the checkpoint's number.
+            staged: the staged files of each key.
+            lost: why staged files are missing; empty: none is. It is an error only if no process has committed the
+                sequence.
+            offsets: the end offsets as JSON; empty: unknown.
+        """
 
         def commit_sequence(lake: Table) -> bool:
             if lost:
@@ -496,7 +532,10 @@ class IcebergTable(BoundSink):
         return self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_sequence)
 
     def _bring_update(self, sequence: int, staged: Mapping[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
-        """Commit the sequence, whose rows replace those of the same keys, unless another process has."""
+        """Commit the sequence (checkpoint) with `mode="update"`: its rows replace those of the same keys in the table.
+
+        The arguments and the result are as in `_bring`.
+        """
         attempts: list[MergeAttempt] = []
 
         def commit_merge(lake: Table) -> bool:
@@ -544,7 +583,10 @@ class IcebergTable(BoundSink):
     def _merged(
         self, lake: Table, attempt: MergeAttempt, rows: pa.Table, keys: Sequence[str]
     ) -> tuple[list[DataFile], list[DataFile]]:
-        """Rewrite the data files in which these rows replace others; return the files to add and to remove."""
+        """Write new data files with the merged rows; return the data files to add to the table and to remove from it.
+
+        Each data file that has a row to be replaced is written again without it.
+        """
 
         def write_file(file: PlannedFile) -> StagedFile:
             return write_planned(lake, file, self.compression, self.place)
@@ -566,12 +608,12 @@ class IcebergTable(BoundSink):
         return [file.entry(spec_id) for file in added], removed
 
     def _moved_on(self, lake: Table) -> bool:
-        """Return whether others have changed the table since it was in this state."""
+        """Return whether the table's current snapshot is another one than in this metadata."""
         before, now = lake.current_snapshot(), self._load_table().current_snapshot()
         return (before and before.snapshot_id) != (now and now.snapshot_id)
 
     def _divided_anew(self, lake: Table, key: StagedKey, piece: _IcebergPiece) -> _IcebergPiece:
-        """Write rows again, for a table that was given other partitions since they were staged."""
+        """Write a key's staged rows again by the table's present partition spec, which others have changed since."""
         claim = self._claim_in(lake)  # not the cached one, which may be older than a column of these rows
         if claim is None:
             raise self._unknown()
@@ -579,7 +621,14 @@ class IcebergTable(BoundSink):
         return self._write(lake, key, rows, piece)
 
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
-        """Retry until a commit of the sequence is in the table; return whether this process made it."""
+        """Load the table and call `commit`, until `commit` returns True or the loaded metadata satisfies `is_there`.
+
+        Returns:
+            Whether this process's commit succeeded. False: another's did, or this one's after a lost answer.
+
+        Raises:
+            RetriableError: other writers committed first, 30 times.
+        """
         for _ in range(COMMITS_MAX):
             lake = self._load_table()
             if is_there(lake):
@@ -589,7 +638,7 @@ class IcebergTable(BoundSink):
         raise self._too_late()
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows: one commit removes its files and records that under the sequence."""
+        """Remove the region's rows by one commit that removes its data files and records this sequence (checkpoint)."""
         lake = self._find()
         if lake is None:
             return
@@ -602,7 +651,11 @@ class IcebergTable(BoundSink):
         self.sweep(Keep(floor))
 
     def _removals(self, lake: Table) -> list[DataFile]:
-        """Return the data files in the table that this region has added, and no others."""
+        """Return the table's data files that this region has added.
+
+        Raises:
+            InvalidInputError: others have rewritten files, so that the region's rows can't be told from others.
+        """
         there = current_files(lake)
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
@@ -635,12 +688,15 @@ class IcebergTable(BoundSink):
         store_of(lake, self.place).mark_published(self._folder(lake), sequence)
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint number) that is published and durable; 0: none."""
         lake = self._find()
         return 0 if lake is None else max(self._marked(lake), self._log.last_sequence(lake))
 
     def adopt(self) -> str:
-        """Write this sink's name into the table, and return the earlier one."""
+        """Store this sink's present name in the region's owner marker.
+
+        Return the earlier name; empty: there was none.
+        """
         for _ in range(COMMITS_MAX):
             self._bound()
             lake = self._log.find() if self._is_there() else None
@@ -660,7 +716,7 @@ class IcebergTable(BoundSink):
         return "" if claim is None else claim.place
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published.
+        """Remove staged rows that will never be published, and files of failed attempts to commit an update.
 
         Files of snapshots that have expired are left to the table's own maintenance.
         """
@@ -682,20 +738,20 @@ class IcebergTable(BoundSink):
             settle_attempts(store, self._merges(lake), last, lambda: self._log.all_files(lake))
 
     def _drop(self, lake: Table, name: str) -> None:
-        """Remove the files of a staged piece that is not to be published any more.
+        """Remove the Parquet files of a key that will not be published, unless a snapshot has them.
 
-        It may have been published, and the table emptied since. Older snapshots then have its files.
+        They may have been published, and the table emptied since: older snapshots then still have them.
         """
         piece = self._piece(lake, name)
         paths = () if piece is None else (*(file.path for file in piece.files), *piece.others)
         self._remove_others(paths, self._log.all_files)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
-        """Remove those of these files that the newest snapshot does not have, and that `sequence` has not added."""
+        """Remove files unless the current snapshot has them or the region's snapshots of this checkpoint added them."""
         self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
 
     def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:
-        """Remove files that the newest state of the table does not use."""
+        """Load the table, and remove those of these files that `used_in` does not return for it."""
         if paths:
             lake = self._load_table()
             used, store = used_in(lake), store_of(lake, self.place)
@@ -704,15 +760,13 @@ class IcebergTable(BoundSink):
                     store.remove(path)
 
     def _forget(self, lake: Table, name: str, sequence: int) -> None:
-        """Remove the entry of a staged piece, whose files belong to the table by now.
-
-        If another process has brought the sequence there, it may have done so by emptying the table. The piece's files
-        are then nobody's.
+        """Remove the `KEY.json` of a published key, and its files that the table does not use.
 
         Args:
             lake: the table.
-            name: the piece.
-            sequence: the sequence that another process has brought there; 0: this one has.
+            name: the key.
+            sequence: 0 if this process has committed the files, which then belong to the table. Otherwise the sequence:
+                another process committed it, perhaps by emptying the table, so that the files are looked up.
         """
         piece = self._piece(lake, name)
         if piece is not None:
@@ -721,7 +775,7 @@ class IcebergTable(BoundSink):
             store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
     def _forget_merged(self, lake: Table, name: str) -> None:
-        """Remove a staged piece and its files, after an update wrote its rows into other files of the table."""
+        """Remove a key's `KEY.json` and its Parquet files, after an update has written its rows to other files."""
         piece = self._piece(lake, name)
         if piece is not None:
             store = store_of(lake, self.place)

@@ -10,7 +10,8 @@ is replaced. Columns that the region does not have keep their values in a replac
 
 An attempt names its files before it writes them. If its commit is refused, or its answer is lost, nobody knows yet
 whether the files are the table's. As soon as the table has the sequence, an attempt that was based on an earlier
-snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no snapshot has.
+snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no
+snapshot has.
 
 Memory: a publisher holds the rows of the sequence, and the rows of one data file of the table.
 """
@@ -46,7 +47,7 @@ _ATTEMPT: Final = re.compile(rf"([0-9]+)-[0-9a-f]{{32}}\.(?:json|[0-9a-f]+{re.es
 
 
 class KeyIndex:
-    """The rows of a table by their keys, which are unique there and not null."""
+    """An index from the values of key columns to the number of the row with them. Keys are unique and not null."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[str]) -> None:
         self._steps: list[tuple[str, Any, Any]] = []
@@ -62,7 +63,7 @@ class KeyIndex:
             self._steps.append((name, values, pairs))
 
     def rows_of(self, table: pa.Table) -> Any:
-        """Return for each row of a table the number of the row with the same keys; null: there is none."""
+        """Return for each row of a table the number of the indexed row with the same keys; null: there is none."""
         codes: Any = None
         for name, values, pairs in self._steps:
             codes_here = _places_of(table.column(name).cast(values.type), values)
@@ -73,18 +74,18 @@ class KeyIndex:
 
 
 def _places_of(column: Any, values: Any) -> Any:
-    """Return the index of each value in a column of unique values; null: the value is not in it."""
+    """Return for each value of a column its index in `values`, which are unique; null: the value is not there."""
     return pc.index_in(column, value_set=values).cast(pa.int64())
 
 
 class ReplacedFile(NamedTuple):
-    """A data file with rows that are replaced.
+    """A data file of the table with rows that an update replaces, so that it must be written again.
 
     Attributes:
-        file: the file.
-        rest: its other rows.
-        replacing: the rows in place of those that go.
-        found: the numbers of these rows among the rows of the sequence.
+        file: the data file.
+        rest: its rows that stay.
+        replacing: the new rows for those that are replaced.
+        found: the indices of these new rows among the update's rows.
     """
 
     file: DataFile
@@ -94,17 +95,17 @@ class ReplacedFile(NamedTuple):
 
 
 def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> Iterator[ReplacedFile]:
-    """Return the data files of this state of the table with rows of these keys.
+    """Yield the table's data files that have rows with keys of this update.
 
     Args:
-        table: the state.
-        rows: the rows of a sequence, one of each key.
-        keys: the columns of the keys.
+        table: the table's metadata.
+        rows: the update's rows, with unique keys.
+        keys: the key columns.
         place: the sink, for messages.
 
     Raises:
-        InvalidInputError: the table has delete files that pyiceberg can't read.
-        FileNotFoundError: a file of the state is gone.
+        InvalidInputError: the table has delete files that pyiceberg can't apply.
+        FileNotFoundError: a data file is gone: others have rewritten the table meanwhile.
     """
     index = KeyIndex(rows, keys)
     for task in _candidate_tasks(table, rows, keys, place):
@@ -124,22 +125,22 @@ def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str
 
 
 class _NullKeepingProjection(pyiceberg_arrow.ArrowProjectionVisitor):
-    """pyiceberg's projection of a file to a schema, which makes a null list or map of structs an empty one.
+    """pyiceberg's projection of a file to the table's schema, corrected to keep null lists and maps of structs.
 
-    A file that is written anew would keep that for good (iceberg-python #3833).
+    pyiceberg returns them empty, and a file that is written again would keep that for good (iceberg-python #3833).
     """
 
     def list(self, list_type: ListType, list_array: Any, value_array: Any) -> Any:
-        """Return a list column in its type in the schema; null: the schema lacks it."""
+        """Project a list column to the table's schema; None: the schema lacks it."""
         return _with_nulls_of(list_array, super().list(list_type, list_array, value_array))
 
     def map(self, map_type: MapType, map_array: Any, key_result: Any, value_result: Any) -> Any:
-        """Return a map column in its type in the schema; null: the schema lacks it."""
+        """Project a map column to the table's schema; None: the schema lacks it."""
         return _with_nulls_of(map_array, super().map(map_type, map_array, key_result, value_result))
 
 
 def _with_nulls_of(given: Any, projected: Any) -> Any:
-    """Return projected lists or maps, in which those are null that are null in the file."""
+    """Return the projected lists or maps with null where the file (`given`) has null."""
     if projected is None or projected.null_count == given.null_count:
         return projected
     kind: Any = type(projected)
@@ -158,7 +159,7 @@ def _read_columns(table: Table, task: FileScanTask, names: Sequence[str]) -> pa.
 
 
 def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> list[FileScanTask]:
-    """Return the data files that may have rows of these keys, with their delete files."""
+    """Return the data files, with their delete files, that may have rows of these keys by statistics and partition."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return []
@@ -186,10 +187,10 @@ def _candidate_tasks(table: Table, rows: pa.Table, keys: Sequence[str], place: s
 
 
 def _refuse_equality_deletes(table: Table, manifests: Sequence[ManifestFile], place: str) -> None:
-    """Refuse a table with equality deletes, whichever keys they have.
+    """Refuse a table with equality deletes, which pyiceberg can't apply.
 
-    pyiceberg's planner finds only those whose statistics overlap the keys of a sequence. Another one may delete a row
-    beside a replaced row: written anew, that row would be younger than its deletion, and back in the table.
+    pyiceberg's planner finds only those whose statistics overlap the update's keys. Another one may delete a row beside
+    a replaced row: written again, that row would be younger than its deletion, and back in the table.
     """
     for manifest in manifests:
         if manifest.content == ManifestContent.DELETES:
@@ -205,7 +206,7 @@ def _unreadable_deletes(place: str, why: str) -> InvalidInputError:
 
 
 def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:
-    """Return a filter on the ranges of these keys, with which pyiceberg skips files by their statistics."""
+    """Return a row filter on the ranges of the keys' values; by it pyiceberg skips files through their statistics."""
     condition: BooleanExpression = AlwaysTrue()
     for name in keys:
         column = rows.column(name)
@@ -220,13 +221,16 @@ def _range_of(rows: pa.Table, keys: Sequence[str]) -> BooleanExpression:
 
 
 class _AttemptFiles(msgspec.Struct, frozen=True):
-    """The content of an attempt's object."""
+    """The content of the object that lists the data files which one commit attempt may write."""
 
     paths: tuple[str, ...]
 
 
 class MergeAttempt:
-    """The files that one attempt to commit a sequence writes."""
+    """The data files of one attempt to commit an update. An object beside the table lists them before they are written.
+
+    If the commit's outcome is unknown, the list lets a later process remove files that no snapshot has.
+    """
 
     def __init__(self, table: Table, store: TableStore, folder: str, sequence: int, stem: str) -> None:
         self._locations, self._store, self._folder = table.location_provider(), store, folder
@@ -235,7 +239,7 @@ class MergeAttempt:
         self._used = 0
 
     def write_rows(self, table: Table, rows: pa.Table, write: Callable[[PlannedFile], StagedFile]) -> list[StagedFile]:
-        """Write rows into files of the table: one for each partition."""
+        """Write rows to new data files of the table, one for each partition; list the files before."""
         written = []
         for values, part in rows_by_partition(table, rows) if rows.num_rows else ():
             written.append(write(PlannedFile(self._next_path(), values, part)))
@@ -253,34 +257,37 @@ class MergeAttempt:
         return self.paths[self._used - 1]
 
     def discard_files(self) -> None:
-        """Remove all files of this attempt, which no commit names: it failed before its commit."""
+        """Remove all files of this attempt, which has failed before its commit, and their list."""
         _remove_files(self._store, self.paths[: self._used])
         self.forget_names()
 
     def settle_files(self, in_table: Callable[[], set[str]]) -> None:
-        """Remove the attempt's files that no snapshot has, once the table has the sequence."""
+        """Remove the attempt's files that no snapshot has, and their list.
+
+        Call this only when the table has the sequence: the attempt's commit can't succeed any more, or has succeeded.
+        """
         if self._used:
             there = in_table()
             _remove_files(self._store, [path for path in self.paths[: self._used] if path not in there])
             self.forget_names()
 
     def forget_names(self) -> None:
-        """Remove the objects that name the files of attempts."""
+        """Remove the object that lists this attempt's files."""
         if self.paths:
             self._store.remove(f"{self._folder}/{self._name}")
 
 
 def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
-    """Remove leftover files of commit attempts whose publisher has ended.
+    """Remove data files that no snapshot has, left by commit attempts of publishers that crashed.
 
     Args:
-        store: the objects beside the table.
-        folder: where attempts are named.
-        last: the last sequence in the table: attempts at later ones may still succeed.
+        store: the small objects beside the table.
+        folder: the folder of the attempts' file lists.
+        last: the last sequence in the table. Attempts at later ones are left alone: they may still succeed.
         in_table: returns the data files of all snapshots, which may take long.
 
     Raises:
-        CorruptDataError: what names the files of an attempt can't be read.
+        CorruptDataError: the file list of an attempt can't be read.
     """
     there: set[str] | None = None
     for name in store.names(folder):

@@ -84,14 +84,14 @@ _PER_UNIT: Final = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_00
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The limits of the topic's brokers on a row.
+    """The limits that the topic's configuration sets for a row, as Kafka's brokers check it.
 
     Attributes:
         schema: the columns of all rows.
-        partitions: the number of partitions.
-        max_bytes: of a record (max.message.bytes).
+        partitions: the topic's number of partitions.
+        max_bytes: the largest record (max.message.bytes).
         future_ms: how far a timestamp may lie in the future (message.timestamp.after.max.ms).
-        keyed: whether a row needs a key, since the topic is compacted.
+        keyed: whether each row needs a key, because the topic is compacted.
     """
 
     schema: pa.Schema
@@ -102,15 +102,16 @@ class RowRules:
 
 
 class KafkaTopic(BoundSink):
-    """A topic as a region's sink: consume, transform and produce exactly once, by a whole group.
+    """A sink that writes a Kafka topic: each checkpoint of the region is one transaction. The sink can be pickled.
 
         sink = KafkaTopic("127.0.0.1:9092", "flights")
 
-    It can be pickled. `Sink` documents its methods' guarantees. Rows have the columns `value` (bytes or strings), and
-    optionally `key`, `headers`, `partition` and `timestamp`, as `Producer.send_arrow` takes them. Without `partition` a
-    row goes where Kafka's own producers would send it.
+    `Sink` documents the guarantees of its methods. Rows have the columns `value` (bytes or strings), and optionally
+    `key`, `headers`, `partition` and `timestamp`, as `Producer.send_arrow` takes them. Without `partition` a row goes
+    where Kafka's own producers would send it.
 
-    The topic may have records of others. `empty` deletes those too.
+    Rows are staged in a second topic. Other programs may write to the topic too, but `empty` deletes their records as
+    well.
 
     Attributes:
         topic: the topic's name.
@@ -130,10 +131,11 @@ class KafkaTopic(BoundSink):
         """Initialise the sink; no connection is opened.
 
         Args:
-            bootstrap_servers: HOST:PORT, several with commas between or as a list. Order is of no matter; else all
-                members name the same.
+            bootstrap_servers: HOST:PORT, several with commas between or as a list. All members must name the same, in
+                any order.
             topic: the topic's name.
-            transaction_timeout_ms: a publication that takes longer is begun again.
+            transaction_timeout_ms: the timeout of the transaction that publishes; a publication that takes longer is
+                aborted and repeated.
             **settings: connection settings, with `_` for `.`: security, timeouts.
 
         Raises:
@@ -197,7 +199,11 @@ class KafkaTopic(BoundSink):
         check_fits(f"topic {self.topic}", kept, filled_schema(given, kept))
 
     def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
-        """Return the topic's owner marker, after a check that it has this region and this sink's name."""
+        """Check that the owner marker names this region, and with `named` this sink's name; return it.
+
+        Raises:
+            InvalidInputError: it names another, or is None.
+        """
         if marker is None:
             raise InvalidInputError(f"Topic {self.topic} is not known to region {self._region!r}: call check first")
         self._refuse_owner(marker)
@@ -236,7 +242,7 @@ class KafkaTopic(BoundSink):
         return kept
 
     def adopt(self) -> str:
-        """Write this sink's name into the marker, and return the earlier one."""
+        """Store this sink's present name in the owner marker. Return the earlier name; empty: there was no marker."""
         self._bound()
         if self._staging_topic.marker() is None:
             return ""
@@ -246,7 +252,7 @@ class KafkaTopic(BoundSink):
         return marker.place
 
     def _of_the_present(self, marker: SinkMarker) -> SinkMarker:
-        """Return the owner marker, with sequence 0 if the topic was deleted and created again since."""
+        """Return the owner marker. If the topic was created again since, give the marker the new id and sequence 0."""
         with self._admin() as admin:
             topic_id = create_topic_if_missing(admin, NewTopic(self.topic)).topic_id
         if topic_id == marker.topic_id:
@@ -254,7 +260,11 @@ class KafkaTopic(BoundSink):
         return msgspec.structs.replace(marker, topic_id=topic_id, sequence=0, emptied=False)
 
     def _refuse_another_topic(self, marker: SinkMarker) -> None:
-        """Refuse to write into a topic that was deleted and created again, which lacks all earlier sequences."""
+        """Raise an error if the topic was deleted, or created again since: it then lacks all earlier checkpoints.
+
+        Raises:
+            RetriableError: it was. An operator must run `kohort region adopt`.
+        """
         if not self._staging_topic.is_present(marker):
             raise RetriableError(
                 f"Topic {self.topic} is gone, or is another than the one that region {self._region!r} has written: it "
@@ -271,7 +281,11 @@ class KafkaTopic(BoundSink):
     # Staging.
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Raise an error for the first row that the brokers would refuse; else return the rows in the form staged."""
+        """Check each row of a table against the brokers' limits, and return the rows in the sink's schema.
+
+        Raises:
+            RowRefusedError: the brokers would refuse a row.
+        """
         rules = self._rules()
         check_fits(f"topic {self.topic}", rules.schema, filled_schema(with_plain_types(table.schema), rules.schema))
         keyed = ["key"] if rules.keyed else []
@@ -287,7 +301,7 @@ class KafkaTopic(BoundSink):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        """Write a table's rows to the staging topic, durably. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         rows = self.check_rows(table)
         self._staging_topic.stage(key.file_stem(), pieces_of(rows))
@@ -295,7 +309,7 @@ class KafkaTopic(BoundSink):
     # Publishing.
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence, in one transaction."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one Kafka transaction."""
         check_sequence(sequence)
         names = [key.file_stem() for key in in_order(keys)]
         if self._last().sequence >= sequence:
@@ -323,11 +337,17 @@ class KafkaTopic(BoundSink):
                 raise
 
     def _is_published_by_now(self, sequence: int) -> bool:
-        """Read the marker again: another member may have fenced this one, published the sequence and swept its rows."""
+        """Read the owner marker up to the topic's end; return whether the sequence (checkpoint) is published.
+
+        Another member may have fenced this one, published the sequence, and removed its staged rows.
+        """
         return self._owned(self._staging_topic.marker(to_the_end=True)).sequence >= sequence
 
     def _await_other(self, sequence: int) -> bool:
-        """Wait for the publisher that has fenced this one; return whether it has published the sequence."""
+        """After another member has fenced this one, wait until it has published the checkpoint; return whether it has.
+
+        The wait has a limit, which doubles after each fencing.
+        """
         longest_s = min(FENCED_WAIT_S * 2**self._times_fenced, self._timeout_ms / 1000)
         self._times_fenced = min(self._times_fenced + 1, 16)
         until_s = time.monotonic() + longest_s * CHANCE.uniform(0.5, 1.0)
@@ -339,7 +359,7 @@ class KafkaTopic(BoundSink):
         return self._owned(self._staging_topic.marker())
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all records of the topic, those of others too, and write the sequence into the marker."""
+        """Delete all records of the topic, also those of other programs; record this checkpoint in the owner marker."""
         self._bound()
         if self._staging_topic.marker() is None:
             return
@@ -360,7 +380,7 @@ class KafkaTopic(BoundSink):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[_Writer]:
-        """Become the only publisher of the topic, as `_fenced` does, but raise a retriable error if another takes over.
+        """Become the only publisher of the topic for the block, as `_fenced` does.
 
         Raises:
             RetriableError: another publisher has taken over meanwhile.
@@ -373,10 +393,12 @@ class KafkaTopic(BoundSink):
 
     @contextlib.contextmanager
     def _fenced(self, record_bytes: int) -> Iterator[_Writer]:
-        """Become the only publisher of the topic: transactions of others have ended, and can't be committed any more.
+        """Become the topic's only publisher for the block: fence all producers with the sink's transactional id.
+
+        Their transactions are committed or aborted by then.
 
         Args:
-            record_bytes: the largest record.
+            record_bytes: the largest record that will be sent.
 
         Raises:
             FencedError: another publisher has taken over meanwhile.
@@ -400,7 +422,7 @@ class KafkaTopic(BoundSink):
     # Progress and cleanup.
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last published sequence (checkpoint number); 0: none, or the topic was created again since."""
         self._bound()
         marker = self._staging_topic.marker()
         if marker is None:
@@ -409,7 +431,7 @@ class KafkaTopic(BoundSink):
         return sequence if not sequence or self._staging_topic.is_present(marker) else 0
 
     def sweep(self, keep: Keep) -> None:
-        """Delete staged rows that will never be published, up to the first that may be, and earlier markers."""
+        """Delete records from the staging topic, up to the first row that may still be published, and old markers."""
         self._bound()
         marker = self._staging_topic.marker()
         if marker is None:
@@ -426,10 +448,10 @@ class KafkaTopic(BoundSink):
 
 
 class _Writer:
-    """The transactional producer of the topic's only publisher, with the marker that it has read.
+    """The transactional producer of the member that publishes, after it has fenced all others, and the owner marker.
 
     Attributes:
-        marker: the last marker; None: no region has checked the topic.
+        marker: the marker, read after the fencing; None: no region has checked the topic.
     """
 
     def __init__(self, producer: Producer, topic: str, staging_topic: StagingTopic) -> None:
@@ -437,9 +459,15 @@ class _Writer:
         self.marker = staging_topic.marker(to_the_end=True)
 
     def commit(self, marker: SinkMarker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
-        """Write rows, tombstones of their staged keys, and the marker, in one transaction; wait until readers see it.
+        """Commit one transaction: rows to the topic, tombstones for their staged keys, and the owner marker.
 
-        Kafka's coordinator answers when the commit is decided, and writes it into the partitions afterwards.
+        Wait until read_committed consumers see it: Kafka's coordinator answers when the commit is decided, and writes
+        it into the partitions afterwards.
+
+        Args:
+            marker: the new owner marker.
+            tables: the rows to publish.
+            done: the staged keys of these rows.
 
         Raises:
             FencedError: another publisher has taken over; nothing is written.
@@ -463,18 +491,18 @@ _ARGUMENTS: Final = ("key", "value", "partition", "timestamp", "headers")
 
 
 def _closed(producer: Producer) -> None:
-    """Close a producer whose last transaction is committed or given up: the next publisher ends it for certain."""
+    """Close a producer, whose open transaction, if any, is ended by the next publisher's `init_transactions`."""
     with contextlib.suppress(KafkaError, OSError):
         producer.close(timeout_ms=1_000)
 
 
 def _shortest(properties: Mapping[str, str | None], names: Iterable[str]) -> int:
-    """Return the smallest of these topic properties, in ms; an absent property sets no limit."""
+    """Return the smallest of these properties of a topic, in ms; a missing property counts as unlimited."""
     return min(int(properties.get(name) or _NO_LIMIT_MS) for name in names)
 
 
 def _schema_of_rows(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the rows with the types that records have.
+    """Check that the columns are those of records; return the schema with the types in which they are stored.
 
     Raises:
         InvalidInputError: a column can't be part of a record.
@@ -510,7 +538,7 @@ def _record_type(field: Any) -> Any:
 
 
 def _refused_rows(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
-    """Yield for each check its reason, its column, and a mask of the rows that the brokers would refuse."""
+    """Yield, for each check by the brokers: the reason of a refusal, the column, and a mask of the refused rows."""
     if "partition" in rows.column_names:
         partition: Any = rows.column("partition")
         outside = pc.or_(pc.less(partition, _int(0)), pc.greater_equal(partition, _int(rules.partitions)))
@@ -542,7 +570,7 @@ def _refused_rows(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
 
 
 def _packed(column: Any) -> Any:
-    """Return a column of lists as one array in which null lists have no entries."""
+    """Return a column of lists as one array, in which a null list has no entries behind it."""
     lists = column.combine_chunks()
     return lists.take(pa.array(range(len(lists)), pa.int64())) if lists.null_count else lists
 
@@ -552,7 +580,7 @@ def _int(number: int) -> Any:
 
 
 def _header_bytes(lists: Any) -> Any:
-    """Return the bytes of each row's headers."""
+    """Return for each row the size of its headers in bytes."""
     entries = pc.list_flatten(lists)
     lengths = _int(16)
     for name in ("key", "value"):

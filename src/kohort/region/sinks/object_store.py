@@ -1,8 +1,8 @@
 """Objects of a store (S3, Google Cloud Storage, Azure) below one URL, as sinks need them.
 
 The library's own retries are off. With them a lost answer turns a successful conditional put into a refusal (obstore
-0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the object after
-any error, and its caller compares.
+0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the
+object after any error, and its caller compares.
 
 Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
 unit of staged rows has 32 MiB.
@@ -81,7 +81,7 @@ _FEW: Final = 4
 
 
 class _StoreUrl(NamedTuple):
-    """The parts of a store's URL."""
+    """The scheme, bucket and path of an object store's URL."""
 
     scheme: str
     bucket: str
@@ -110,7 +110,10 @@ def _parsed(url: str) -> _StoreUrl:
 
 
 def store_named(name: str) -> tuple[str, dict[str, str]]:
-    """Return the URL and the options in a store's `ObjectStore.name`; credentials come from the environment."""
+    """Split `ObjectStore.name`, such as `s3://bucket/path[endpoint]`, into the URL and the options for the endpoint.
+
+    Credentials are not part of the name; they come from the environment.
+    """
     url, _, where = name.removesuffix("]").partition("[")
     options: dict[str, str] = {}
     for part in filter(None, where.split(", ")):
@@ -124,15 +127,17 @@ def store_named(name: str) -> tuple[str, dict[str, str]]:
 
 
 class ObjectStore:
-    """The objects below a URL of an object store. It can be pickled; each process opens the store for itself.
+    """A client for the objects below one URL of an object store.
 
-    All methods raise `NotAuthorizedError` for a missing permission, and `RetriableError` for a store that does not
-    answer. No error has a credential.
+    It can be pickled; each process opens its own connections.
+
+    All methods raise `NotAuthorizedError` for a missing permission, and `RetriableError` if the store does not answer.
+    No error's text has a credential.
 
     Attributes:
         url: the URL, without credentials.
-        name: the URL, with the server if it is not the provider's own, or with the account that the bucket is in. Two
-            names may be one place; two places have two names.
+        name: the URL, with the endpoint in `[…]` if it is not the provider's own, or with Azure's account. Different
+            places have different names. One place may have two, for example by two endpoints.
     """
 
     _opened: tuple[int, Any] | None = None
@@ -149,7 +154,7 @@ class ObjectStore:
         self.name = self.url + (f"[{', '.join(found)}]" if found else "")
 
     def _resolved(self) -> list[str]:
-        """Return the server or account that distinguishes this bucket from a bucket of the same name elsewhere."""
+        """Return the endpoint or account, if any, that tells this bucket from one of the same name elsewhere."""
         if self._url.scheme == "gs":
             base = self._taken(("base_url", "google_base_url"), "GOOGLE_BASE_URL")
             return [self._endpoint(base, "GOOGLE_ALLOW_HTTP", "base_url")] if base else []
@@ -164,7 +169,10 @@ class ObjectStore:
         return found + ([f"{_ACCOUNT}{account}"] if account else [])
 
     def _taken(self, names: Sequence[str], *variables: str) -> str:
-        """Remove and return an option that has several names; without one, return it from the environment."""
+        """Remove an option that has several spellings, and return its value.
+
+        Without such an option, return that of the first environment variable that is set; else an empty text.
+        """
         given = [value for name in names if (value := self._options.pop(name, ""))]
         return next(iter((*given, *(os.environ[name] for name in variables if os.environ.get(name)))), "")
 
@@ -188,12 +196,12 @@ class ObjectStore:
         return f"ObjectStore({self.name!r})"  # without credentials
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without this process's connections."""
+        """Return the state for pickling, without this process's connections."""
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     @property
     def prefix(self) -> str:
-        """The path below the bucket."""
+        """The path within the bucket, without slashes at its ends; empty: the whole bucket."""
         return self._url.prefix
 
     @property
@@ -213,14 +221,14 @@ class ObjectStore:
             raise InvalidInputError(f"{self.url} can't be opened: {self._line(error)}") from None
 
     def library_options(self) -> dict[str, str]:
-        """Return the options as another library on Rust's `object_store` takes them; its retries are off too."""
+        """Return the options as other libraries on Rust's `object_store` take them, with retries switched off."""
         return {**_TIMEOUTS, **self._options, "max_retries": "0"}
 
     # -- errors
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Translate the library's errors; their own text may have a signed URL, so that it is not kept."""
+        """Translate obstore's errors to the package's own, without their text: it may have a signed URL."""
         try:
             yield
         except FileNotFoundError:
@@ -238,14 +246,14 @@ class ObjectStore:
             raise RetriableError(f"The store of {self.url}/{path} does not answer: {line}") from None
 
     def _line(self, error: BaseException) -> str:
-        """Return the first line without the server's answer and without secrets, with the name of the store's error."""
+        """Return an error's first line without secrets. The server's answer is cut off, except for its error code."""
         whole = str(error)
         line = (whole.splitlines() or [type(error).__name__])[0]
         code = _CODE.search(whole)  # by text: the code of the answer, for the message alone
         return self._without_secrets(_BODY.sub(lambda found: found[1] + (f" ({code[1]})" if code else ""), line))
 
     def error_text(self, error: BaseException) -> str:
-        """Return the text of another library's error about this store, with all causes and without secrets."""
+        """Return the text of another library's error about this store, with its causes and without secrets."""
         said: list[str] = []
         for line in filter(None, (part.strip(" ↳\t") for part in _COLOURS.sub("", str(error)).splitlines())):
             if line.startswith(("<", "{")):  # the server's answer
@@ -262,7 +270,7 @@ class ObjectStore:
         return text
 
     def _secrets(self) -> set[str]:
-        """Return the secrets among the options, and those that the library takes from the environment."""
+        """Return all secret values among the options and the environment variables that obstore reads."""
         given = list(self._options.items())
         given += [(n, v) for n, v in os.environ.items() if n.startswith(_VARIABLES) and not n.endswith(_FILES)]
         return {value for name, value in given if len(value) > 3 and _SECRET.search(name)}
@@ -270,10 +278,10 @@ class ObjectStore:
     # -- objects
 
     def create_object(self, path: str, data: Content) -> Content | bytes:
-        """Create an object unless there is one of this name; return the content that the name has afterwards.
+        """Create an object by a conditional put unless one of this name exists; return the content that it then has.
 
-        After any error the object is read: an earlier request may have created it, this one also if its answer was
-        lost.
+        The caller compares the content with its own. After any error the object is read: an earlier request may have
+        created it, and also this one if its answer was lost.
         """
         try:
             self._raw.put(path, data, mode="create", use_multipart=False)
@@ -290,12 +298,12 @@ class ObjectStore:
         return data
 
     def put_object(self, path: str, data: bytes | memoryview) -> None:
-        """Write an object; an older one of this name is replaced."""
+        """Write an object; replace one of the same name."""
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
     def for_each(self, paths: Sequence[str], write: Callable[[str], None]) -> None:
-        """Call `write` for each path, for several at once where there are many."""
+        """Call `write` for each path; for more than four paths on 16 threads."""
         self._each(write, paths)
 
     def read_object(self, path: str) -> bytes:
@@ -304,23 +312,23 @@ class ObjectStore:
             return bytes(self._raw.get(path).bytes())
 
     def read_parts(self, path: str, part_bytes: int) -> Generator[memoryview, None, None]:
-        """Yield an object's content in parts of about so many bytes; raise FileNotFoundError if there is none."""
+        """Yield an object's content in parts of about `part_bytes`; raise FileNotFoundError if there is none."""
         with self._translated(path):
             for part in self._raw.get(path).stream(min_chunk_size=part_bytes):
                 yield memoryview(part)
 
     def read_small_object(self, path: str, bytes_max: int) -> bytes | None:
-        """Return an object's content; None, before its content is fetched, if it has more bytes than that."""
+        """Return an object's content; None, without a download, if it has more than `bytes_max` bytes."""
         with self._translated(path):
             found = self._raw.get(path)
             return None if found.meta["size"] > bytes_max else bytes(found.bytes())
 
     def read_objects(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Return the content of objects that exist."""
+        """Return the content of those of these objects that exist, by path."""
         return dict(self._each(self._content, paths))
 
     def object_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the sizes of objects that exist."""
+        """Return the sizes in bytes of those of these objects that exist, by path."""
         return dict(self._each(self._size, paths))
 
     def _content(self, path: str) -> Any:
@@ -342,9 +350,10 @@ class ObjectStore:
         return [answer for answer in answers if answer is not None]
 
     def list_pages(self, folder: str, after: str = "") -> Iterator[list[str]]:
-        """Return the names in a folder that come after a name, in pages of a thousand; in order if the store is.
+        """Yield the names in a folder that are greater than `after`, in pages of up to 1,000.
 
-        A server may not know where a listing is to begin, and answer with earlier names too: they are left out here.
+        They are sorted if the store sorts its listing. A server may ignore where a listing is to begin, and answer with
+        smaller names too: they are left out here.
         """
         with self._translated(folder):
             offset = f"{folder}/{after}" if after else None
@@ -353,13 +362,13 @@ class ObjectStore:
                 yield [name for name in names if name > after]
 
     def list_names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if it does not exist."""
+        """Return the names of all objects in a folder; none if it does not exist."""
         return [name for page in self.list_pages(folder) for name in page]
 
     def list_top(self, folder: str = "") -> list[str]:
-        """Return the names of objects and folders directly below the URL, or below a folder with its path.
+        """Return the paths of objects and folders directly in a folder; empty: directly below the URL.
 
-        An empty object with the folder's own name, as consoles put it, is left out.
+        An empty object with the folder's own name, as consoles create it, is left out.
         """
         with self._translated(folder):
             found = self._raw.list_with_delimiter(f"{folder}/") if folder else self._raw.list_with_delimiter()
@@ -367,10 +376,10 @@ class ObjectStore:
             return [name for name in names if name.strip("/") not in ("", folder)]
 
     def copy_objects(self, paths: Mapping[str, str]) -> None:
-        """Copy objects to other paths; older objects there are replaced.
+        """Copy objects within the store, each to the path that `paths` maps it to; replace objects there.
 
         Raises:
-            FileNotFoundError: one is not there.
+            FileNotFoundError: an object to copy does not exist.
         """
         self._each(lambda path: self._copy(path, paths[path]), list(paths))
 
@@ -382,7 +391,7 @@ class ObjectStore:
                 self._raw.copy(path, to)
 
     def remove_objects(self, paths: Iterable[str]) -> None:
-        """Remove the objects that exist of these."""
+        """Remove those of these objects that exist."""
         gone = list(paths)
         if not gone:
             return
@@ -396,14 +405,15 @@ class ObjectStore:
     # -- what a store must do
 
     def check_conditional(self, path: str) -> None:
-        """Check that a conditional put has one winner, calmly and in a race.
+        """Check that only one of several conditional puts of one object succeeds, one after the other and at once.
 
         Args:
-            path: an object that stays. Each race has a name of its own, and removes it: other members check too.
+            path: a trial object that stays. Puts at once take a name of their own, which is removed: other members
+                check too.
 
         Raises:
-            InvalidInputError: the store lacks conditional puts.
-            RetriableError: no put of the race succeeded.
+            InvalidInputError: the store has no conditional puts, or lets several succeed.
+            RetriableError: none of the puts at once succeeded.
         """
         first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
         if self.create_object(path, again) == again:
@@ -420,7 +430,7 @@ class ObjectStore:
             raise RetriableError(f"The store of {self.url} does not answer: of {_RACERS} puts at once none succeeded")
 
     def race_puts(self, path: str) -> int:
-        """Send several conditional puts of one object at once; return how many of them succeeded."""
+        """Send 16 conditional puts of one object at once; return how many of them succeeded."""
 
         def wins_conditional_put(racer: int) -> bool:
             with contextlib.suppress(BaseError, OSError):

@@ -28,7 +28,7 @@ UNFINISHED = ".part"
 
 
 class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of `region.json`, which names the region that writes here, and has the schema of its rows.
+    """The record in a destination of which region writes there, with the schema of its rows; in folders `region.json`.
 
     Attributes:
         format: the format's version, 1.
@@ -37,8 +37,8 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
         schema: the schema of all rows, serialised by Arrow, in base64.
         keys: the columns by which rows replace one another; empty: they don't.
         partition_by: the columns that partition the rows.
-        alone: the table had no rows before the region's.
-        place: the name by which the region knows the sink: no other name is accepted.
+        alone: whether the table had no rows when the region began to write.
+        place: the sink's name when it was first written or adopted; another name is refused.
         added: the columns that `evolve="add"` has added; tables may leave them out.
     """
 
@@ -53,20 +53,20 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
     added: tuple[str, ...] = ()
 
     def rows(self) -> pa.Schema:
-        """Return the schema that all rows of the destination have."""
+        """Deserialise the schema of the destination's rows."""
         return schema_of(self.schema)
 
 
 def text_of(schema: pa.Schema) -> str:
-    """Return a schema as text, without its metadata."""
+    """Serialise a schema, without its metadata, by Arrow and base64."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Decode a schema from the text of `text_of`.
+    """Deserialise a schema from the text that `text_of` returns.
 
     Raises:
-        CorruptDataError: the text has no schema.
+        CorruptDataError: the text is no schema.
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
@@ -86,12 +86,12 @@ def read_owner_marker(files: FileCalls, folder: str) -> OwnerMarker:
 
 
 def encode_owner_marker(claim: OwnerMarker) -> bytes:
-    """Return a marker as the content of its file."""
+    """Encode an owner marker as JSON."""
     return msgspec.json.format(msgspec.json.encode(claim), indent=1)
 
 
 def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
-    """Return the marker in the content of a folder's file.
+    """Decode an owner marker from JSON; `folder` is for messages.
 
     Raises:
         InvalidInputError: a newer kohort has written it.
@@ -108,12 +108,12 @@ def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
 
 
 def write_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
-    """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
+    """Create a folder's `region.json`, unless it exists. The caller must sync the folder afterwards."""
     _write_once(files, f"{folder}/{CLAIM}", encode_owner_marker(claim))
 
 
 def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> None:
-    """Replace the marker durably."""
+    """Replace a folder's `region.json` atomically and durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
         write_file(files, temporary, encode_owner_marker(claim))
@@ -126,7 +126,7 @@ def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> N
 
 
 class _AddedColumns(msgspec.Struct, frozen=True):
-    """The content of `columns-N.json`: the columns of the Nth addition.
+    """The content of `columns-N.json`, which `evolve="add"` has created: the columns of the Nth addition.
 
     Attributes:
         format: the format's version, 1.
@@ -138,18 +138,19 @@ class _AddedColumns(msgspec.Struct, frozen=True):
 
 
 def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, int]:
-    """Read the owner marker of a folder, with the columns that were added to it later.
-
-    Return the marker, and how many files of added columns there are.
+    """Read a folder's owner marker, and add the columns of its files `columns-N.json` to the marker's schema.
 
     Args:
         read: returns the content of a file, or raises FileNotFoundError.
         folder: the folder.
 
+    Returns:
+        The marker, and the number of files `columns-N.json`.
+
     Raises:
         FileNotFoundError: there is no marker yet.
-        InvalidInputError: a newer kohort has written it.
-        CorruptDataError: the marker, or what was added, can't be read.
+        InvalidInputError: a newer kohort has written a file.
+        CorruptDataError: the marker, or a file of columns, can't be read.
     """
     claim, number = decode_owner_marker(read(f"{folder}/{CLAIM}"), folder), 0
     fields, added = list(claim.rows()), list(claim.added)
@@ -173,26 +174,26 @@ def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, 
 
 
 def columns_path(folder: str, number: int) -> str:
-    """Return the path of the file with the columns that the addition of this number has added to a marker."""
+    """Return the path of `columns-N.json` with the columns of the Nth addition to a folder's schema."""
     return f"{folder}/{_ADDED}{number}.json"
 
 
 def encoded_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
-    """Return added columns as the content of their file."""
+    """Encode columns as the content of `columns-N.json`."""
     return msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
 
 
 def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
-    """Write the file that adds columns to an owner marker, durably.
+    """Create `columns-N.json` durably: the columns that are added to the schema in a folder's owner marker.
 
     Args:
         files: the file operations.
         folder: the folder of the marker.
-        number: the number of this addition; the first has 1.
-        columns: the columns that are added.
+        number: N; the first addition has 1.
+        columns: the added columns.
 
     Returns:
-        False if another process has written an addition of this number first.
+        False if another process has created that file first.
     """
     if not _write_once(files, columns_path(folder, number), encoded_columns(columns)):
         return False
@@ -201,7 +202,7 @@ def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa
 
 
 def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
-    """Write a file, unless it is there; return whether this call did. Its name does not survive a power loss yet."""
+    """Create a file atomically, unless it exists; return whether this call did. The caller must sync the folder."""
     temporary = f"{os.path.dirname(path)}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
         write_file(files, temporary, data)
@@ -215,17 +216,17 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
             remove(files, temporary)
 
 
-def other_name(region: str, known: str, given: str) -> InvalidInputError:
-    """Return the error for a sink whose name (`given`) differs from the one by which the region knows it (`known`)."""
+def other_name(region: str, stored_name: str, own_name: str) -> InvalidInputError:
+    """Return the error for a sink whose name (`own_name`) is not the one stored in its destination (`stored_name`)."""
     return InvalidInputError(
-        f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
-        "Give all members the name that the region knows; if the place has moved there for good, end the region's "
-        f"applications and run `kohort region adopt {region} {shlex.quote(given)} --execute`"
+        f"{own_name} is the place that region {region!r} knows as {stored_name}: rows staged under two names would be "
+        "lost. Give all members the name that the region knows; if the place has moved there for good, end the "
+        f"region's applications and run `kohort region adopt {region} {shlex.quote(own_name)} --execute`"
     )
 
 
 def other_owner_error(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:
-    """Return the error for a region that uses the sink of another region."""
+    """Return the error for a destination that belongs to another region; regions are given by name and id."""
     other = f"region {owner[0]!r}"
     if owner[0] == mine[0]:
         other = f"another region of the name {owner[0]!r}, one that was deleted or is on another cluster"

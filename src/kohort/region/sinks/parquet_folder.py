@@ -97,20 +97,20 @@ _ADD_ATTEMPTS: Final = 30
 
 
 def check_target(size: int) -> int:
-    """Return a target size; raise InvalidInputError if it is below 1."""
+    """Return a compaction's target file size in bytes; raise InvalidInputError if it is below 1."""
     if size < 1:
         raise InvalidInputError(f"target_file_size is {size}: give a number of bytes, at least 1")
     return size
 
 
 class FolderLayout(NamedTuple):
-    """The layout of a folder, which its first member has fixed.
+    """The columns and partitioning of a Parquet folder, as its owner marker has them.
 
     Attributes:
-        rows: the schema of all rows.
-        partition_by: the columns that partition them.
-        added: the columns that were added later, which files may lack.
-        additions: how often some were added.
+        rows: the schema of all rows, with the partition columns.
+        partition_by: the columns by which files are partitioned.
+        added: the columns that `evolve="add"` has added; older files lack them.
+        additions: the number of additions, each of one or more columns.
     """
 
     rows: pa.Schema
@@ -120,10 +120,10 @@ class FolderLayout(NamedTuple):
 
 
 class SequenceFile(NamedTuple):
-    """A file of a published sequence.
+    """A published Parquet file with the sequence (checkpoint number) of its rows.
 
     Attributes:
-        sequence: the sequence.
+        sequence: the sequence; for a file of compaction, the last one that has rows in it.
         path: the path or URL.
     """
 
@@ -132,11 +132,14 @@ class SequenceFile(NamedTuple):
 
 
 class ParquetFolder(FolderSink):
-    """A folder of Parquet files as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
+    """A sink that writes a folder of Parquet files; each checkpoint of the region is a subfolder.
 
-    A path is on a file system with hard links and atomic renames, and all members see it. The file system is a
-    local one, or a shared one that is POSIX enough (`check` tries it). For the URL of an object store (`s3://`,
-    `gs://`, `az://`) the instance is a `ParquetObjects`, which lays its files out in another way.
+    The sink can be pickled.
+
+    `Sink` documents the guarantees of its methods. A path is on a file system with hard links and atomic renames, and
+    all members see it. The file system is a local one, or a shared one that is POSIX enough (`check` tries it). For the
+    URL of an object store (`s3://`, `gs://`, `az://`) the instance is a `ParquetObjects`, which lays its files out in
+    another way.
 
     Attributes:
         path: the absolute path, from the working directory when it was made; or the URL.
@@ -152,7 +155,7 @@ class ParquetFolder(FolderSink):
     _kept: FolderLayout | None
 
     def __new__(cls, path: str | os.PathLike[str] = "", **_options: object) -> ParquetFolder:
-        """Return a folder, or for a store's URL a `ParquetObjects`."""
+        """Return a `ParquetFolder` for a path, or a `ParquetObjects` for an object store's URL."""
         if cls is ParquetFolder and is_store_url(path):
             stored: type[ParquetFolder] = import_module(_OBJECTS).ParquetObjects  # it derives from this class
             return object.__new__(stored)
@@ -206,7 +209,10 @@ class ParquetFolder(FolderSink):
         self._evolve(typed)
 
     def _check_columns(self, schema: pa.Schema) -> pa.Schema:
-        """Check that Parquet supports the columns, and those of the partitions are among them; return their types."""
+        """Check that Parquet supports the columns and that the partition columns are among them; return the schema.
+
+        Columns of Arrow's null type get the sink's types in it.
+        """
         typed = typed_schema(schema, self._known_columns, self.evolve)
         check_writable(typed)
         hive_partitions.check_partitions(typed, self.partition_by)
@@ -216,7 +222,10 @@ class ParquetFolder(FolderSink):
         return self._reload().rows if self._is_owned() else None
 
     def _evolve(self, given: pa.Schema) -> None:
-        """Add the new columns of tables to the layout, once: each addition has a number that one process can create."""
+        """Check that a schema fits the folder's; with `evolve="add"`, first add its new columns to the folder's schema.
+
+        Each addition is a file `columns-N.json`, which only one process can create.
+        """
         for _ in range(_ADD_ATTEMPTS):
             layout = self._reload()
             given = completed_schema(given, layout.rows, layout.added)
@@ -234,7 +243,7 @@ class ParquetFolder(FolderSink):
         return owner_marker.add_columns(self._files, f"{self.path}/_region", number, columns)
 
     def _sync_columns(self) -> None:
-        """Make columns durable that another process may have added a moment ago."""
+        """Make additions of columns durable that another process may have written a moment ago."""
         sync_folder(self._files, f"{self.path}/_region")
 
     def _make(self, schema: pa.Schema) -> None:
@@ -256,7 +265,11 @@ class ParquetFolder(FolderSink):
         return False
 
     def _first(self, schema: pa.Schema) -> None:
-        """Write this region's owner marker into the folder, unless another process was faster."""
+        """Create this region's owner marker in an empty folder, unless another process has done so first.
+
+        Raises:
+            InvalidInputError: the folder has other files, or belongs to another region.
+        """
         files = self._files
         strangers = sorted(name for name in files.listdir(self.path) if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
@@ -278,7 +291,7 @@ class ParquetFolder(FolderSink):
         return OwnerMarker(1, self._region, self._bound(), text, partition_by=self.partition_by, place=self.place)
 
     def _probe(self) -> None:
-        """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
+        """Check by trial files that `publish` can work here: hard-link a file into a folder, and rename the folder."""
         self._probe_in((self.path, f"{self.path}/_staging"), remove_folder, self._try)
 
     def _try(self) -> None:
@@ -305,17 +318,22 @@ class ParquetFolder(FolderSink):
             ) from error
 
     def _owned(self) -> pa.Schema:
-        """Return the schema of the folder, after checking that the folder belongs to this region."""
+        """Check that the folder belongs to this region; return the schema of its rows.
+
+        Raises:
+            FileNotFoundError: the folder has no owner marker yet.
+        """
         return self._layout().rows
 
     def _layout(self) -> FolderLayout:
         return self._reload() if self._kept is None else self._kept
 
     def _reload(self) -> FolderLayout:
-        """Return the layout as it is now: others may have added columns.
+        """Read the owner marker and later additions of columns again, and cache the layout.
 
         Raises:
-            FileNotFoundError: this is no folder of a region yet.
+            FileNotFoundError: the folder has no owner marker yet.
+            InvalidInputError: it belongs to another region, or its marker has another name of the sink.
         """
         mine = self._bound()
         claim, additions = self._read_grown()
@@ -330,7 +348,7 @@ class ParquetFolder(FolderSink):
         return layout
 
     def _read_grown(self) -> tuple[OwnerMarker, int]:
-        """Return the owner marker with the columns that were added later, and how often some were."""
+        """Read the owner marker with the columns that were added later; return it with the number of additions."""
         return owner_marker.read_grown(lambda path: read_file(self._files, path), f"{self.path}/_region")
 
     def _checked_layout(self) -> FolderLayout:
@@ -348,7 +366,11 @@ class ParquetFolder(FolderSink):
             )
 
     def _fitting(self, schema: pa.Schema, layout: FolderLayout) -> pa.Schema:
-        """Return the schema of all rows, if tables of a schema fit it."""
+        """Check that a table's schema fits the folder's, and return the folder's.
+
+        Raises:
+            InvalidInputError: it does not fit; the message names the columns.
+        """
         kept = layout.rows
         schema = filled_schema(schema, kept)
         if not schema.equals(kept) and (found := misfits(kept, schema)):
@@ -361,7 +383,11 @@ class ParquetFolder(FolderSink):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
+        """Check each row of a table, and return the rows in the sink's schema, as `stage` writes them.
+
+        Raises:
+            RowRefusedError: the sink can't write a row.
+        """
         layout = self._checked_layout()
         unknown = set(table.column_names).difference(layout.rows.names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):
@@ -379,7 +405,10 @@ class ParquetFolder(FolderSink):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage a table durably, unseen by readers. A repeated call with the same key replaces the rows."""
+        """Write a table's rows to Parquet files that readers do not see yet, durably.
+
+        A repeated call with the same key replaces the rows.
+        """
         self._refuse_others(key)
         self._write_rows(key.file_stem(), self.check_rows(table))
 
@@ -398,9 +427,9 @@ class ParquetFolder(FolderSink):
         )
 
     def _write_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
-        """Write the rows of each partition into a file; then a file that names them by the folders of their partition.
+        """Write the rows of each partition to a file, then `KEY.parts`, which lists the files by partition folder.
 
-        Only that last one makes them count, so that rows which are staged again replace all earlier ones.
+        Only files in `KEY.parts` are published, so that rows which are staged again replace all earlier ones.
         """
         files, staging, folder = self._files, f"{self.path}/_staging", f"{name}{_FILES}{uuid.uuid4().hex[:12]}"
         ending, other = (_PARTS, _EMPTY) if parts else (_EMPTY, _PARTS)
@@ -419,7 +448,7 @@ class ParquetFolder(FolderSink):
                 self._remove_staged(earlier)
 
     def _remove_staged(self, name: str) -> None:
-        """Remove a staged file, or a folder of staged files."""
+        """Remove a staged file, or a folder of them, by its name in `_staging`."""
         path = f"{self.path}/_staging/{name}"
         if _FILES_OF.fullmatch(name):
             remove_folder(self._files, path)
@@ -432,13 +461,13 @@ class ParquetFolder(FolderSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish the rows staged under these keys as this sequence, atomically."""
+        """Publish the rows staged under these keys as one checkpoint, atomically, as the folder `sequence=N`."""
         check_sequence(sequence)
         self._owned()
         self._show_sequence(sequence, sorted({key.file_stem() for key in keys}))
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
-        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
+        """Publish staged files as this checkpoint unless it is published already; then remove them from `_staging`."""
         files = self._files
         if not self._is_marked(sequence):
             if not self._has_folder(sequence):
@@ -455,12 +484,18 @@ class ParquetFolder(FolderSink):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove all published rows. This counts as the sequence."""
+        """Remove all published rows, and record this sequence (checkpoint) as published.
+
+        Staged rows of epochs before `floor` go too.
+        """
         if self._is_owned():
             self._remove_shown(sequence, floor)
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
-        """Remove all published rows: first the staged files that others could still publish, then the sequences."""
+        """Remove staged files of epochs before `floor`, then all published sequences (checkpoints) up to this one.
+
+        The staged files go first, so that no other process can publish them afterwards.
+        """
         files = self._files
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
@@ -477,7 +512,13 @@ class ParquetFolder(FolderSink):
         self._tidy(self._names(), sequence)
 
     def _bring(self, sequence: int, names: list[str]) -> None:
-        """Publish the sequence: create its folder if it has rows, unless another process has."""
+        """Publish staged files as the folder `sequence=N`, unless another process has.
+
+        Without rows no folder is created.
+
+        Raises:
+            CorruptDataError: staged files are missing, and no other process has published them.
+        """
         there = set(self._names())
         full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
         is_there = {name: not there.isdisjoint(name + ending for ending in _ENDINGS) for name in names}
@@ -493,7 +534,7 @@ class ParquetFolder(FolderSink):
                     raise
 
     def _check_done_by_another(self, sequence: int, lost: str) -> None:
-        """Raise an error for missing staged files, unless another process has published them."""
+        """Raise an error that staged files are missing (`lost`), unless another process has published them."""
         if not self._is_marked(sequence) and not self._has_folder(sequence):
             raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
 
@@ -513,7 +554,7 @@ class ParquetFolder(FolderSink):
             raise
 
     def _link_all(self, temporary: str, full: list[str]) -> None:
-        """Link staged files into a folder, and sync the folders of partitions in it."""
+        """Hard-link staged files into a temporary folder, in the folders of their partitions, and sync those."""
         folders = set[str]()
         with keep_folders_open(self._files) as files:
             for name in full:
@@ -526,17 +567,17 @@ class ParquetFolder(FolderSink):
             sync_folder(self._files, folder)
 
     def _staged_parts(self, name: str) -> dict[str, str]:
-        """Return the staged files of a key, by partition folder; without partitions, its one file under ""."""
+        """Return a key's staged files by partition folder; without partitions, its only file by an empty text."""
         if not name.endswith(_PARTS):
             return {"": name}
         content = read_file(self._files, f"{self.path}/_staging/{name}")
         return msgspec.json.decode(content, type=dict[str, str])
 
     def _has_folder(self, sequence: int) -> bool:
-        """Return whether the folder of the sequence exists.
+        """Return whether the folder `sequence=N` exists and belongs to this region.
 
         Raises:
-            InvalidInputError: a file, or the folder of another region, has its name.
+            InvalidInputError: a file, or a folder that is not this region's, has that name.
         """
         folder, own = self._folder(sequence), self._owner_file_name(sequence)
         try:
@@ -551,7 +592,7 @@ class ParquetFolder(FolderSink):
         return bool(names)
 
     def _owner_file_name(self, sequence: int) -> str:
-        """Return the name in a sequence's folder that names the owner."""
+        """Return the name of the empty file in `sequence=N` that names the region by its id."""
         return f"{SAYS}{sequence}-{self._bound().hex}"
 
     def _taken(self, folder: str, why: str) -> InvalidInputError:
@@ -566,7 +607,7 @@ class ParquetFolder(FolderSink):
     # -- progress
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint number) that is published and durable; 0: none."""
         try:
             self._owned()
         except FileNotFoundError:
@@ -580,12 +621,15 @@ class ParquetFolder(FolderSink):
         return last
 
     def published_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return the files of all published sequences after a number, in order, as paths. Anybody may read them.
+        """Return all published Parquet files with rows of checkpoints after `after`, in the order of checkpoints.
+
+        The sink need not be bound to a region.
 
         Args:
-            after: a sequence; its files and earlier ones are left out.
+            after: a sequence (checkpoint number); its files and earlier ones are left out.
 
         Raises:
+            InvalidInputError: compaction has merged that sequence with later ones.
             OSError: the folder can't be read.
             RetriableError: the store does not answer.
         """
@@ -604,7 +648,7 @@ class ParquetFolder(FolderSink):
         raise CorruptDataError(f"{self.path} is compacted while it is read, several times: list it again")
 
     def published_schema(self) -> pa.Schema:
-        """Return the schema of all rows, with the columns that partition them. Anybody may read it.
+        """Return the schema of all rows, with the partition columns. The sink need not be bound to a region.
 
         Columns that `evolve="add"` has added are at the end; older files lack them, and their rows have null there.
 
@@ -622,14 +666,14 @@ class ParquetFolder(FolderSink):
     def compact(
         self, *, target_file_size: int | None = None, grace: str = GRACE, until: int | None = None
     ) -> CompactionResult:
-        """Merge small published files into files of a target size, and remove what an earlier call has replaced.
+        """Merge small published files into larger ones, and remove files that an earlier call has merged.
 
-        Any process may call it at any time, beside members that write and others that compact. Readers that take
+        Any process may call this at any time, beside members that write and others that compact. Readers that take
         `published_files()` get the old files or the new ones. The sink need not be bound to a region.
 
         Args:
             target_file_size: the size to aim at in bytes; None: the sink's `target_file_size`.
-            grace: how long replaced files stay for readers that took the list before, such as `15m`.
+            grace: how long merged files stay for readers that still use an older list, such as `15m`.
             until: the last sequence that is merged; None: the last published one. A reader that asks for the files
                 after a sequence is refused if that sequence was merged with later ones.
 
@@ -662,7 +706,7 @@ class ParquetFolder(FolderSink):
         return staged_files.last_published(self._files, f"{self.path}/_region")
 
     def adopt(self) -> str:
-        """Write this sink's name into the owner marker, and return the earlier one."""
+        """Store this sink's present name in the owner marker. Return the earlier name; empty: there was no marker."""
         return self._adopt(f"{self.path}/_region")
 
     def _written_name(self) -> str:
@@ -677,7 +721,7 @@ class ParquetFolder(FolderSink):
     # -- cleanup
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published, and leftovers of crashes."""
+        """Remove staged rows that will never be published, and temporary files of processes that crashed."""
         try:
             self._owned()
         except FileNotFoundError:
@@ -702,7 +746,7 @@ class ParquetFolder(FolderSink):
         return names_in(self._files, f"{self.path}/_staging")
 
     def _tidy(self, names: list[str], published: int) -> None:
-        """Remove the temporary folders of earlier attempts to publish sequences that are done."""
+        """Remove temporary folders of attempts to publish checkpoints up to `published`, and hidden folders."""
         for name in names:
             going = _GOING.fullmatch(name)
             if going is not None and int(going[1]) <= published:
@@ -711,12 +755,12 @@ class ParquetFolder(FolderSink):
                 remove_tree(self._files, f"{self.path}/_staging/{name}")
 
     def _discard(self, temporary: str) -> None:
-        """Rename a folder that other processes may still publish, so that they can't find it; then empty it."""
+        """Remove a folder. Rename it first, so that no other process can publish it with some files missing."""
         with contextlib.suppress(FileNotFoundError):
             remove_tree(self._files, self._hide_folder(temporary))
 
     def _hide_folder(self, folder: str) -> str:
-        """Move a folder to where no reader sees it, and return its new path."""
+        """Rename a folder to a name in `_staging` that readers and publishers ignore, and return its new path."""
         gone = f"{self.path}/_staging/{GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         return gone

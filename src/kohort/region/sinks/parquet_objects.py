@@ -72,14 +72,14 @@ _READ_ATTEMPTS: Final = 5
 
 
 class SequenceEntry(msgspec.Struct, frozen=True):
-    """The content of a published sequence's object: its files, by path.
+    """The object that publishes one sequence (checkpoint): the list of its Parquet files.
 
     Attributes:
         format: the format's version, 1.
         region: the region's id.
-        sequence: the number.
-        files: the files with rows, by their path below the folder's URL, with their sizes in bytes.
-        empty: the keys without rows.
+        sequence: the sequence.
+        files: the sizes of its Parquet files in bytes, by their path below the folder's URL.
+        empty: the staged keys that had no rows.
     """
 
     format: int
@@ -89,23 +89,23 @@ class SequenceEntry(msgspec.Struct, frozen=True):
     empty: tuple[str, ...]
 
     def key_texts(self) -> set[str]:
-        """Return the staged keys' texts that the sequence's entry names."""
+        """Return the texts of the staged keys that this sequence (checkpoint) has published."""
         return {_key_of(path) for path in self.files} | set(self.empty)
 
 
 class _Seen(NamedTuple):
-    """The result of listing `_sequences`: the numbers of the sequences, and of the last emptying."""
+    """The listed objects of `_sequences`: published checkpoints, and the last one as which the folder was emptied."""
 
     sequences: list[int]
     emptied: int
 
 
 class StagedParts(msgspec.Struct, frozen=True):
-    """The content of `KEY.rows` of a partitioned folder.
+    """The content of `KEY.rows` in a partitioned folder: the Parquet files with the rows staged under a key.
 
     Attributes:
-        files: the files with the key's rows, by their path below the folder's URL.
-        left: files of the key that were staged before, and are not read.
+        files: the files with the rows, by their path below the folder's URL.
+        left: files of an earlier attempt that are still to be removed and are not published.
     """
 
     files: tuple[str, ...]
@@ -113,17 +113,20 @@ class StagedParts(msgspec.Struct, frozen=True):
 
 
 def _data_path(key: str, folder: str = "") -> str:
-    """Return the object path of a key's rows, or of its rows in one partition."""
+    """Return the path of the Parquet object for a staged key, in a partition's folder if there is one."""
     return f"{_DATA}/{folder}/{key}.parquet" if folder else f"{_DATA}/{key}.parquet"
 
 
 def _key_of(path: str) -> str:
-    """Return the text of the key whose rows are in a file."""
+    """Return the text of the staged key in a Parquet object's path."""
     return path.rpartition("/")[2].removesuffix(".parquet")
 
 
 class SequenceLog:
-    """The log of published sequences below one store URL, an object for each."""
+    """The published sequences (checkpoints) of a Parquet folder in an object store, one small object for each.
+
+    A sequence as which the folder was emptied makes itself and all earlier ones void.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -132,14 +135,17 @@ class SequenceLog:
     # -- what there is
 
     def _after(self, number: int) -> Iterator[list[tuple[int, bool]]]:
-        """Return the entries after a number in pages, each with whether it says that the folder was emptied."""
+        """Yield pages of the checkpoint numbers after a number, each with whether the folder was emptied as it."""
         for page in self._store.list_pages(_SEQUENCES, f"{number:020}.~" if number else ""):
             found = [(int(entry[1]), entry[2] == "emptied") for name in page if (entry := _ENTRY_NAME.fullmatch(name))]
             if found:
                 yield found
 
     def last_number(self) -> int:
-        """Return the last number that is published or emptied; 0: none. Lists little, however many there are."""
+        """Return the last sequence (checkpoint) that was published, or as which the folder was emptied; 0: none.
+
+        The search skips ahead, and so lists few objects even if there are many.
+        """
         low, step = max(0, self._seen - 1), _LISTED_STEP
         if low and next(self._after(low), None) is None:
             low = 0  # the folder was removed
@@ -158,15 +164,15 @@ class SequenceLog:
         return _Seen(sorted(number for number, is_emptied in found if not is_emptied), emptied)
 
     def is_done(self, sequence: int) -> bool:
-        """Return whether the sequence, or a later one, is published or emptied."""
+        """Return whether this checkpoint or a later one is published, or the folder was emptied as one of them."""
         return next(self._after(sequence - 1), None) is not None
 
     def is_emptied(self, sequence: int) -> bool:
-        """Return whether the sequence is void."""
+        """Return whether this sequence (checkpoint) is void: the folder was emptied as this sequence or a later one."""
         return self._listed(sequence - 1).emptied >= sequence
 
     def read_entry(self, sequence: int) -> SequenceEntry | None:
-        """Return a published sequence; None: there is none, or it is removed."""
+        """Return the object of a published sequence (checkpoint); None: it is not published, or was removed since."""
         try:
             return self._decoded(sequence, self._store.read_object(_path(sequence)))
         except FileNotFoundError:
@@ -182,7 +188,10 @@ class SequenceLog:
         return entry
 
     def read_entries(self, after: int) -> list[SequenceEntry] | None:
-        """Return the published sequences after a number, in order; None: some are gone while they are read."""
+        """Return the objects of the published sequences (checkpoints) after a number that are not void, in order.
+
+        None: some were removed between listing and reading, by an emptying or a compaction.
+        """
         seen = self._listed(after)
         shown = [number for number in seen.sequences if number > seen.emptied]
         content = self._store.read_objects([_path(number) for number in shown])
@@ -191,11 +200,16 @@ class SequenceLog:
         return [self._decoded(number, content[_path(number)]) for number in shown]
 
     def last_emptied(self, after: int) -> int:
-        """Return the last number after another by which the folder was emptied; 0: none."""
+        """Return the last sequence (checkpoint) after a number as which the folder was emptied; 0: none."""
         return self._listed(max(0, after)).emptied
 
     def list_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return the files of all published sequences after a number, in order."""
+        """Return the URLs of all Parquet files with rows of checkpoints after a number, in the order of checkpoints.
+
+        Raises:
+            InvalidInputError: compaction has merged that checkpoint with later ones.
+            CorruptDataError: the folder was changed five times while it was read.
+        """
         generations = StoreGenerations(self._store, self)
         for _ in range(_READ_ATTEMPTS):
             newest = generations.newest()
@@ -210,10 +224,10 @@ class SequenceLog:
     # -- changes
 
     def create_entry(self, entry: SequenceEntry) -> None:
-        """Create a sequence's object, unless it is there already.
+        """Publish a sequence (checkpoint) by a conditional put of its object, unless the same was published already.
 
         Raises:
-            InvalidInputError: something else is in its place.
+            InvalidInputError: something else was published as this sequence.
         """
         there = self._decoded(
             entry.sequence, self._store.create_object(_path(entry.sequence), msgspec.json.encode(entry))
@@ -226,17 +240,20 @@ class SequenceLog:
             )
 
     def mark_emptied(self, sequence: int) -> None:
-        """Make all sequences up to this one void."""
+        """Record that the folder was emptied as this checkpoint, which makes it and all earlier ones void."""
         self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
 
     def remove_replaced(self, upto: int) -> None:
-        """Remove the objects of the sequences up to one, without their files; that of the last sequence stays."""
+        """Remove the objects of checkpoints up to `upto`, whose files compaction's newest file list has now.
+
+        Their files stay. So does the object of the last checkpoint, which shows how far the folder is published.
+        """
         last = self.last_number()
         gone = [number for number in self._listed().sequences if number <= upto and number < last]
         self._store.remove_objects(_path(number) for number in gone)
 
     def remove_void(self, sequence: int) -> None:
-        """Remove the void sequences up to this one: their files first."""
+        """Remove the checkpoints up to this one after an emptying: first their files, then their objects."""
         void = [number for number in self._listed().sequences if number <= sequence]
         used = self.keys_in_use(sequence) if void else frozenset()
         for number in void:
@@ -245,13 +262,13 @@ class SequenceLog:
                 self._store.remove_objects([_path(number)])
 
     def keys_in_use(self, after: int) -> frozenset[str]:
-        """Return the texts of the keys that are staged, or published after a sequence.
+        """Return the texts of the staged keys that are staged now, or that a checkpoint after a number has published.
 
-        A region whose topic was restored from an older copy gives epochs again, and so keys. The files of a key that is
-        in use must not go with older ones of its name.
+        If the region's topic was restored from an older copy, epochs are used again, and so keys. Files of a key in use
+        must then stay, although older rows had the same file name.
 
         Raises:
-            FileNotFoundError: sequences are gone while they are read.
+            FileNotFoundError: checkpoints were removed while they were read.
         """
         staged = {name.rpartition(".")[0] for name in self._store.list_names(_STAGED)}
         entries = self.read_entries(after)
@@ -261,7 +278,7 @@ class SequenceLog:
 
 
 class StoreGenerations:
-    """The generations of a folder in a store, and its files."""
+    """The generations (file lists of compaction) and the published Parquet files of a folder in an object store."""
 
     one_at_a_time: bool = False
 
@@ -273,11 +290,14 @@ class StoreGenerations:
         return [int(found[1]) for page in pages for name in page if (found := _GENERATION_NAME.fullmatch(name))]
 
     def newest_number(self) -> int:
-        """Return the number of the newest generation; 0: none."""
+        """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
     def newest(self) -> Generation:
-        """Return the newest generation; number 0 if there is none. One that an emptying made void has no files."""
+        """Return the newest generation (file list); if there is none, return an empty one with number 0.
+
+        If the folder was emptied since, return the generation without files: they are all in `replaced`.
+        """
         for _ in range(_READ_ATTEMPTS):
             if not (number := self.newest_number()):
                 return Generation(1, UUID(int=0), 0, 0, {}, {}, "")
@@ -290,7 +310,7 @@ class StoreGenerations:
         raise CorruptDataError(f"Generations of {self._store.url} are gone while they are read: try again")
 
     def create_generation(self, generation: Generation) -> bool:
-        """Create a generation; return False if another process has created this number."""
+        """Store a generation (file list) under its number; return False if another process has taken it."""
         data = msgspec.json.encode(generation)
         if self._store.create_object(_generation_path(generation.generation), data) != data:
             return False
@@ -298,7 +318,11 @@ class StoreGenerations:
         return True
 
     def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
-        """Return the files of published sequences after a number, up to another."""
+        """Return the Parquet files of the published sequences (checkpoints) in the range `after < sequence <= upto`.
+
+        Raises:
+            FileNotFoundError: sequences were removed while they were read.
+        """
         entries = self._log.read_entries(after)
         if entries is None:
             raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
@@ -310,15 +334,15 @@ class StoreGenerations:
         ]
 
     def merged_files(self) -> list[str]:
-        """Return the paths of all objects below the prefix for merged rows, also of those that no generation names."""
+        """Return the paths of all Parquet objects in compaction's folder, also of those that no generation has."""
         return [f"{COMPACTED}/{name}" for name in self._store.list_names(COMPACTED)]
 
     def read_content(self, path: str) -> bytes:
-        """Return a file's content; raise FileNotFoundError if it is gone."""
+        """Return the content of a Parquet object; raise FileNotFoundError if it is gone."""
         return self._store.read_object(path)
 
     def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
-        """Write a new file, and return its size."""
+        """Put a merged file as one object, and return its size in bytes."""
         output = pa.BufferOutputStream()
         write(output)
         data = memoryview(output.getvalue()).cast("B")
@@ -326,17 +350,18 @@ class StoreGenerations:
         return len(data)
 
     def keep_file(self, path: str, to: str) -> str:
-        """Return the path by which a generation names a file that is not merged: its own."""
+        """Return the file's own path: an object that is not merged stays where it is, and `to` is not used."""
         return path
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove files that no generation names."""
+        """Remove objects that are in no generation (file list)."""
         self._store.remove_objects(paths)
 
     def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
-        """Remove replaced files, and the sequences that the generation replaces.
+        """Remove the files `due`, and the objects of checkpoints whose files this generation (file list) has.
 
-        The last sequence stays: it has the number that the folder shows. So does a file of a name that is in use again.
+        The object of the last checkpoint stays, since it shows how far the folder is published. So do files whose
+        staged key is in use again.
         """
         used = self._log.keys_in_use(generation.upto)
         self._store.remove_objects(path for path in due if path not in generation.files and _key_of(path) not in used)
@@ -344,15 +369,15 @@ class StoreGenerations:
 
 
 class ParquetObjects(ParquetFolder):
-    """A `ParquetFolder` in an object store, which `ParquetFolder(url)` makes of a store's URL.
+    """The `ParquetFolder` for an object store; `ParquetFolder(url)` returns one for a store's URL.
 
     Attributes:
         path: the URL.
-        compression: as of `ParquetFolder`.
-        row_group_size: as of `ParquetFolder`.
-        partition_by: as of `ParquetFolder`.
-        target_file_size: as of `ParquetFolder`.
-        evolve: as of `ParquetFolder`.
+        compression: as in `ParquetFolder`.
+        row_group_size: as in `ParquetFolder`.
+        partition_by: as in `ParquetFolder`.
+        target_file_size: as in `ParquetFolder`.
+        evolve: as in `ParquetFolder`.
     """
 
     def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
@@ -385,7 +410,11 @@ class ParquetObjects(ParquetFolder):
         self._evolve(typed)
 
     def _first(self, schema: pa.Schema) -> None:
-        """Write this region's owner marker into the store, unless another process was faster."""
+        """Create this region's owner marker below an empty URL, unless another process has done so first.
+
+        Raises:
+            InvalidInputError: there are other objects, or the marker is another region's.
+        """
         strangers = sorted(name for name in self._store.list_top() if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
             raise InvalidInputError(
@@ -406,7 +435,7 @@ class ParquetObjects(ParquetFolder):
         return self._store.create_object(owner_marker.columns_path(_OWN, number), data) == data
 
     def _sync_columns(self) -> None:
-        """Do nothing: what the store has answered is durable."""
+        """Do nothing: an object is durable when the store has answered."""
 
     # -- staging
 
@@ -425,7 +454,10 @@ class ParquetObjects(ParquetFolder):
         self._put_data(_data_path(name), data)
 
     def _put_parts(self, name: str, parts: Mapping[str, pa.Table]) -> None:
-        """Put the rows of each partition, after the object that names all files of the key, also earlier ones."""
+        """Put `KEY.rows`, which lists a key's files, then the rows of each partition.
+
+        Remove files of earlier attempts.
+        """
         store, rows = self._store, _staged(name, _ROWS)
         paths = {_data_path(name, folder): part for folder, part in parts.items()}
         earlier = self._parts_of_keys([name]).get(name, StagedParts(()))
@@ -437,10 +469,11 @@ class ParquetObjects(ParquetFolder):
             store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
 
     def _put_data(self, path: str, data: memoryview) -> None:
-        """Put rows that are staged, over those of an earlier attempt, but never over published ones.
+        """Put a Parquet object with staged rows. Replace one of an earlier attempt, but never a published one.
 
         Raises:
-            InvalidInputError: a published file has this name.
+            InvalidInputError: a published file has this name, because epochs are used again after the topic was
+                restored.
         """
         if self._store.create_object(path, data) == data:
             return
@@ -457,7 +490,10 @@ class ParquetObjects(ParquetFolder):
         return staged_files.parquet_content(table, self.path, self.compression, self.row_group_size)
 
     def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
-        """Return the files that the entry of each key names, written or not; keys without an entry are left out."""
+        """Return the Parquet files that are listed for each staged key, whether or not they are written yet.
+
+        Keys without a `KEY.rows` are left out.
+        """
         found = self._store.read_objects([_staged(name, _ROWS) for name in names])
         contents = {name: found[_staged(name, _ROWS)] for name in names if _staged(name, _ROWS) in found}
         return {
@@ -471,7 +507,7 @@ class ParquetObjects(ParquetFolder):
     # -- publishing
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
-        """Show the rows of these keys as this sequence, by one object that names their files."""
+        """Publish staged files as this checkpoint by one object that lists them; then forget the staged keys."""
         if not self._log.is_done(sequence):
             entry = self._entry(sequence, names)
             if entry is not None:
@@ -483,7 +519,11 @@ class ParquetObjects(ParquetFolder):
         self._forget(names)
 
     def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
-        """Return the entry of the sequence log that publishes these keys; None: another process has written it."""
+        """Return the object that publishes these keys as this sequence (checkpoint); None: it is published already.
+
+        Raises:
+            CorruptDataError: staged rows are missing, and the sequence is not published.
+        """
         paths = self._paths_of(names)
         sizes = self._store.object_sizes([path for name in names for path in paths[name]])
         without = [name for name in names if not paths[name] or not sizes.keys() >= set(paths[name])]
@@ -500,25 +540,28 @@ class ParquetObjects(ParquetFolder):
         )
 
     def _paths_of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the paths of each key's data objects; none for a key whose entry is gone."""
+        """Return the paths of each key's Parquet objects; none for a key that is not staged in a partitioned folder."""
         if not self._layout().partition_by:
             return {name: (_data_path(name),) for name in names}
         staged = self._parts_of_keys(names)
         return {name: staged[name].files if name in staged else () for name in names}
 
     def _forget_before(self, sequence: int) -> None:
-        """Remove staged rows of the sequence before, whose publisher may have died before it removed them."""
+        """Forget the staged keys of the checkpoint before, whose publisher may have crashed before it did so."""
         entry = self._log.read_entry(sequence - 1) or self._log.read_entry(self._log.last_number())
         if entry is not None:
             self._forget(entry.key_texts())
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Remove the entries of these staged keys."""
+        """Remove `KEY.rows` and `KEY.none` of these staged keys; their Parquet objects stay."""
         both = {_staged(name, ending) for name in names for ending in (_ROWS, _NONE)}
         self._store.remove_objects(sorted(both & self._staged_paths()))
 
     def _remove_shown(self, sequence: int, floor: int) -> None:
-        """Remove all published rows: one object makes them void, then their files are removed."""
+        """Make all sequences (checkpoints) up to this one void by one object.
+
+        Then remove their files, and staged rows before `floor`.
+        """
         if self._log.is_done(sequence + 1):
             return
         self._log.mark_emptied(sequence)
@@ -529,7 +572,7 @@ class ParquetObjects(ParquetFolder):
     # -- progress
 
     def published(self) -> int:
-        """Return the last sequence that is certainly published; 0: none."""
+        """Return the last sequence (checkpoint number) that is published or emptied; 0: none."""
         try:
             self._owned()
         except FileNotFoundError:
@@ -537,14 +580,14 @@ class ParquetObjects(ParquetFolder):
         return self._log.last_number()
 
     def published_files(self, after: int = 0) -> list[SequenceFile]:
-        """Return the files of all published sequences after a number, in order, as URLs."""
+        """Return the URLs of all Parquet files with rows of checkpoints after `after`, in the order of checkpoints."""
         return self._log.list_files(after)
 
     def _generations(self) -> GenerationStore:
         return StoreGenerations(self._store, self._log)
 
     def adopt(self) -> str:
-        """Write this sink's name into the owner marker, and return the earlier one."""
+        """Store this sink's present name in the owner marker. Return the earlier name; empty: there was no marker."""
         claim = self._own_claim("")
         if claim is None:
             return ""
@@ -570,13 +613,13 @@ class ParquetObjects(ParquetFolder):
         self._store.remove_objects(f"{_STAGED}/{name}" for name in void if name.rpartition(".")[0] in shown)
 
     def _remove_staged_keys(self, names: Iterable[str]) -> None:
-        """Remove the rows of staged keys, and then their entries."""
+        """Remove the Parquet objects of staged keys, then their `KEY.rows` or `KEY.none`."""
         gone = list(names)
         self._remove_staged_rows([name for name in gone if name.endswith(_ROWS)])
         self._store.remove_objects(f"{_STAGED}/{name}" for name in gone)
 
     def _remove_staged_rows(self, names: Sequence[str]) -> None:
-        """Remove the data of keys, and then the objects that name it."""
+        """Remove the Parquet objects of staged keys, then the `KEY.rows` that list them."""
         keys = [name.removesuffix(_ROWS) for name in names]
         if self._layout().partition_by:
             parts = self._parts_of_keys(keys).values()
@@ -591,7 +634,7 @@ def _staged(name: str, ending: str) -> str:
 
 
 def _void_names(names: Iterable[str], region_id: UUID | None, floor: int) -> list[str]:
-    """Return the keys among these names that this region staged in an epoch before `floor`."""
+    """Return those of these names whose staged key is this region's and of an epoch before `floor`."""
     keys = {name: StagedKey.parse(name.rpartition(".")[0]) for name in names}
     return [name for name, key in keys.items() if key is not None and key.region_id == region_id and key.epoch < floor]
 

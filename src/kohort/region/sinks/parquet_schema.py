@@ -16,7 +16,7 @@ PARTITION: Final = "sequence"
 
 
 def check_writable(schema: pa.Schema) -> None:
-    """Check that Parquet supports each column, and that readers of the folder get it back unchanged.
+    """Check that Parquet files can store these columns, so that readers get them back with the same types.
 
     Raises:
         InvalidInputError: a column is not supported; the message names it.
@@ -51,21 +51,21 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
 
 
 def unsupported_column(field: pa.Field[pa.DataType]) -> str:
-    """Return why no file of a sink can keep a column; an empty text if files can.
+    """Return why no file format of the sinks can store a column; empty: they can, as far as is known here.
 
-    Libraries of sinks accept these types in a schema, and fail at the first row, or with an internal error.
+    The libraries accept these types in a schema, and fail at the first row, or with an internal error.
     """
     why = "a zero character in its name" if "\0" in field.name else _unsupported_part(field.type)
     return f"column {field.name!r} of type {field.type} ({why})" if why else ""
 
 
 def returned_as(kind: pa.DataType) -> str:
-    """Return the reason for refusing a column that would be read back as another type (`kind`)."""
+    """Return the text of an error for a column that would be read back as another type (`kind`)."""
     return f"it would come back as {kind}"
 
 
 def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
-    """Describe the unsupported part of an Arrow type, for an error; empty: the type is supported."""
+    """Return which part of an Arrow type no file format can store, for an error's text; empty: there is none."""
     if isinstance(kind, pa.DictionaryType):
         return _unsupported_part(kind.value_type)
     if pa.types.is_decimal(kind) and kind.scale < 0:
@@ -81,30 +81,33 @@ def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
     return next((why for why in parts if why), "")
 
 
-def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
-    """Return why tables of one schema can't be rows of another. Column order and metadata do not matter."""
+def misfits(sink_schema: pa.Schema, table_schema: pa.Schema) -> list[str]:
+    """Return why tables of one schema (`table_schema`) can't be rows of another (`sink_schema`); empty: they can.
+
+    The order of columns and metadata do not matter.
+    """
     found = []
-    for name in kept.names:
-        if name not in given.names:
-            found.append(f"{name!r} is missing ({_said(kept.field(name))} before)")
-        elif given.names.count(name) > 1:
+    for name in sink_schema.names:
+        if name not in table_schema.names:
+            found.append(f"{name!r} is missing ({_said(sink_schema.field(name))} before)")
+        elif table_schema.names.count(name) > 1:
             found.append(f"{name!r} is there twice")
-        elif kept.field(name).type != given.field(name).type:
-            found.append(f"{name!r} is {given.field(name).type} ({kept.field(name).type} before)")
-        elif given.field(name).nullable and not kept.field(name).nullable:
+        elif sink_schema.field(name).type != table_schema.field(name).type:
+            found.append(f"{name!r} is {table_schema.field(name).type} ({sink_schema.field(name).type} before)")
+        elif table_schema.field(name).nullable and not sink_schema.field(name).nullable:
             found.append(f"{name!r} may be null now, and could not before")
-    found += [f"{name!r} is new" for name in given.names if name not in kept.names]
+    found += [f"{name!r} is new" for name in table_schema.names if name not in sink_schema.names]
     return found
 
 
-def with_sink_schema(table: pa.Table, kept: pa.Schema) -> pa.Table:
-    """Return a table of a fitting schema with the columns in order, in their types and without metadata."""
-    columns = [table.column(field.name) for field in kept]
+def with_sink_schema(table: pa.Table, sink_schema: pa.Schema) -> pa.Table:
+    """Return the table with the sink's columns in their order and types, without metadata. Its schema must fit."""
+    columns = [table.column(field.name) for field in sink_schema]
     filled = [
         column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(columns, kept, strict=True)
+        for column, field in zip(columns, sink_schema, strict=True)
     ]
-    return pa.Table.from_arrays(filled, schema=kept)
+    return pa.Table.from_arrays(filled, schema=sink_schema)
 
 
 def _said(field: pa.Field[pa.DataType]) -> str:

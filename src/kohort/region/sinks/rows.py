@@ -24,10 +24,10 @@ VALUE_CHARS: Final = 200
 
 
 def check_mode(mode: str, keys: Sequence[str]) -> None:
-    """Check the write mode and the keys of a sink.
+    """Check a sink's options `mode` and `keys`: `update` needs key columns, and `append` takes none.
 
     Raises:
-        InvalidInputError: they are invalid; the message says what to do.
+        InvalidInputError: an option is invalid; the message says what to do.
     """
     if mode == "complete":
         raise InvalidInputError(
@@ -46,18 +46,18 @@ def check_mode(mode: str, keys: Sequence[str]) -> None:
         raise InvalidInputError(f"keys names a column twice: {', '.join(keys)}")
 
 
-def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
-    """Check that there are columns with unique names, and that all columns of an option are among them.
+def check_names(schema: pa.Schema, required_names: Iterable[str], option: str) -> None:
+    """Check that column names are unique without regard to case, and that the schema has all columns of an option.
 
     Raises:
-        InvalidInputError: a column is missing or not unique; the message names it.
+        InvalidInputError: there is no column, one is missing, or a name is not unique; the message names it.
     """
     if not schema.names:
         raise InvalidInputError("A table without columns has no rows: give it a column")
     twice = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twice:
         raise InvalidInputError(f"Columns of one name (case does not tell them apart): {', '.join(twice)}: rename them")
-    missing = [name for name in named if name not in schema.names]
+    missing = [name for name in required_names if name not in schema.names]
     if missing:
         raise InvalidInputError(
             f"{option} names {', '.join(missing)}, and the rows have only {', '.join(schema.names)}"
@@ -65,10 +65,10 @@ def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
 
 
 def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
-    """Check that these columns can identify rows.
+    """Check that these columns can be the keys of rows with `mode="update"`.
 
     Raises:
-        InvalidInputError: a column is missing, or its type has no simple equality.
+        InvalidInputError: a column is missing, or it is floating-point, nested or null, whose values can't be compared.
     """
     check_names(schema, keys, "keys=[…]")
     for name in keys:
@@ -78,7 +78,7 @@ def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
 
 
 def with_plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return the schema without types that only differ in memory: dictionaries, views and 64-bit lengths."""
+    """Return the schema with plain types in place of dictionary, view and large types, which differ only in memory."""
     return pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in schema])
 
 
@@ -103,13 +103,13 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
 def storable_schema(
     schema: pa.Schema, table_format: str, stored_type: Callable[[pa.Field[Any]], pa.DataType | str]
 ) -> pa.Schema:
-    """Return the types in which tables of a format store these columns.
+    """Return the Arrow types in which a table format (Delta, Iceberg, DuckLake) gives these columns back to readers.
 
     Args:
         schema: the columns as given.
-        table_format: the name of the format.
-        stored_type: returns the type in which the format stores a column of a `plain` type; or why it can't store the
-            column unchanged.
+        table_format: the format's name, for messages.
+        stored_type: returns the type that the format gives back for a column of a plain type; or a text with the reason
+            why it can't store the column unchanged.
 
     Raises:
         InvalidInputError: the format can't store a column unchanged; the message names the columns.
@@ -127,13 +127,13 @@ def storable_schema(
     return pa.schema(kept)
 
 
-def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
-    """Check that tables of one schema can be rows of a sink.
+def check_fits(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> None:
+    """Check that tables of one schema (`table_schema`) can be rows of a sink with another (`sink_schema`).
 
     Raises:
-        InvalidInputError: columns differ; the message names them.
+        InvalidInputError: columns are missing, new or of other types; the message names them.
     """
-    if not given.equals(kept) and (found := misfits(kept, given)):
+    if not table_schema.equals(sink_schema) and (found := misfits(sink_schema, table_schema)):
         raise InvalidInputError(
             f"The schema does not fit the rows of {place}: {'; '.join(found)}. Cast the columns, or write into "
             "another table"
@@ -141,58 +141,60 @@ def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
 
 
 def check_evolution(evolve: str) -> None:
-    """Check the option `evolve`, which says what a sink does with a new column.
+    """Check a sink's option `evolve`: `add` adds new columns to its schema, `refuse` raises an error for them.
 
     Raises:
-        InvalidInputError: it is invalid; the message says what is valid.
+        InvalidInputError: the option has another value.
     """
     if evolve not in get_args(Evolution):
         raise InvalidInputError(f"evolve is {evolve!r}: choose one of {', '.join(get_args(Evolution))}")
 
 
-def new_columns(place: str, kept: pa.Schema, given: pa.Schema) -> list[pa.Field[Any]]:
-    """Return the columns of tables that the rows of a sink lack.
+def new_columns(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> list[pa.Field[Any]]:
+    """Return the columns of a table's schema (`table_schema`) that a sink's schema (`sink_schema`) lacks.
 
     Raises:
-        InvalidInputError: a new column may not be null, or the others differ; the message names columns and types.
+        InvalidInputError: a new column may not be null, or the other columns do not fit; the message names them.
     """
-    new = [field for field in given if field.name not in kept.names]
+    new = [field for field in table_schema if field.name not in sink_schema.names]
     if never := [f"{field.name!r} of type {field.type}" for field in new if not field.nullable]:
         raise InvalidInputError(
             f"The new column {', '.join(never)} may not be null, and the rows of {place} have none yet: evolve='add' "
             "adds columns that may be null"
         )
-    check_fits(place, pa.schema([*kept, *new]), given)
-    check_names(pa.schema([*kept, *new]), (), "")
+    check_fits(place, pa.schema([*sink_schema, *new]), table_schema)
+    check_names(pa.schema([*sink_schema, *new]), (), "")
     return new
 
 
-def refuse_foreign(place: str, there: pa.Schema, new: Iterable[pa.Field[Any]]) -> None:
-    """Refuse a new column that others have added with another type, or as one that may not be null.
+def refuse_foreign(place: str, present_schema: pa.Schema, new_fields: Iterable[pa.Field[Any]]) -> None:
+    """Check that new columns do not conflict with columns that other programs have added to the destination's table.
 
     Raises:
-        InvalidInputError: there is one; the message names both types.
+        InvalidInputError: the table has such a column with another type, or as one that may not be null.
     """
-    for field in new:
-        if field.name in there.names and (
-            there.field(field.name).type != field.type or not there.field(field.name).nullable
+    for field in new_fields:
+        if field.name in present_schema.names and (
+            present_schema.field(field.name).type != field.type or not present_schema.field(field.name).nullable
         ):
             raise InvalidInputError(
-                f"{place} has a column {field.name!r} of type {there.field(field.name)} that others have added, and "
-                f"the rows have it as {field.type}: cast the column"
+                f"{place} has a column {field.name!r} of type {present_schema.field(field.name)} that others have "
+                f"added, and the rows have it as {field.type}: cast the column"
             )
 
 
-def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
-    """Check that a table still has the columns of a region's rows.
+def refuse_changed(place: str, present_schema: pa.Schema, sink_schema: pa.Schema) -> None:
+    """Check that the destination's table still has all columns of a region's rows with their types.
 
     Raises:
-        InvalidInputError: it lacks one, or has it with another type; the message names it.
+        InvalidInputError: others have dropped or changed a column; the message names it.
     """
-    if lost := [f"{field.name!r} of type {field.type}" for field in kept if field.name not in there.names]:
+    if lost := [
+        f"{field.name!r} of type {field.type}" for field in sink_schema if field.name not in present_schema.names
+    ]:
         raise dropped_columns_error(place, lost)
-    for field in kept:
-        if (kind := there.field(field.name).type) != field.type:
+    for field in sink_schema:
+        if (kind := present_schema.field(field.name).type) != field.type:
             raise InvalidInputError(
                 f"{place} has a column {field.name!r} of type {kind}, which others have changed: the region's rows "
                 f"have it as {field.type}. Change it back, or drop it and add it again with that type"
@@ -200,37 +202,39 @@ def refuse_changed(place: str, there: pa.Schema, kept: pa.Schema) -> None:
 
 
 def dropped_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
-    """Return the error for a table without columns that others have dropped; each is given with its type."""
+    """Return the error for a table in which others have dropped columns; `lost` has their names and types as texts."""
     return InvalidInputError(
         f"{place} lacks the column {', '.join(lost)}, which others have dropped or renamed: rename it back, or add "
         "it again as one that may be null"
     )
 
 
-def completed_schema(given: pa.Schema, kept: pa.Schema, added: Iterable[str]) -> pa.Schema:
-    """Return the given schema, completed by those added columns that it lacks."""
-    return pa.schema([*given, *(kept.field(name) for name in added if name not in given.names)])
+def completed_schema(table_schema: pa.Schema, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Schema:
+    """Return a table's schema, completed by those columns that the sink has added and the table lacks."""
+    return pa.schema(
+        [*table_schema, *(sink_schema.field(name) for name in added_names if name not in table_schema.names)]
+    )
 
 
-def with_added_columns(table: pa.Table, kept: pa.Schema, added: Iterable[str]) -> pa.Table:
-    """Return the table with null columns for those added columns that it lacks."""
-    for name in added:
+def with_added_columns(table: pa.Table, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Table:
+    """Return the table, completed by columns of nulls for those columns that the sink has added and it lacks."""
+    for name in added_names:
         if name not in table.column_names:
-            table = table.append_column(kept.field(name), pa.nulls(table.num_rows, kept.field(name).type))
+            table = table.append_column(sink_schema.field(name), pa.nulls(table.num_rows, sink_schema.field(name).type))
     return table
 
 
-def in_sink_schema(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """Return the table with the columns of a sink, in its order and its types.
+def in_sink_schema(table: pa.Table, sink_schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
+    """Return the table with its columns cast to a sink's schema, in that order.
 
     Raises:
-        RowRefusedError: a value is null where none may be, or does not fit the type.
+        RowRefusedError: a row has null in a key or in a column that may not be null, or a value that can't be cast.
     """
-    refuse_nulls(table, [*keys, *(field.name for field in kept if not field.nullable)])
+    refuse_nulls(table, [*keys, *(field.name for field in sink_schema if not field.nullable)])
     try:
-        return table.select(kept.names).cast(kept, safe=True)
+        return table.select(sink_schema.names).cast(sink_schema, safe=True)
     except (pa.ArrowException, ValueError) as error:
-        raise _uncastable(table, kept) or InvalidInputError(f"A table does not fit: {error}") from error
+        raise _uncastable(table, sink_schema) or InvalidInputError(f"A table does not fit: {error}") from error
 
 
 class RowRefusedError(InvalidInputError):
@@ -240,11 +244,12 @@ class RowRefusedError(InvalidInputError):
     aside.
 
     Attributes:
-        row: its index in the submitted table, from 0.
-        column: the column of the value.
-        offset: of the record, if the table has the source's columns topic, partition and offset; otherwise None.
-        reasons: the reason for each refused row, by its index: this row, and others that the same check has found. Rows
-            that another check would refuse may be missing.
+        row: the index of the first refused row in the submitted table, from 0.
+        column: the column with the refused value.
+        offset: the offset of the row's Kafka record, if the table has the columns topic, partition and offset; else
+            None.
+        reasons: the reason for each refused row, by its index. All rows are there that one check has found; rows that
+            only a later check would refuse are missing.
     """
 
     def __init__(
@@ -261,12 +266,12 @@ class RowRefusedError(InvalidInputError):
 
 
 def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
-    """Return the error for the first refused row, with the position of its record if the table has that.
+    """Return the error for these refused rows. Its message names the first, with its Kafka record if that is known.
 
     Args:
-        reasons: the reasons, by the row's index in the table, from 0.
+        reasons: the reason for each refused row, by its index in the table, from 0.
         table: the submitted table.
-        column: the column of the value.
+        column: the column with the refused values.
     """
     row = min(reasons)
     where, offset = f"row {row + 1} of {table.num_rows}", None
@@ -277,7 +282,7 @@ def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowR
 
 
 def has_source(table: pa.Table) -> bool:
-    """Return whether the rows name the records that they were made from."""
+    """Return whether a table has the columns topic, partition and offset, which name the Kafka record of each row."""
     return all(table.column_names.count(name) == 1 for name in SOURCE)
 
 
@@ -285,7 +290,7 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
     """Check that no row has null in these columns.
 
     Raises:
-        RowRefusedError: the error of the first row that has.
+        RowRefusedError: rows have null in the first such column.
     """
     bare = [name for name in dict.fromkeys(names) if table.column(name).null_count]
     if bare:
@@ -300,12 +305,12 @@ _DAY_S: Final = 86_400
 
 
 def refuse_far_times(table: pa.Table, names: Iterable[str]) -> None:
-    """Check that dates and times of these columns, also within others, are of the years 1 to 9999.
+    """Check that all dates and times in these columns, also in nested ones, are of the years 1 to 9999.
 
-    Libraries of sinks make Python's dates of them, which have no other years.
+    Libraries of sinks convert them to Python's dates, which have no other years.
 
     Raises:
-        RowRefusedError: the error of the first row that has another year.
+        RowRefusedError: rows of the first such column have another year.
     """
     for name in names:
         column: Any = table.column(name)  # the stubs know types one by one
@@ -323,7 +328,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def is_far_time(values: Any) -> Any:
-    """Return for each value whether it is, or has in it, a time beyond the years 1 to 9999; false for null."""
+    """Return a mask: whether each value is, or contains, a date or time outside the years 1 to 9999; false for null."""
     kind = values.type
     if pa.types.is_date(kind):
         return _beyond(values.cast(pa.date32(), safe=False).cast(pa.int32()), 1, _DAY_S)
@@ -351,13 +356,13 @@ def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
 
 
 def rows_where(mask: Any) -> list[int]:
-    """Return the indices of the rows for which a column of booleans is true."""
+    """Return the indices of the rows for which a mask is true."""
     return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
 
-def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
-    """Return the error for rows whose values do not fit the first column in which a cast fails."""
-    for field in kept:
+def _uncastable(table: pa.Table, sink_schema: pa.Schema) -> RowRefusedError | None:
+    """Return the error for rows of the first column in which a cast fails; None: each column can be cast by itself."""
+    for field in sink_schema:
         column = table.column(field.name)
         rows = _rows_that_fail(column, functools.partial(_casts, kind=field.type))
         found = {
@@ -369,13 +374,13 @@ def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
 
 
 def refuse_invalid(table: pa.Table) -> None:
-    """Check that each value is one of its type.
+    """Check that each value is valid for its Arrow type, above all that texts are UTF-8.
 
-    Spark's strings may have any bytes, as those of a record that is cast to STRING. Readers of a file fail for all of
-    its rows if one text is not UTF-8.
+    Spark's strings may have any bytes, for example those of a Kafka record that is cast to STRING. Readers fail for all
+    rows of a file if one text is not UTF-8.
 
     Raises:
-        RowRefusedError: the error of the rows with such a value, of the first such column.
+        RowRefusedError: rows of the first such column have an invalid value.
     """
     if not _is_invalid(table):
         return
@@ -395,7 +400,7 @@ def _is_invalid(values: Any) -> bool:
 
 
 def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
-    """Find the rows of a column that fail a check, by halving: `is_good` tests a whole slice at once."""
+    """Return the indices of the rows that fail a check, found by bisection: `is_good` tests a whole slice at once."""
     found, parts = list[int](), [(0, len(column))]
     while parts:
         first, end = parts.pop()
@@ -413,7 +418,7 @@ def _rows_that_fail(column: Any, is_good: Callable[[Any], bool]) -> list[int]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text for humans."""
+    """Return an Arrow scalar as text for a message, also if Python can't represent it."""
     try:
         return str(value.as_py())
     except (OverflowError, ValueError):
@@ -429,16 +434,16 @@ def _casts(column: pa.ChunkedArray[Any], kind: Any) -> bool:
 
 
 def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
-    """Sort keys in the order in which rows replace one another: for two rows of a sequence, the later key wins.
+    """Sort the staged keys of a checkpoint so that rows of a later key replace those of an earlier one.
 
-    The order is by epoch, then by unit, then by member. The piece that a member staged last therefore wins, and among
-    batches that are units of several members the last batch.
+    The order is by epoch, then by unit number, then by member. So what a member staged last wins over what it staged
+    before. Between members the higher unit number wins.
     """
     return sorted(set(keys), key=lambda key: (key.epoch, key.unit, key.member))
 
 
 def last_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each key, in the order of the table."""
+    """Keep only the last row of each key (`mode="update"`); the rows stay in the order of the table."""
     at = "".join(table.column_names) + "_"
     numbered = table.select(keys).append_column(at, pa.array(range(table.num_rows), pa.int64()))
     last = numbered.group_by(list(keys)).aggregate([(at, "max")]).column(f"{at}_max")

@@ -35,13 +35,13 @@ _SQLITE_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ExistingTable:
-    """The description of an existing database table.
+    """The columns, unique constraints and other rules of a database table that exists already.
 
     Attributes:
-        columns: names, and whether null is refused.
-        unique: the columns of each unique constraint.
-        against: features that may refuse rows later.
-        types: kinds of the columns, if the database distinguishes them loosely.
+        columns: whether each column is NOT NULL, by name.
+        unique: the columns of each unique constraint, also of the primary key.
+        against: texts on features that may refuse or change rows at publication, such as triggers.
+        types: the affinity of each column, in SQLite; empty in other databases.
     """
 
     columns: dict[str, bool]
@@ -51,7 +51,7 @@ class ExistingTable:
 
 
 class Dialect(Protocol):
-    """The interface of a database dialect."""
+    """The interface to what differs between SQLite and PostgreSQL."""
 
     mark: str
     """The placeholder of a value in a statement."""
@@ -62,50 +62,53 @@ class Dialect(Protocol):
     name_bytes_max: int
 
     def prepare(self, connection: Any) -> None:
-        """Configure a connection: explicit transactions, and commits that survive a power loss."""
+        """Configure a new connection: transactions only by BEGIN, and commits that survive a power loss."""
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the column type for an Arrow type; empty: the database has none."""
+        """Return the SQL type for a column of an Arrow type; empty: the database has no such type."""
 
     def lock_check(self, cursor: Any, place: str) -> None:
-        """Prevent concurrent checks of this table until the transaction ends."""
+        """Wait until no other transaction checks a sink's table, and lock others out until this transaction ends."""
 
     def name(self, table: str) -> str:
-        """Return the canonical form of a table's name."""
+        """Return a table's name in the form by which the database compares names."""
 
     def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """Return the name with its schema, if a search path finds one; markers are stored in the same schema."""
+        """Return a table's name with the schema in which the search path finds it, or would create it.
+
+        The sink's own tables are in the same schema.
+        """
 
     def escape_placeholders(self, name: str) -> str:
-        """Escape a quoted name for a statement that has values."""
+        """Escape a quoted name for a statement with placeholders."""
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """Return whether a table of this name exists."""
+        """Return whether the database has a table of this name."""
 
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
-        """Return the description of a table (its name with or without the schema), if it exists."""
+        """Return the columns and rules of a table; None: it does not exist. The name may lack the schema."""
 
     def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
-        """Return the foreign keys that refer to this table: they forbid a removal of its rows, or change other rows."""
+        """Return texts on foreign keys that refer to this table: they forbid a deletion of its rows, or cascade it."""
 
     def staging_statement(self, target: str, staging: str) -> str:
-        """Return the statement that creates a table with the same columns, whose types are as strict."""
+        """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Insert rows, whose values `value` has converted for the driver."""
+        """Insert rows, given as tuples of values that `value` has converted."""
 
     def value(self, value: Any) -> object:
-        """Convert a value for the driver."""
+        """Convert a Python value to one that the driver accepts."""
 
     def translated_errors(self, error: Exception) -> KafkaError | None:
-        """Translate an error of the driver; None: it is not the driver's."""
+        """Return the package's own error for an error of the driver; None: it is another error."""
 
 
 def dialect_of(connection: Any) -> Dialect:
-    """Return the dialect of a connection.
+    """Return the dialect for a database connection of sqlite3 or psycopg.
 
     Raises:
-        InvalidInputError: the database is not supported.
+        InvalidInputError: the connection is of another driver.
     """
     home = type(connection).__module__.partition(".")[0]
     if isinstance(connection, sqlite3.Connection):
@@ -117,20 +120,25 @@ def dialect_of(connection: Any) -> Dialect:
     )
 
 
-def driver_rows(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of a table for the driver, each with further values by its number."""
+def driver_rows(
+    dialect: Dialect, table: pa.Table, *extra_values: Callable[[int], object]
+) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of a table as tuples of values that the driver accepts.
+
+    Each function in `extra_values` adds a value at the end of the tuple, computed from the row's number from 0.
+    """
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         columns = [[dialect.value(value) for value in _python_values(column)] for column in batch.columns]
         for row in zip(*columns, strict=True):
-            yield (*row, *(function(number) for function in more))
+            yield (*row, *(function(number) for function in extra_values))
             number += 1
 
 
 def _python_values(column: Any) -> list[Any]:
     """Convert a column to a list of Python values.
 
-    Times at the edges of the years 1 and 9999 are in UTC if they are beyond them in the zone of the column.
+    A time in a zone may lie beyond the years 1 to 9999 while its UTC does not: such values are given in UTC.
     """
     column = _known_zone(column)
     try:
@@ -148,7 +156,7 @@ def _time_at_edge(value: Any, in_utc: Any) -> Any:
 
 
 def _known_zone(column: Any) -> Any:
-    """Return a column with its times in UTC if Python has no zone of their name, as GMT+08:00."""
+    """Return a column of times in UTC if Python does not know the name of its time zone, such as GMT+08:00."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         try:
@@ -159,17 +167,17 @@ def _known_zone(column: Any) -> Any:
 
 
 def quoted(*names: str) -> str:
-    """Quote the parts of a name (schema and table) for SQL, as both databases accept it."""
+    """Quote a name for SQL; of several parts, such as schema and table, each is quoted, with dots between."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def quoted_column_list(names: Iterable[str]) -> str:
-    """Return column names for a statement."""
+    """Return quoted column names with commas between, for an SQL statement."""
     return ", ".join(quoted(name) for name in names)
 
 
 class Sqlite:
-    """The dialect of SQLite: one writer at a time, in one file."""
+    """The dialect of SQLite: a database is one file with one writer at a time."""
 
     mark = "?"
     begin: tuple[str, ...] = ("BEGIN IMMEDIATE",)
@@ -177,14 +185,14 @@ class Sqlite:
     name_bytes_max = 1000
 
     def prepare(self, connection: Any) -> None:
-        """Turn off implicit transactions, and make commits survive a power loss."""
+        """Turn off implicit transactions, and make commits survive a power loss (`synchronous=EXTRA`)."""
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = EXTRA")
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the column type for an Arrow type; empty: SQLite has none.
+        """Return the SQL type for a column of an Arrow type; empty: SQLite has no such type.
 
-        Times and decimals are texts: SQLite would round them.
+        Times and decimals are stored as text, because SQLite would round them.
         """
         if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
@@ -198,27 +206,27 @@ class Sqlite:
         return "TEXT" if text else ""
 
     def lock_check(self, cursor: Any, place: str) -> None:
-        """Do nothing: SQLite has one writer at a time."""
+        """Do nothing: the transaction is BEGIN IMMEDIATE, and SQLite has one writer at a time."""
 
     def name(self, table: str) -> str:
-        """Return the name in lower case: SQLite ignores the case of ASCII letters only."""
+        """Return the name with ASCII letters in lower case: SQLite ignores the case of no other letters."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
     def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """Return the name unchanged: SQLite has no search path."""
+        """Return the name unchanged: SQLite's tables have no search path."""
         return table
 
     def escape_placeholders(self, name: str) -> str:
-        """Return the name unchanged: SQLite's placeholder can't occur in it."""
+        """Return the name unchanged: SQLite does not search quoted names for placeholders."""
         return name
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """Return whether a table of this name exists."""
+        """Return whether the database has a table of this name."""
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
-        """Return the description of the table, if it exists."""
+        """Return the columns and rules of a table; None: it does not exist."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
         row = cursor.fetchone()
@@ -245,7 +253,7 @@ class Sqlite:
         return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
     def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
-        """Return the tables whose foreign keys refer to this one, if the connection enforces foreign keys."""
+        """Return the tables whose foreign keys refer to this one; none if the connection does not enforce them."""
         cursor.execute("PRAGMA foreign_keys")
         if not cursor.fetchone()[0]:
             return []
@@ -257,16 +265,16 @@ class Sqlite:
         return [f"of {name!r}" for (name,) in cursor.fetchall()]
 
     def staging_statement(self, target: str, staging: str) -> str:
-        """Return the statement that creates a table with the same columns."""
+        """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Insert rows, whose values `value` has converted for the driver."""
+        """Insert rows, given as tuples of values that `value` has converted."""
         marks = ", ".join("?" for _ in columns)
         cursor.executemany(f"INSERT INTO {table} ({quoted_column_list(columns)}) VALUES ({marks})", rows)
 
     def value(self, value: Any) -> object:
-        """Convert times, dates and decimals to text."""
+        """Convert times, dates and decimals to text, which SQLite stores unchanged; return other values as they are."""
         if isinstance(value, datetime):
             return value.isoformat(" ", "microseconds")
         if isinstance(value, time):
@@ -276,7 +284,7 @@ class Sqlite:
         return f"{value:f}" if isinstance(value, Decimal) else value
 
     def translated_errors(self, error: Exception) -> KafkaError | None:
-        """Translate an error of the driver by its code; None: it is not the driver's."""
+        """Return the package's own error for an error of sqlite3, by its code; None: it is another error."""
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -297,7 +305,7 @@ SQLITE: Final[Dialect] = Sqlite()
 
 
 def _affinity(declared: str) -> str:
-    """Return the affinity of a column, by SQLite's rules for the type's name."""
+    """Return the affinity that SQLite gives a column by the name of its declared type."""
     name = declared.upper()
     for parts, kind in ((("INT",), "INTEGER"), (("CHAR", "CLOB", "TEXT"), "TEXT"), (("REAL", "FLOA", "DOUB"), "REAL")):
         if any(part in name for part in parts):
@@ -306,12 +314,12 @@ def _affinity(declared: str) -> str:
 
 
 def sqlite_connect(path: str) -> sqlite3.Connection:
-    """Open a connection to a file."""
+    """Open a connection to a SQLite file; it waits up to 30 s for other writers' locks."""
     return sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None, check_same_thread=False)
 
 
 class Postgres:
-    """The dialect of PostgreSQL, with psycopg 3."""
+    """The dialect of PostgreSQL with the driver psycopg 3."""
 
     mark = "%s"
     begin: tuple[str, ...] = (
@@ -322,11 +330,11 @@ class Postgres:
     name_bytes_max = 63
 
     def prepare(self, connection: Any) -> None:
-        """Turn off implicit transactions."""
+        """Turn off implicit transactions (psycopg's autocommit)."""
         connection.autocommit = True
 
     def type_of(self, kind: pa.DataType) -> str:
-        """Return the column type for an Arrow type; empty: PostgreSQL has none."""
+        """Return the SQL type for a column of an Arrow type; empty: PostgreSQL has no such type."""
         if pa.types.is_timestamp(kind):
             return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"
         if pa.types.is_decimal(kind):
@@ -340,7 +348,7 @@ class Postgres:
         return _POSTGRES_TYPES.get(kind, "")
 
     def lock_check(self, cursor: Any, place: str) -> None:
-        """Take an advisory lock until the transaction ends."""
+        """Take the advisory lock for checks of sinks' tables, until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
     def name(self, table: str) -> str:
@@ -348,7 +356,7 @@ class Postgres:
         return table
 
     def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """Return the name with the schema in which the table exists, or would be created."""
+        """Return the name with the schema in which the search path finds the table, or would create it."""
         if len(table) > 1:
             return table
         cursor.execute(_POSTGRES_SCHEMA, (quoted(*table),))
@@ -356,16 +364,20 @@ class Postgres:
         return table if schema is None else (schema, *table)
 
     def escape_placeholders(self, name: str) -> str:
-        """Double the percent signs, which begin placeholders."""
+        """Double the percent signs of a quoted name, since psycopg's placeholders begin with one."""
         return name.replace("%", "%%")
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """Return whether a table of this name exists."""
+        """Return whether the database has a table of this name."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
     def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
-        """Return the description of the table, if it exists."""
+        """Return the columns and rules of a table, also those of its partitions; None: it does not exist.
+
+        Raises:
+            NotAuthorizedError: a right to read or write the table is missing.
+        """
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, relispartition, relpersistence = 'u', "
             "has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND "
@@ -398,7 +410,7 @@ class Postgres:
         return ExistingTable(columns, tuple(unique), tuple(against), {})
 
     def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
-        """Return the foreign keys of other tables that refer to this one, or to a partition of it."""
+        """Return the names of foreign keys that refer to this table or to a partition of it."""
         cursor.execute(
             "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
             "(SELECT to_regclass(%s)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(%s))) ORDER BY 1",
@@ -407,21 +419,21 @@ class Postgres:
         return [repr(name) for (name,) in cursor.fetchall()]
 
     def staging_statement(self, target: str, staging: str) -> str:
-        """Return the statement that creates a table with the same columns."""
+        """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Insert rows with COPY; `value` has converted their values."""
+        """Insert rows by COPY, given as tuples of values."""
         with cursor.copy(f"COPY {table} ({quoted_column_list(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 
     def value(self, value: Any) -> object:
-        """Return the value unchanged: psycopg converts all values."""
+        """Return the value unchanged: psycopg converts all types."""
         return value
 
     def translated_errors(self, error: Exception) -> KafkaError | None:
-        """Translate an error of the driver by its class; None: it is not the driver's."""
+        """Return the package's own error for an error of psycopg, by its class; None: it is another error."""
         import psycopg
 
         if not isinstance(error, psycopg.Error):
@@ -437,7 +449,11 @@ class Postgres:
 
 
 def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset[str]], list[str]]:
-    """Return what a table or partition asks of its rows: columns (True: NOT NULL), unique keys, and other rules."""
+    """Return the rules of a PostgreSQL table or partition for its rows.
+
+    They are: whether each column is NOT NULL, the columns of each unique index, and texts on other rules that may
+    refuse rows.
+    """
     against = []
     for said, question in _POSTGRES_RULES.items():
         cursor.execute(question, (oid,))
@@ -449,7 +465,7 @@ def _constraints(cursor: Any, oid: int) -> tuple[dict[str, bool], list[frozenset
 
 
 def _partition_gaps(cursor: Any, oid: int) -> list[str]:
-    """Return why some row would fit no partition of the table; empty: every row fits one."""
+    """Return texts on rows that no partition of a PostgreSQL table would accept; empty: every row fits one."""
     cursor.execute(_POSTGRES_PARTITIONED, (oid,))
     found = []
     for name, strategy, has_default, nullable, bounds in cursor.fetchall():
@@ -463,7 +479,7 @@ def _partition_gaps(cursor: Any, oid: int) -> list[str]:
 
 
 def _is_everything(bounds: Iterable[str]) -> bool:
-    """Return whether non-overlapping partition ranges cover all values, without a gap between two of them."""
+    """Return whether non-overlapping range partitions cover all values from MINVALUE to MAXVALUE without a gap."""
     ends = {found[1]: found[2] for bound in bounds if (found := _RANGE_BOUND.fullmatch(bound))}
     at = next((begin for begin in ends if begin.startswith("MINVALUE")), "")
     while at in ends:
@@ -532,13 +548,13 @@ _POSTGRES_SERVERS: Final = re.compile(r"(?:(?:\[[^]]*]|[^][:,@]*)(?::\d*)?(?:,|$
 
 
 def shown_postgres_url(url: str) -> str:
-    """Return a URL of PostgreSQL as messages show it, without its password and other secrets.
+    """Return a PostgreSQL URL for messages, without its password and other secrets.
 
-    libpq takes what stands before the first `@` for user and password, unless a `/` comes first.
+    As in libpq, user and password are the text before the first `@`, unless a `/` comes first.
 
     Raises:
-        InvalidInputError: the text is no such URL, or its password has a character that ends it. The message does not
-            show the text, which may have a password anywhere.
+        InvalidInputError: the text is no such URL, or its password has an unescaped character that ends it. The message
+            does not show the text, which may have a password anywhere.
     """
     scheme, _, rest = url.partition("://")
     login, _, address = rest.partition("@")
@@ -561,13 +577,13 @@ def _is_servers(text: str) -> bool:
 
 
 class PostgresUrl:
-    """A function that connects to PostgreSQL by a URL; it can be pickled."""
+    """A callable that opens a connection to PostgreSQL by a URL; unlike a closure it can be pickled."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def __call__(self) -> Any:
-        """Open a connection.
+        """Open a new connection to the database.
 
         Raises:
             InvalidInputError: psycopg is not installed.
@@ -575,7 +591,9 @@ class PostgresUrl:
         return _psycopg().connect(self.url, autocommit=True)
 
     def home(self) -> str:
-        """Return the database's host, port and name, without what differs between two connections to it.
+        """Return a canonical URL of the database: hosts, ports and name, without user, password and most parameters.
+
+        Parameters by which the same table name would mean another table stay: `service` and `search_path`.
 
         Raises:
             InvalidInputError: psycopg is not installed, or can't read the URL.
@@ -606,7 +624,7 @@ class PostgresUrl:
 
 
 def postgres_parameters(url: str) -> str:
-    """Return a URL of PostgreSQL as libpq's parameters, with limits on the time that a dead server is waited for.
+    """Convert a PostgreSQL URL to libpq's connection parameters, with timeouts for a dead server.
 
     Raises:
         InvalidInputError: psycopg is not installed, or can't read the URL; or the URL has a password.
@@ -636,15 +654,15 @@ def _psycopg() -> Any:
 
 
 class SqliteFile:
-    """A function that connects to a file of SQLite; it can be pickled."""
+    """A callable that opens a connection to a SQLite file; unlike a closure it can be pickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def __call__(self) -> sqlite3.Connection:
-        """Open a connection."""
+        """Open a new connection to the file."""
         return sqlite_connect(self.path)
 
     def home(self) -> str:
-        """Return the URL of the file with all links resolved."""
+        """Return the file's URL with all symbolic links resolved."""
         return f"sqlite:///{os.path.realpath(self.path)}"

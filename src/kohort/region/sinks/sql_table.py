@@ -71,13 +71,11 @@ _TABLES: Final = (
 
 
 class SqlTable(BoundSink):
-    """A table of SQLite or PostgreSQL as a region's sink.
+    """A sink that writes a table of SQLite or PostgreSQL; each checkpoint of the region is one transaction.
 
-    It can be pickled. `Sink` documents its methods' guarantees.
-
-    Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a sequence has two rows of
-    one key, the later counts. The order is by epoch, unit and member of the staged keys, then by the order in the
-    table.
+    The sink can be pickled. `Sink` documents the guarantees of its methods. Rows are appended; with `mode="update"` a
+    row replaces the one with the same keys. If a checkpoint has two rows of one key, the later counts. The order is by
+    epoch, unit and member of the staged keys, then by the order in the table.
 
     Attributes:
         table: the table's name, or its schema and its name with a dot between.
@@ -113,7 +111,7 @@ class SqlTable(BoundSink):
         return f"SqlTable({self._said!r}, {self.table!r})"
 
     def _place_name(self) -> str:
-        """Return the canonical name of the table: the database's host, port and name, and the table's name."""
+        """Return a name made of the database's host, port and name and of the table's; without user and password."""
         if isinstance(self._connect, SqliteFile):
             return f"sql:{self._connect.home()}#{SQLITE.name(self._names[-1])}"
         home = self._connect.home() if isinstance(self._connect, PostgresUrl) else self._said
@@ -123,7 +121,7 @@ class SqlTable(BoundSink):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[_Cursor]:
-        """Run one transaction on a new connection; translate the errors of the driver."""
+        """Run the block in one transaction on a new connection. Commit it at the end; translate the driver's errors."""
         dialect: Dialect = SQLITE
         try:
             connection = self._connect()
@@ -175,13 +173,17 @@ class SqlTable(BoundSink):
         check_fits(f"table {self.table}", self._fixed(), given)
 
     def _known_columns(self) -> pa.Schema | None:
-        """Return the columns that the region has stored; None: it has not written the table yet."""
+        """Return the schema that the region has stored for its rows; None: the region has not written the table yet."""
         with self._transaction() as at:
             owned = self._owner(at) if at.has_sequences() else None
         return None if owned is None else owned[1]
 
     def _first(self, at: _Cursor, found: ExistingTable | None, schema: pa.Schema, types: dict[str, str]) -> None:
-        """Create the table, or claim an empty one, for this region."""
+        """Claim a new or empty table for this region; create its staging table and its marker row.
+
+        Raises:
+            InvalidInputError: the table has rows, or another table has the staging table's name.
+        """
         if found is None:
             must = {field.name for field in schema if not field.nullable or field.name in self.keys}
             columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
@@ -204,7 +206,11 @@ class SqlTable(BoundSink):
         at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: ExistingTable, schema: pa.Schema, types: dict[str, str]) -> None:
-        """Check that an existing table will accept every row."""
+        """Check that an existing table will accept every row of this schema at publication.
+
+        Raises:
+            InvalidInputError: a column or a rule of the table is in the way; the message names all of them.
+        """
         wrong = list(found.against)
         wrong += [f"has no column {name!r}" for name in schema.names if name not in found.columns]
         wrong += [
@@ -226,9 +232,12 @@ class SqlTable(BoundSink):
             )
 
     def _owner(self, at: _Cursor, *, locked: bool = False, written: bool = True) -> tuple[int, pa.Schema] | None:
-        """Return the table's last sequence and its schema, after checking that the table belongs to this region.
+        """Return the last checkpoint's number and the row schema from the marker row; None: there is no marker row.
 
-        With `written`, check also that this sink has the same `keys` as the region's other members.
+        The marker must name this region and this sink's name. With `written`, it must also have this sink's `keys`.
+
+        Raises:
+            InvalidInputError: it has others.
         """
         row = self._marker(at, locked=locked)
         if row is None:
@@ -243,7 +252,13 @@ class SqlTable(BoundSink):
         return row[2], schema_of(row[3])
 
     def _marker(self, at: _Cursor, *, locked: bool) -> Any:
-        """Return the table's row in `kohort_sequences`, checked to be this region's; None: there is none."""
+        """Return the table's row in `kohort_sequences`; None: there is none.
+
+        With `locked`, lock it until the transaction ends.
+
+        Raises:
+            InvalidInputError: the row is another region's.
+        """
         question = "SELECT region, region_id, sequence, row_schema, row_keys, place FROM {sequences} WHERE target = ?"
         row = at.one(question + (at.dialect.locked if locked else ""), at.name)
         mine = self._bound()
@@ -253,7 +268,7 @@ class SqlTable(BoundSink):
         return row
 
     def adopt(self) -> str:
-        """Write this sink's name into the marker, and return the earlier one."""
+        """Store this sink's present name in the marker row. Return the earlier name; empty: there was no marker row."""
         self._bound()
         with self._transaction() as at:
             row = self._marker(at, locked=True) if at.has_sequences() else None
@@ -269,7 +284,11 @@ class SqlTable(BoundSink):
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
-        """Return the last published sequence, with its row locked against other publishers for this transaction."""
+        """Return the last published checkpoint's number; lock its row against other publishers in this transaction.
+
+        Raises:
+            InvalidInputError: the table is not this region's, or `check` was not called yet.
+        """
         owned = self._owner(at, locked=True) if at.has_sequences() else None
         if owned is None:
             raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")
@@ -287,7 +306,11 @@ class SqlTable(BoundSink):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Raise an error for the first row that can't be written; else return the rows in the form that is staged."""
+        """Check each row of a table, and return the rows in the sink's schema, as `stage` writes them.
+
+        Raises:
+            RowRefusedError: the database can't store a row.
+        """
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(with_plain_types(table.schema), kept))
         rows = in_sink_schema(table, kept, self.keys)
@@ -296,7 +319,7 @@ class SqlTable(BoundSink):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Write rows durably to the staging table, which readers of the target do not see.
+        """Write rows durably to the staging table, which readers of the target table do not see.
 
         A repeated call with the same key replaces the rows.
         """
@@ -316,7 +339,7 @@ class SqlTable(BoundSink):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Show the rows of these keys as this sequence, in one transaction."""
+        """Publish the rows staged under these keys as one sequence (checkpoint), by one transaction of the database."""
         check_sequence(sequence)
         names = [key.file_stem() for key in in_order(keys)]
         columns = self._fixed().names
@@ -334,7 +357,10 @@ class SqlTable(BoundSink):
             at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
 
     def _moving(self, columns: Sequence[str]) -> str:
-        """Return the statement that moves the rows of one staged key into the table."""
+        """Return the INSERT statement that copies the rows of one staged key to the target table.
+
+        With keys it updates rows that exist; of several staged rows of one key the last counts.
+        """
         names = quoted_column_list(columns)
         if not self.keys:
             moved = f"SELECT {names} FROM {{staging}} WHERE kohort_key = ? ORDER BY kohort_row"
@@ -351,7 +377,7 @@ class SqlTable(BoundSink):
         )
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all rows of the table and record the sequence, in one transaction."""
+        """Delete all rows of the table and record the sequence (checkpoint), in one transaction."""
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, locked=True) if at.has_sequences() else None
@@ -370,14 +396,14 @@ class SqlTable(BoundSink):
     # -- progress and cleanup
 
     def published(self) -> int:
-        """Return the last sequence that is published; 0: none."""
+        """Return the last published sequence (checkpoint number); 0: none."""
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, written=False) if at.has_sequences() else None
             return 0 if owned is None else owned[0]
 
     def sweep(self, keep: Keep) -> None:
-        """Remove staged rows that will never be published."""
+        """Remove staged rows of epochs before `keep.floor` whose keys are not in `keep.keys`."""
         self._bound()
         with self._transaction() as at:
             if at.has_sequences() and self._owner(at, locked=True) is not None:
@@ -391,7 +417,7 @@ class SqlTable(BoundSink):
 
 
 class _Cursor:
-    """A cursor in a transaction, which knows the names of the sink's tables."""
+    """A database cursor in an open transaction, with the names of the sink's four tables and the dialect."""
 
     def __init__(self, dialect: Dialect, cursor: Any, names: Sequence[str]) -> None:
         self.dialect, self.cursor, self.names = dialect, cursor, names
@@ -409,7 +435,11 @@ class _Cursor:
         }
 
     def run(self, statement: str, *given: object) -> None:
-        """Execute a statement: `?` stands for a value, `{target}` and others for the sink's tables."""
+        """Execute a statement.
+
+        In it, `?` stands for the next value, and `{target}`, `{staging}`, `{sequences}` and `{keys}` for the sink's
+        tables.
+        """
 
         def placeholder_text(found: re.Match[str]) -> str:
             if found[0] == "?":
@@ -424,19 +454,19 @@ class _Cursor:
             self.cursor.execute(text)
 
     def one(self, statement: str, *given: object) -> Any:
-        """Execute a statement and return the first row, or None."""
+        """Execute a statement as `run` does, and return the first row; None: there is none."""
         self.run(statement, *given)
         return self.cursor.fetchone()
 
     def has_sequences(self) -> bool:
-        """Return whether a region has ever checked a table here."""
+        """Return whether the table `kohort_sequences` exists: without it no region has written here."""
         return self.dialect.exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
 
     def types(self, schema: pa.Schema) -> dict[str, str]:
-        """Return the columns' types.
+        """Return the SQL type of each column, by name.
 
         Raises:
-            InvalidInputError: there is no type for a column.
+            InvalidInputError: the database has no type for a column.
         """
         found = {field.name: self.dialect.type_of(field.type) for field in schema}
         refused = [f"column {field.name!r} of type {field.type}" for field in schema if not found[field.name]]
@@ -455,7 +485,11 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
-    """Return the function that connects, and the name of the database for humans."""
+    """Return a callable that opens connections, and the database's name for messages, for the argument `connect`.
+
+    Raises:
+        InvalidInputError: the argument is neither a supported URL nor a function of a module.
+    """
     if not isinstance(connect, str):
         home, name = getattr(connect, "__module__", ""), getattr(connect, "__qualname__", "")
         if not callable(connect) or not name or "<" in name:
@@ -480,7 +514,10 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
 
 
 def _translate_other_error(error: Exception) -> KafkaError | None:
-    """Translate an error of connecting by psycopg, or of a value that the driver can't write; None: another error."""
+    """Return the package's own error for a failed connection of psycopg, or for a value that the driver can't write.
+
+    None: it is another error.
+    """
     if type(error).__module__.partition(".")[0] == "psycopg":
         return Postgres().translated_errors(error)
     if isinstance(error, pa.ArrowException | OverflowError | ValueError):
@@ -489,10 +526,10 @@ def _translate_other_error(error: Exception) -> KafkaError | None:
 
 
 def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
-    """Check that the database can store each value of these rows, beyond what the column's type ensures.
+    """Check that the database can store each value of these rows, such as times of the years 1 to 9999 only.
 
     Raises:
-        RowRefusedError: it can't keep the value of a row.
+        RowRefusedError: it can't store a value.
     """
     refuse_far_times(rows, rows.column_names)
     for field in rows.schema:

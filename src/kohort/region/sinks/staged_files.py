@@ -26,10 +26,15 @@ T = TypeVar("T")
 
 
 def read_json(read: Callable[[str], bytes], path: str, kind: type[T]) -> T | None:
-    """Decode the JSON file that `read` returns for a path; None: there is no such file.
+    """Read and decode a JSON file; None: the file does not exist.
+
+    Args:
+        read: returns the content of a path, or raises FileNotFoundError.
+        path: the path.
+        kind: the msgspec type of the content.
 
     Raises:
-        CorruptDataError: the file is no JSON of this kind.
+        CorruptDataError: the content is not of that type.
     """
     try:
         return msgspec.json.decode(read(path), type=kind)
@@ -48,18 +53,24 @@ _MARK: Final = "published-"
 
 
 def marks(files: FileCalls, folder: str) -> list[int]:
-    """Return the marked sequences, in any order: the newest, and a few before it."""
+    """Return the checkpoint numbers N of all files `published-N` in a folder, unordered.
+
+    These are the newest and a few before it.
+    """
     names = names_in(files, folder)
     return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
 
 
 def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
-    """Return whether the sequence is marked as published."""
+    """Return whether a folder has a file `published-N` for this sequence (checkpoint) or a later one."""
     return max(marks(files, folder), default=0) >= sequence
 
 
 def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
-    """Mark the sequence as published, durably. A late call can't undo a newer mark."""
+    """Record durably that a sequence (checkpoint) is published, by an empty file `published-N`; remove old such files.
+
+    A late call can't undo the record of a later sequence.
+    """
     if not is_marked(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     sync_folder(files, folder)
@@ -68,7 +79,7 @@ def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
 
 
 def last_published(files: FileCalls, folder: str) -> int:
-    """Return the last sequence that is marked as published, once the mark is durable; 0: none."""
+    """Return the last sequence (checkpoint) N with a file `published-N`, after syncing the folder; 0: none."""
     last = max(marks(files, folder), default=0)
     if last:
         sync_folder(files, folder)
@@ -87,10 +98,10 @@ _SLICE_ROWS: Final = 32
 
 
 def dictionary_columns(table: pa.Table) -> list[str]:
-    """Return the columns for which a dictionary is of use, as paths in a Parquet file.
+    """Return the columns to encode with a dictionary, as paths in a Parquet file: those with enough repeated values.
 
-    A dictionary of unique values, such as offsets, grows to its limit, and is then abandoned. Without it, a unit of
-    32 MiB with two such columns takes less processor time, and 6 MB less memory. The number of different values is
+    A dictionary of unique values, such as offsets, grows to its limit, and is then abandoned. Without it, a unit of 32
+    MiB with two such columns takes less processor time, and 6 MB less memory. The number of different values is
     estimated from 4,096 rows. A wrong estimate costs space at most. Nested columns keep their dictionaries.
     """
     sample = _sample(table)
@@ -103,10 +114,10 @@ def dictionary_columns(table: pa.Table) -> list[str]:
 
 
 def _sample(table: pa.Table) -> pa.Table:
-    """Return a sample of a table's rows, as slices from all parts of it, without copying them.
+    """Return 4,096 rows from all parts of a table, without copying them; all rows if the table is not much larger.
 
-    They are slices at random distances, since a regular distance could be the data's own. They are the same for each
-    table of a length.
+    The sample is made of slices at random distances, since a regular distance could be the data's own. Tables of one
+    length get the same slices.
     """
     every = table.num_rows // _SAMPLE_SLICES
     if every <= _SLICE_ROWS:
@@ -117,7 +128,7 @@ def _sample(table: pa.Table) -> pa.Table:
 
 
 def _repeats(sample: Any, rows: int) -> bool:  # the stubs know types one by one
-    """Return whether a column of so many rows, of which this is a sample, repeats enough values for a dictionary."""
+    """Estimate from a column's sample whether its values repeat enough in `rows` rows for a dictionary."""
     seen = len(sample) - sample.null_count
     try:
         different = int(pc.count_distinct(sample).as_py()) if seen else 0
@@ -132,7 +143,7 @@ def _repeats(sample: Any, rows: int) -> bool:  # the stubs know types one by one
 
 
 def _leaf_paths(path: str, kind: Any) -> list[str]:
-    """Return the paths of the columns that a type becomes in a Parquet file."""
+    """Return the paths of the leaf columns that a column of this Arrow type becomes in a Parquet file."""
     names: list[str] = []
     if isinstance(kind, pa.MapType):
         names, types = ["key_value.key", "key_value.value"], [kind.key_type, kind.item_type]
@@ -149,15 +160,15 @@ _WRITES_PER_RELEASE: Final = 8
 
 
 class PagesOutput(io.RawIOBase):
-    """The file to which Arrow writes Parquet's pages. After every few writes, Arrow's freed memory is returned.
+    """A file object for Arrow's Parquet writer, which makes Arrow return freed memory after every eight writes.
 
-    A page has two writes. The encoders of a unit of 32 MiB use 8 MB at most. Without this, Arrow's allocator keeps
-    6 MB beside them until the unit is written. After each page would be too often: the next one takes the memory
-    again, and writing took half as long again.
+    A page has two writes. The encoders of a unit of 32 MiB use 8 MB at most. Without this, Arrow's allocator keeps 6 MB
+    beside them until the unit is written. After each page would be too often: the next one takes the memory again, and
+    writing took half as long again.
     """
 
     def __init__(self, write: Callable[[Any], object]) -> None:
-        """Initialise the file; `write` gets each buffer, and writes all of it."""
+        """Initialise the file object; `write` is called with each buffer, and must write all of it."""
         super().__init__()
         self._write, self._at, self._writes = write, 0, 0
 
@@ -166,11 +177,11 @@ class PagesOutput(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
+        """Return the number of bytes written so far."""
         return self._at
 
     def write(self, data: Any, /) -> int:  # any buffer, as `io` says it
-        """Write all of the data."""
+        """Write the whole buffer, and return its size in bytes."""
         size = memoryview(data).nbytes
         self._write(data)
         self._at += size
@@ -181,7 +192,7 @@ class PagesOutput(io.RawIOBase):
 
 
 def check_pages(compression: str, row_group_size: int | None) -> None:
-    """Check options for Parquet's pages.
+    """Check the options `compression` and `row_group_size` for Parquet files.
 
     Raises:
         InvalidInputError: an option is invalid.
@@ -204,11 +215,11 @@ def write_parquet(
 
     Args:
         table: the rows.
-        output: the file.
+        output: the file, which stays open and is not synced.
         place: the sink, for messages.
         compression: the compression of the pages.
-        row_group_size: the limit on rows of a row group; None: the library's.
-        statistics: whether columns have statistics, or the names of those that have.
+        row_group_size: the maximum number of rows in a row group; None: Arrow's default.
+        statistics: whether all columns have statistics, or the names of those that have.
 
     Raises:
         InvalidInputError: Parquet does not support the table.
@@ -229,7 +240,11 @@ def write_parquet(
 
 
 def parquet_content(table: pa.Table, place: str, compression: Codec, row_group_size: int | None) -> memoryview:
-    """Return a table as the content of a Parquet file, which is not copied; raise as `write_parquet`."""
+    """Return the bytes of a table as a Parquet file, as a view that copies nothing.
+
+    Raises:
+        InvalidInputError: Parquet does not support the table.
+    """
     output = io.BytesIO()
     write_parquet(table, output, place, compression, row_group_size)
     return output.getbuffer()
@@ -238,7 +253,7 @@ def parquet_content(table: pa.Table, place: str, compression: Codec, row_group_s
 def write_staged(
     files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = ""
 ) -> None:
-    """Write a file atomically and durably, and remove `instead_of`."""
+    """Write a file atomically and durably; then remove the file `instead_of` from the same folder, if one is given."""
     temporary = f"{folder}/{name.rpartition('.')[0]}.{uuid.uuid4().hex[:12]}{UNFINISHED}"
     try:
         with contextlib.closing(Output(files, temporary)) as output:
@@ -255,7 +270,7 @@ def write_staged(
 
 
 def show(files: FileCalls, staged: str, shown: str) -> None:
-    """Link a staged file to a second name, or copy it if the system does not permit the link."""
+    """Hard-link a file to a second name, or copy it if the system does not permit the link."""
     try:
         files.link(staged, shown)
     except OSError as error:
@@ -267,11 +282,14 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
 
 
 def key_text_of(name: str) -> str:
-    """Return the text of the staged key (`StagedKey.file_stem`) in the name of a staged file, finished or not."""
+    """Return the staged key's text (`StagedKey.file_stem`) from a file's name, also while the file is being written."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 
 def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
-    """Return whether this region staged a file in an epoch before `floor`. A manifest may have its key all the same."""
+    """Return whether a text is a staged key of this region, of an epoch before `floor`.
+
+    Such rows are removed unless a manifest has the key.
+    """
     key = StagedKey.parse(stem)
     return key is not None and key.region_id == region_id and key.epoch < floor

@@ -51,17 +51,17 @@ _PROPERTIES: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retenti
 
 
 class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of the owner marker.
+    """The owner marker of a sink's topic: the last record in partition 0 of the staging topic.
 
     Attributes:
         format: the format's version, 1.
         region: the region's name, for humans.
         id: the region's id, which identifies it.
-        sequence: the last one published; 0: none.
+        sequence: the last published sequence; 0: none.
         schema: the schema of all rows, serialised by Arrow, in base64.
-        place: the name by which the region knows the sink.
-        topic_id: of the topic with the rows: another topic of that name has none of them.
-        emptied: whether `sequence` removed all rows of the topic.
+        place: the sink's name when it was first written or adopted; another name is refused.
+        topic_id: the id of the topic with the rows: a topic that was created again under that name has none of them.
+        emptied: whether the topic was emptied as `sequence`.
     """
 
     format: int
@@ -76,14 +76,14 @@ class SinkMarker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class _Attempt:
-    """The pieces of one attempt at staging a key."""
+    """The records of one attempt to stage a key: how many there must be, and the offsets of those that are there."""
 
     count: int
     offsets: dict[int, int] = field(default_factory=dict)
 
 
 class StagingTopic:
-    """The staging topic of one sink's topic: its owner marker and its staged rows."""
+    """The staging topic beside a sink's topic: partition 0 has owner markers, partition 1 staged rows."""
 
     def __init__(self, servers: str, topic: str, settings: Mapping[str, Any]) -> None:
         self.topic, self._target, self._servers, self._settings = (
@@ -95,14 +95,14 @@ class StagingTopic:
 
     @staticmethod
     def staging_topic_name(topic: str) -> str:
-        """Return the name of the staging topic for a sink's topic."""
+        """Return the name of the staging topic for a sink's topic: the same with `.kohort-sink` appended."""
         return f"{topic}.kohort-sink"
 
     def create_if_missing(self, admin: Admin) -> None:
-        """Create the topic if it is missing.
+        """Create the staging topic if it is missing, or check the existing one. Also check the right to delete records.
 
         Raises:
-            InvalidInputError: another topic has its name, or it has other properties than it needs.
+            InvalidInputError: a topic of that name exists that has other properties than the staging topic needs.
         """
         found = create_topic_if_missing(admin, NewTopic(self.topic, 2, configs=_PROPERTIES))
         resource = ConfigResource(ResourceType.TOPIC, self.topic)
@@ -119,10 +119,11 @@ class StagingTopic:
     # The marker.
 
     def marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
-        """Return the last marker; None: there is none.
+        """Return the last owner marker; None: there is none.
 
         Args:
-            to_the_end: wait for open transactions; otherwise read up to the first of them.
+            to_the_end: read to the partition's high watermark, and wait for open transactions. Otherwise read to the
+                last stable offset.
         """
         with self._reader() as reader:
             found, start = self._last_value(reader, to_the_end)
@@ -143,14 +144,14 @@ class StagingTopic:
         return marker
 
     def _last_value(self, reader: RangeReader, to_the_end: bool) -> tuple[bytes | None, int]:
-        """Return the value of the last record of the marker partition, and the partition's first offset."""
+        """Return the value of the last record in the marker partition, or None, and the partition's earliest offset."""
         start, found = self._first_offset(reader, MARKER), None
         for record in self._records(reader, MARKER, to_the_end=to_the_end):
             found = None if record.value is None else bytes(record.value)
         return found, start
 
     def is_present(self, marker: SinkMarker) -> bool:
-        """Return whether the sink's topic is the one that the marker is about."""
+        """Return whether the sink's topic still has the topic id in the marker: it was not deleted or created again."""
         with self._reader() as reader:
             target = reader.present_topics([self._target]).get(self._target)
         return target is not None and target.topic_id == marker.topic_id
@@ -158,7 +159,7 @@ class StagingTopic:
     # Staged rows.
 
     def stage(self, name: str, pieces: Sequence[bytes]) -> None:
-        """Write all pieces of a key; durable when it returns."""
+        """Write a table's pieces under a staged key, one record each; they are durable when the call returns."""
         attempt = uuid.uuid4().bytes
         with self._new_producer() as producer:
             sent = [
@@ -177,7 +178,10 @@ class StagingTopic:
 
     @contextmanager
     def staged(self) -> Iterator[StagedPieces]:
-        """Index the keys that are staged, in memory of a few numbers for each piece."""
+        """Index the completely staged keys for the block, by reading the whole partition of staged rows.
+
+        The index has only a few numbers for each record.
+        """
         with self._reader() as reader:
             attempts: dict[str, dict[bytes, _Attempt]] = {}
             whole: dict[str, list[int]] = {}
@@ -195,11 +199,11 @@ class StagingTopic:
             yield StagedPieces(reader, TopicPartition(self.topic, STAGED), whole)
 
     def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
-        """Delete staged records before the first that is needed, and markers before the last.
+        """Delete staged records before the first that is still needed, and owner markers before the last.
 
         Args:
-            admin: deletes the records.
-            needed: called with a key, and whether its rows are published.
+            admin: the client that deletes the records.
+            needed: returns whether a staged key is still needed, given its text and whether its rows are published.
         """
         seen: list[tuple[int, str]] = []
         done: set[str] = set()
@@ -225,7 +229,7 @@ class StagingTopic:
     # Reading.
 
     def ends_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the end offsets (high watermarks) of partitions of the sink's topic, beyond open transactions."""
+        """Return the high watermarks of partitions of the sink's topic; they may lie behind open transactions."""
         with self._reader() as reader:
             return {partition: reader.high_watermark(partition) for partition in partitions}
 
@@ -239,13 +243,13 @@ class StagingTopic:
         return found[partition].offset if partition in found else 0
 
     def _stable_end(self, reader: RangeReader, number: int) -> int:
-        """Return the last stable offset; 0 if the topic does not exist."""
+        """Return the last stable offset of a partition; 0 if the topic does not exist."""
         partition = TopicPartition(self.topic, number)
         found = reader.current_offsets({partition: "latest"})
         return found[partition].offset if partition in found else 0
 
     def _records(self, reader: RangeReader, number: int, *, to_the_end: bool = False) -> Iterator[BatchRecord]:
-        """Yield the records of a partition, up to the last stable offset or to its end."""
+        """Yield a partition's records from its earliest offset, up to the last stable offset or the high watermark."""
         partition = TopicPartition(self.topic, number)
         found = reader.current_offsets({partition: "earliest"})
         if partition not in found:
@@ -258,17 +262,21 @@ class StagingTopic:
 
 
 class StagedPieces:
-    """The staged tables of a topic, by their keys.
+    """An index of the staged rows in a staging topic, with a reader for them.
 
     Attributes:
-        offsets: the offsets of each key's pieces, in order.
+        offsets: the offsets of each staged key's records, in the order in which their values form an Arrow stream.
     """
 
     def __init__(self, reader: RangeReader, partition: TopicPartition, offsets: Mapping[str, list[int]]) -> None:
         self._reader, self._partition, self.offsets = reader, partition, offsets
 
     def read(self, name: str) -> list[bytes]:
-        """Read the pieces of a key, and as little as possible of others that lie between them."""
+        """Return the pieces of a staged key in order, and fetch as few other records as possible.
+
+        Raises:
+            CorruptDataError: a record is gone.
+        """
         wanted = self.offsets[name]
         found: dict[int, bytes] = {}
         for first, end in _runs(sorted(wanted)):
@@ -289,10 +297,10 @@ def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def create_topic_if_missing(admin: Admin, topic: NewTopic) -> TopicInfo:
-    """Return a topic, created if it is missing. Brokers show a new one after a moment.
+    """Return a topic's description; create the topic if it is missing, and wait until a broker describes it.
 
     Raises:
-        TimedOutError: it was created and does not appear.
+        TimedOutError: the topic was created and does not appear within 30 s.
     """
     until_s = time.monotonic() + APPEARS_S
     asked = False
@@ -314,7 +322,7 @@ def create_topic_if_missing(admin: Admin, topic: NewTopic) -> TopicInfo:
 
 
 def pieces_of(table: pa.Table) -> list[bytes]:
-    """Return a table as pieces of an Arrow stream: at least one."""
+    """Serialise a table as an Arrow stream, cut into pieces of 512 KiB; at least one."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
         stream.write_table(table)
@@ -323,7 +331,7 @@ def pieces_of(table: pa.Table) -> list[bytes]:
 
 
 def table_of(pieces: Sequence[bytes]) -> pa.Table:
-    """Return the table in the pieces of an Arrow stream.
+    """Deserialise the table from the pieces of an Arrow stream.
 
     Raises:
         CorruptDataError: they are no such stream.
@@ -336,7 +344,7 @@ def table_of(pieces: Sequence[bytes]) -> pa.Table:
 
 
 def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:
-    """Return attempt, number and count of a piece; None: it is no piece of ours."""
+    """Return attempt id, piece number and piece count from a record's headers; None: one is missing or invalid."""
     said = {name: bytes(value or b"") for name, value in record.headers}
     try:
         at, count = int(said["piece"]), int(said["pieces"])
