@@ -85,7 +85,7 @@ class RegionLogView:
 
         `key` None: use the environment's key, or the machine's key file.
         """
-        self._unsealed = no_key()
+        self._unsealed = random_key()
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._given = key
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class RegionLogView:
 
         If no key exists yet, return one under which no record is valid.
         """
-        found = self.__dict__.get("_key") or self._given or found_key()
+        found = self.__dict__.get("_key") or self._given or existing_key()
         return self._unsealed if found is None else found
 
     def token(self, term: int) -> bytes:
@@ -655,7 +655,7 @@ class RegionLogWriter:
 
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Write the records with which the region continues from a sink's last checkpoint (`RegionLogView.adopt`)."""
-        facts = facts_after_adoption(
+        facts = records_after_adoption(
             self._settled().history(self._region), place, previous_name, published_sequence, _now_ms()
         )
         records = [(key_of(fact), value_of(fact)) for fact in facts]
@@ -673,7 +673,7 @@ class RegionLogWriter:
     def reseal(self) -> int:
         """Write all records of the region once more, sealed with this process's key; return how many they are.
 
-        The reader must accept records of any key (`TrustingTable`).
+        The reader must accept records of any key (`TrustingFactTable`).
         """
         term = self._settled().term
         facts = [fact for fact in self._reader.table.in_order() if fact.region == self._region and fact != term]
@@ -698,7 +698,7 @@ class RegionLogWriter:
 
     # -- clients outside the region
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
 
         Args:

@@ -108,7 +108,7 @@ class RegionLog(Protocol):
     def check_term(self) -> None:
         """Raise `TermOverError` if another control plane has begun a later term. Any thread may call this."""
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
 
         None: the group is rebalancing, so that owners can't be told.

@@ -104,7 +104,7 @@ class FolderSink(BoundSink):
     @property
     def _files(self) -> FileCalls:
         """The file operations for this folder, which follow no symbolic link in it. A test may set others."""
-        return confined(self._given_files, self.path)
+        return confine_files(self._given_files, self.path)
 
     @_files.setter
     def _files(self, files: FileCalls) -> None:
