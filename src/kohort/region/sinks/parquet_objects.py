@@ -135,7 +135,7 @@ class SequenceLog:
     # -- what there is
 
     def _after(self, number: int) -> Iterator[list[tuple[int, bool]]]:
-        """Yield pages of the checkpoint numbers after a number, each with whether the folder was emptied as it."""
+        """Yield pages of the checkpoint numbers after a number, each with whether that one emptied the folder."""
         for page in self._store.list_pages(_SEQUENCES, f"{number:020}.~" if number else ""):
             found = [(int(entry[1]), entry[2] == "emptied") for name in page if (entry := _ENTRY_NAME.fullmatch(name))]
             if found:
