@@ -422,7 +422,7 @@ class Compactor:
         done if the newest generation is a later one or is this one already.
 
         Args:
-            sequence: the sequence (checkpoint) as which the folder is emptied.
+            sequence: the checkpoint that empties the folder.
 
         Raises:
             RetriableError: other compactors created the next generation first, 30 times.

@@ -96,7 +96,7 @@ class DeltaLog:
         return self._number(table, f"{self._app}:rows")
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Return whether the region emptied the table as this checkpoint, or has a later one, by this version."""
+        """Return whether this checkpoint has emptied the table of the region's rows, or a later one is committed."""
         return self.last_sequence(table) > sequence or self._number(table, f"{self._app}:emptied") == sequence
 
     def is_empty(self, table: deltalake.DeltaTable) -> bool:

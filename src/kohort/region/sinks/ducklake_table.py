@@ -111,7 +111,7 @@ class _LakeState:
         claim: the region's owner marker; None: the region has not written here yet.
         sequence: the last sequence (checkpoint number) published here; 0: none.
         row_count: how many rows the region has added since the table was emptied.
-        emptied: the last sequence as which the region emptied the table; 0: it never did.
+        emptied: the last checkpoint that emptied the table of the region's rows; 0: none did.
     """
 
     table_id: str

@@ -108,14 +108,14 @@ class DurableFileIO(PyArrowFileIO):
         return location if location.startswith("/") else None
 
     def new_input(self, location: str) -> PyArrowFile:
-        """Return the file at this location, to read."""
+        """Return pyiceberg's input file for this location."""
         path = self.path_of(location)
         if path is None:
             return super().new_input(location)
         return PyArrowFile(location, path, pafs.LocalFileSystem())
 
     def new_output(self, location: str) -> Any:  # pyiceberg's own classes return their own kinds
-        """Return the file at this location, to write. A local file is synced when it is closed."""
+        """Return pyiceberg's output file for this location. A local file is synced when it is closed."""
         path = self.path_of(location)
         return super().new_output(location) if path is None else _DurableOutput(location, path, self)
 

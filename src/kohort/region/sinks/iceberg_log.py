@@ -166,7 +166,7 @@ class IcebergLog:
         return self._number(table, "rows")
 
     def is_emptied(self, table: Table, sequence: int) -> bool:
-        """Return whether the region emptied the table as this checkpoint or has a later one, by this table metadata."""
+        """Return whether this checkpoint has emptied the table of the region's rows, or a later one is committed."""
         return self.last_sequence(table) > sequence or self._number(table, "emptied") == sequence
 
     def _number(self, table: Table, name: str) -> int:

@@ -94,7 +94,7 @@ class SequenceEntry(msgspec.Struct, frozen=True):
 
 
 class _Seen(NamedTuple):
-    """The listed objects of `_sequences`: published checkpoints, and the last one as which the folder was emptied."""
+    """The checkpoints listed in `_sequences`: those that are published, and the last one that emptied the folder."""
 
     sequences: list[int]
     emptied: int
@@ -123,9 +123,9 @@ def _key_of(path: str) -> str:
 
 
 class SequenceLog:
-    """The published sequences (checkpoints) of a Parquet folder in an object store, one small object for each.
+    """The published checkpoints (sequences) of a Parquet folder in an object store, one small object for each.
 
-    A sequence as which the folder was emptied makes itself and all earlier ones void.
+    A checkpoint can also empty the folder (a reset to the initial state): it makes all earlier ones void.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -135,14 +135,14 @@ class SequenceLog:
     # -- what there is
 
     def _after(self, number: int) -> Iterator[list[tuple[int, bool]]]:
-        """Yield pages of the checkpoint numbers after a number, each with whether the folder was emptied as it."""
+        """Yield pages of the checkpoint numbers after a number, each with whether that one emptied the folder."""
         for page in self._store.list_pages(_SEQUENCES, f"{number:020}.~" if number else ""):
             found = [(int(entry[1]), entry[2] == "emptied") for name in page if (entry := _ENTRY_NAME.fullmatch(name))]
             if found:
                 yield found
 
     def last_number(self) -> int:
-        """Return the last sequence (checkpoint) that was published, or as which the folder was emptied; 0: none.
+        """Return the number of the last checkpoint that was published or has emptied the folder; 0: none.
 
         The search skips ahead, and so lists few objects even if there are many.
         """
@@ -164,11 +164,11 @@ class SequenceLog:
         return _Seen(sorted(number for number, is_emptied in found if not is_emptied), emptied)
 
     def is_done(self, sequence: int) -> bool:
-        """Return whether this checkpoint or a later one is published, or the folder was emptied as one of them."""
+        """Return whether this checkpoint or a later one is published, or has emptied the folder."""
         return next(self._after(sequence - 1), None) is not None
 
     def is_emptied(self, sequence: int) -> bool:
-        """Return whether this sequence (checkpoint) is void: the folder was emptied as this sequence or a later one."""
+        """Return whether this checkpoint's rows are void: it or a later one has emptied the folder."""
         return self._listed(sequence - 1).emptied >= sequence
 
     def read_entry(self, sequence: int) -> SequenceEntry | None:
@@ -200,7 +200,7 @@ class SequenceLog:
         return [self._decoded(number, content[_path(number)]) for number in shown]
 
     def last_emptied(self, after: int) -> int:
-        """Return the last sequence (checkpoint) after a number as which the folder was emptied; 0: none."""
+        """Return the number of the last checkpoint after `after` that has emptied the folder; 0: none."""
         return self._listed(max(0, after)).emptied
 
     def list_files(self, after: int = 0) -> list[SequenceFile]:
@@ -240,7 +240,7 @@ class SequenceLog:
             )
 
     def mark_emptied(self, sequence: int) -> None:
-        """Record that the folder was emptied as this checkpoint, which makes it and all earlier ones void."""
+        """Record that this checkpoint empties the folder, which makes the rows of it and of all earlier ones void."""
         self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
 
     def remove_replaced(self, upto: int) -> None:
@@ -540,7 +540,7 @@ class ParquetObjects(ParquetFolder):
         )
 
     def _paths_of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the paths of each key's Parquet objects; none for a key that is not staged in a partitioned folder."""
+        """Return the paths of each key's Parquet objects. In a partitioned folder a key that is not staged has none."""
         if not self._layout().partition_by:
             return {name: (_data_path(name),) for name in names}
         staged = self._parts_of_keys(names)
